@@ -20,9 +20,10 @@ from xml.etree import ElementTree as ET
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, SCALING_SCHEMA, PointRecord, Scaling
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import RUN_FILE, read_json
+from gpudiag.report.markup import escaped, markdown_table
 from gpudiag.report.page.render import style_sheet
 from gpudiag.report.page.scaling import scaling_part
-from gpudiag.report.scaling.text import escaped, table, to_csv, to_markdown
+from gpudiag.report.scaling.text import to_csv, to_markdown
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -115,7 +116,7 @@ def _missing(result: Scaling) -> list[str]:
             rows.append((workload, strategy, ", ".join(map(str, missing)), why or "no time on the machine"))
     if not rows:
         return []
-    return ["## Not measured", "", *table(("workload", "strategy", "devices", "why"), rows, left=4), ""]
+    return ["## Not measured", "", *markdown_table(("workload", "strategy", "devices", "why"), rows, left=4), ""]
 
 
 def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
@@ -141,7 +142,7 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
     return [
         "## The same points again",
         "",
-        *table(("point", "step ms", "again", "difference", "where"), rows, left=1),
+        *markdown_table(("point", "step ms", "again", "difference", "where"), rows, left=1),
         "",
         note,
     ]
@@ -181,7 +182,7 @@ def _bare(path: Path, others: list[tuple[str, Scaling, Path]]) -> list[str]:
     ]
     headings = ("machine", "bare loop, samples/s", "gpudiag scale", "difference", "±")
     note = "`benchmarks/bare_ddp.py` is the same model under DistributedDataParallel with nothing of gpudiag around it."
-    return ["## Beside a bare loop", "", *table(headings, rows, left=1), "", note, ""]
+    return ["## Beside a bare loop", "", *markdown_table(headings, rows, left=1), "", note, ""]
 
 
 if __name__ == "__main__":

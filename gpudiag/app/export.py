@@ -11,11 +11,9 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UsageError
 from gpudiag.report.export.assemble import export_model_of
-from gpudiag.report.export.format import Format
-from gpudiag.report.export.formats import format_named
+from gpudiag.report.export.formats import Format, format_named
 from gpudiag.report.export.model import ExportModel
-from gpudiag.report.export.tensorboard.log_directory import run_name
-from gpudiag.report.export.tensorboard.scalars import Series, series_of
+from gpudiag.report.export.tensorboard.log_directory import ScalarSeries, run_name, series_of
 from gpudiag.trace import ReadLimits, read_traces
 from gpudiag.trace.profiles import Profile, read_processes, read_profiles
 
@@ -24,7 +22,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
     """What can be shown of a job: everything that was recorded, the run's curves, and TensorFlow's own files."""
 
     export_model: ExportModel
-    series: tuple[Series, ...]
+    series: tuple[ScalarSeries, ...]
     profiles: tuple[Profile, ...] = ()
 
 

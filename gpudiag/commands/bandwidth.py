@@ -71,8 +71,7 @@ def bandwidth(
             save=save,
         )
     if html is not None:
-        from gpudiag.report.page.bandwidth import bandwidth_page
-        from gpudiag.report.page.templating import write_page
+        from gpudiag.report.page.render import bandwidth_page, write_page
 
         write_page(bandwidth_page(measured.facts), html)
     if as_json:
@@ -91,11 +90,9 @@ def bandwidth(
 
 def _draw(measured: "Measured", *, width: int | None) -> None:
     from gpudiag.report.console import report_console
-    from gpudiag.report.facts.bandwidth import render_bandwidth
+    from gpudiag.report.facts.bandwidth import render_bandwidth, render_gradient_bandwidth
 
     console = report_console(width=width)
     render_bandwidth(measured.facts, console)
     if measured.buckets is not None:
-        from gpudiag.report.terminal.gradient_bandwidth import render_gradient_bandwidth
-
         render_gradient_bandwidth(measured.buckets, console)

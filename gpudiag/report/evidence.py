@@ -1,4 +1,4 @@
-"""Evidence as a reader takes it in: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
+"""Evidence of findings in words: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Words of a key that say the unit, wherever they stand; the longest first.
+#: Parts of a key that name the unit, wherever they are; the longest first.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -24,26 +24,26 @@ _UNITS = (
     ("_watts", "W"),
     ("_c", "°C"),
 )
-#: Keys whose own words would be read as another figure of the report, with better ones.
+#: Replacements for keys whose words would be mistaken for another figure of the report.
 _NAMES = {
-    "transfer_ms_per_step": "all_transfers_overlapped_or_not_ms_per_step",
+    "transfer_ms_per_step": "all_communication_overlapped_or_not_ms_per_step",
     "exposed_transfer_ms_by_rank": "recorded_transfer_not_overlapped_ms_by_rank",
 }
-_HOLDS = "confirmed_by_variations_percent"
-#: Times in ms below this would be shown as nothing.
+_CONFIRMED = "confirmed_by_variations_percent"
+#: Shorter times in ms would be shown as 0.00.
 _SMALLEST_MS = 0.005
 _BYTES = "_bytes"
 _BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
-    """Return each item in words, in the order given, without what is zero; anything nested deeply is cut short."""
+    """Return each item in words, in order, without zeros; deep nesting is cut."""
     shown = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
     return [_item(_NAMES.get(key, key), value) for key, value in shown if not _is_zero(key, value)]
 
 
 def _without_zeros(key: str, value: Any) -> Any:
-    """Return a table without its zeros, and without ranks that are early where it says how late each is."""
+    """Return a table without zeros, and lateness per rank without the early ranks."""
     if not isinstance(value, dict):
         return value
     late = key.endswith(_BY_RANK) and "_ms" in key
@@ -55,8 +55,8 @@ def _without_zeros(key: str, value: Any) -> Any:
 
 
 def _is_zero(key: str, value: Any) -> bool:
-    """Return whether a figure or a table of figures says nothing."""
-    if isinstance(value, bool) or value is None or key == _HOLDS:
+    """Return whether a figure is zero or a table of figures is empty."""
+    if isinstance(value, bool) or value is None or key == _CONFIRMED:
         return False
     if isinstance(value, int | float):
         return abs(value) < _SMALLEST_MS if "_ms" in key else value == 0
@@ -64,8 +64,8 @@ def _is_zero(key: str, value: Any) -> bool:
 
 
 def _item(key: str, value: Any) -> str:
-    if key == _HOLDS and isinstance(value, int | float):
-        return f"holds in {figures.percent(value, 100)} of the re-analyses"
+    if key == _CONFIRMED and isinstance(value, int | float):
+        return f"confirmed by {figures.percent(value, 100)} of the re-analyses"
     if isinstance(value, str):
         return f"{_words(key)}: {_value(value)}"
     if _BYTES in key and isinstance(value, int | float) and not isinstance(value, bool):
@@ -78,20 +78,20 @@ def _item(key: str, value: Any) -> str:
 
 
 def _table(key: str, table: dict[str, Any], unit: str) -> str:
-    """`lateness_by_rank` of ranks 0 and 1 is "lateness: rank 0 1.14 ms, rank 1 0 ms"."""
-    of_ranks = key.endswith(_BY_RANK)
+    """Return "lateness: rank 0 1.14 ms, rank 1 0 ms" for `lateness_by_rank`."""
+    per_rank = key.endswith(_BY_RANK)
     items = []
     for label, value in list(table.items())[:MOST_ITEMS]:
-        name = plain_names(one_line(f"rank {label}" if of_ranks else str(label)))[:LONGEST_TEXT]
-        # A name of several words, as of a place in the step, would run into its figure.
-        colon = ":" if " " in name and not of_ranks else ""
+        name = plain_names(one_line(f"rank {label}" if per_rank else str(label)))[:LONGEST_TEXT]
+        # Without a colon a name of several words would run into its figure.
+        colon = ":" if " " in name and not per_rank else ""
         items.append(f"{name}{colon} {_value(value, nested=True)} {unit}".rstrip())
     more = f" and {len(table) - MOST_ITEMS} more" if len(table) > MOST_ITEMS else ""
     return f"{_words(key.removesuffix(_BY_RANK))}: {', '.join(items) or 'none'}{more}"
 
 
 def _without(key: str, words: str) -> str:
-    """`step_ms_now` without `_ms` is `step_now`."""
+    """Return `step_now` for `step_ms_now` without `_ms`."""
     return f"{key}_".replace(f"{words}_", "_", 1).removesuffix("_")
 
 
@@ -109,12 +109,12 @@ def _value(value: Any, *, nested: bool = False) -> str:
     if isinstance(value, float):
         return figures.milliseconds(value).removesuffix(".00").removesuffix(".0")
     if isinstance(value, list | tuple | dict):
-        return "…" if nested or isinstance(value, dict) else _several(value)
+        return "…" if nested or isinstance(value, dict) else _listed(value)
     text = one_line(str(value))
     return text if len(text) <= LONGEST_TEXT else f"{text[: LONGEST_TEXT - 1]}…"
 
 
-def _several(value: list[Any] | tuple[Any, ...]) -> str:
+def _listed(value: list[Any] | tuple[Any, ...]) -> str:
     items = [_value(item, nested=True) for item in value[:MOST_ITEMS]]
     more = f" and {len(value) - MOST_ITEMS} more" if len(value) > MOST_ITEMS else ""
     return (", ".join(items) or "none") + more

@@ -1,14 +1,15 @@
-"""Figures as people read them: units at hand, no digit that means nothing."""
+"""Numbers as text: three significant figures, units, rank lists."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 
 UNKNOWN = "—"
-#: No time, size or count that a report draws comes near.
-_ABSURD = 1e15
-#: What two decimals would show as nothing.
+#: No real time, size or count reaches this.
+_IMPLAUSIBLE = 1e15
+#: Two decimals would show smaller values as 0.
 _SMALLEST = 0.005
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -16,9 +17,9 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def milliseconds(value: float | None, *, beside: float | None = None) -> str:
-    """A time in ms without its unit: two decimals below 10, one below 1000, none above; `—` for a missing one.
+    """Return a time in ms without its unit: two decimals below 10, one below 1000, none above; `—` if missing.
 
-    In a table, `beside` is the figure that sets the decimals for all, so that they line up.
+    In a table, `beside` sets the decimals of all figures, so that they line up.
 
     >>> milliseconds(0.042), milliseconds(26.14), milliseconds(12345.6), milliseconds(0.8, beside=57.1)
     ('0.04', '26.1', '12 346', '0.8')
@@ -34,7 +35,7 @@ def milliseconds(value: float | None, *, beside: float | None = None) -> str:
 
 
 def span(values: Sequence[float]) -> str:
-    """The least and the largest of times in ms, or the one figure that they all are.
+    """Return the range of times in ms, or one figure if all are equal.
 
     >>> span([3.04, 3.041]), span([3.0, 12.25]).split(EN_DASH)
     ('3.04', ['3.0', '12.2'])
@@ -44,23 +45,23 @@ def span(values: Sequence[float]) -> str:
 
 
 def thousands(value: float, decimals: int = 0) -> str:
-    """A figure with a space between thousands, as ISO 80000-1 writes it; absurd ones in powers of ten.
+    """Return a number with spaces between thousands (ISO 80000-1), or as a power of ten if implausible.
 
     >>> thousands(4483.2), thousands(1e30)
     ('4 483', '1e+30')
     """
-    if abs(value) >= _ABSURD:
+    if abs(value) >= _IMPLAUSIBLE:
         return f"{value:.0e}"
     return f"{value:,.{decimals}f}".replace(",", " ")
 
 
 def count(per_step: float) -> str:
-    """Calls per step: whole where they are, else with one decimal."""
+    """Return calls per step, with a decimal only if not whole."""
     return thousands(per_step, 1).removesuffix(".0")
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in whole percent; below 1 % it says so rather than 0; `—` of nothing.
+    """Return a share in whole percent, `<1 %` below that, `—` if unknown.
 
     >>> percent(26.2, 57.1), percent(0.1, 57.1), percent(0, 57.1)
     ('46 %', '<1 %', '0 %')
@@ -72,7 +73,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """Bytes in the unit that keeps three figures; powers of 1000, as bandwidths use.
+    """Return bytes with three figures, in powers of 1000 as bandwidths are.
 
     >>> size(102_228_128), size(512), size(None)
     ('102 MB', '512 B', '—')
@@ -81,7 +82,7 @@ def size(size_bytes: float | None) -> str:
 
 
 def flops(operations: float | None) -> str:
-    """Floating-point operations in the unit that keeps three figures.
+    """Return floating-point operations with three figures.
 
     >>> flops(1.23e13), flops(0), flops(None)
     ('12.3 TFLOP', '0 FLOP', '—')
@@ -100,7 +101,7 @@ def _scaled(value: float | None, unit: str, prefixes: Sequence[str]) -> str:
 
 
 def rate(value: float | None) -> str:
-    """A bandwidth, three figures, without its unit.
+    """Return a bandwidth with three figures, without its unit.
 
     >>> rate(294.61), rate(3.4), rate(0.001), rate(None)
     ('295', '3.40', '<0.01', '—')
@@ -111,7 +112,7 @@ def rate(value: float | None) -> str:
 
 
 def throughput(samples_per_s: float | None) -> str:
-    """Samples per second, three figures however few they are: none that was measured is 0.
+    """Return samples per second with three figures, however small.
 
     >>> throughput(4483.2), throughput(3.4), throughput(0.2113), throughput(0.00042), throughput(None)
     ('4 483', '3.40', '0.211', '0.00042', '—')
@@ -129,7 +130,7 @@ def _three_figures(value: float) -> str:
 
 
 def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
-    """Ranks in words, neighbours joined.
+    """Return ranks in words, with ranges.
 
     >>> ranks([2]), ranks([0, 1, 3]), ranks([*range(8), 9], capital=True).replace(EN_DASH, "-")
     ('rank 2', 'ranks 0, 1 and 3', 'Ranks 0-7 and 9')
@@ -138,24 +139,12 @@ def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
     word = "Rank" if capital else "rank"
     if not distinct:
         return f"no {word.lower()}"
-    if len(distinct) == 1:
-        return f"{word} {distinct[0]}"
-    return f"{word}s {_joined(list(_spans(distinct)))}"
+    *others, last = _spans(distinct)
+    return f"{word}{'s' * (len(distinct) > 1)} {', '.join(others)}{' and ' * bool(others)}{last}"
 
 
 def _spans(distinct: list[int]) -> Iterable[str]:
-    start = previous = distinct[0]
-    for number in [*distinct[1:], None]:
-        if number is not None and number == previous + 1:
-            previous = number
-            continue
-        if previous - start >= 2:
-            yield f"{start}{EN_DASH}{previous}"
-        else:
-            yield from map(str, range(start, previous + 1))
-        if number is not None:
-            start = previous = number
-
-
-def _joined(words: list[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    """Yield numbers, with three or more consecutive ones as a range."""
+    for _, group in groupby(enumerate(distinct), key=lambda item: item[1] - item[0]):
+        run = [number for _, number in group]
+        yield from [f"{run[0]}{EN_DASH}{run[-1]}"] if len(run) > 2 else map(str, run)

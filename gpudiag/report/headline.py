@@ -1,4 +1,4 @@
-"""Which finding a report leads with, and the hardware cause that explains it where there is one."""
+"""Select the finding that a report leads with; without one, say what is known and what to record next."""
 
 from __future__ import annotations
 
@@ -6,25 +6,36 @@ from collections.abc import Sequence
 
 import msgspec
 
-from gpudiag.model.analysis import Analysis, Finding
+from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Finding
+from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.header import real_step_ms
+from gpudiag.report.header import device_word, on_processors, real_step_ms, unit_of, unread_device
+from gpudiag.report.palette import LABELS
+from gpudiag.report.rank_rows import largest_collectives
 
-#: No PCIe slot carries more one way (PCIe 5, 16 lanes): what is faster goes over a direct link.
+#: No PCIe slot carries more one way (PCIe 5, 16 lanes); faster collectives use a direct link.
 _FASTEST_SLOT_GB_PER_S = 63.0
-#: A collective below this share of what the link reaches alone does not use the link well.
+#: A collective below this share of the link's rate when measured alone uses the link badly.
 _WELL_USED = 0.6
 _FAR_BELOW = 0.8
+_LONGEST = 400
+#: Title for each hardware finding that can slow communication.
+_CAUSES = {
+    "no-peer-access": "GPU peer access is off",
+    "degraded-link": "The link of {gpus} is degraded",
+    "shared-uplink": "{gpus} share one uplink",
+    "peer-slower-than-host": "Direct copies between GPUs are slower than copies through host memory",
+}
+#: Warnings whose message says what to record instead, the most decisive first.
+_ASK_FOR_RECORDING = (
+    *("mixed-runs", "duplicate-ranks", "missing-device-activity", "lost-kernels", "thin-recording"),
+    *("partial-coverage", "missing-ranks", "cannot-tell", "few-steps", "no-step-marks", "different-steps"),
+    *("dropped-events", "clock-skew", "uneven-steps"),
+)
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """What a report leads with.
-
-    Attributes:
-        finding: what it costs the step.
-        title: the sentence.
-        cause: the finding about the machine that explains it, if any.
-    """
+    """Finding that a report leads with, its title, and the hardware finding that explains it, if any."""
 
     finding: Finding
     title: str
@@ -32,23 +43,24 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What to do: about the cause first."""
+        """Advice on the cause, then on the finding."""
         before = () if self.cause is None else self.cause.advice
         return tuple(dict.fromkeys((*before, *self.finding.advice)))
 
 
 def main_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding that is worth acting on; if none is, the one that says so, else the first."""
+    """Return the first finding above `info`, else `compute-bound`, else the first finding."""
     worthwhile = [finding for finding in findings if finding.severity != "info"]
-    plain = [finding for finding in findings if finding.code == "compute-bound"]
-    return next(iter([*worthwhile, *plain, *findings]), None)
+    compute_bound = [finding for finding in findings if finding.code == "compute-bound"]
+    return next(iter([*worthwhile, *compute_bound, *findings]), None)
 
 
 def headline_of(analysis: Analysis) -> Headline | None:
-    """Return what to lead with; None if no finding is worth acting on and part of the step is unexplained.
+    """Return what to lead with, or None.
 
-    A finding that saves one percent is no verdict on a job half of whose step nothing explains. There is none either
-    on a device whose activity is not read, nor on input that nothing is done with.
+    None if no finding is worth acting on and part of the step is unexplained: a finding that saves one percent is no
+    verdict on a job half of whose step nothing explains. Also None for a device whose activity is not read, and for
+    data loading without a model.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None
@@ -58,20 +70,18 @@ def headline_of(analysis: Analysis) -> Headline | None:
     unexplained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     if main.severity == "info" and main.code != "compute-bound" and unexplained:
         return None
-    if main.code == "communication-bound" and main.severity != "info":
-        caused = _caused_by_hardware(main, analysis)
-        if caused is not None:
-            return caused
-    return Headline(finding=main, title=main.title or main.code)
+    headline = Headline(finding=main, title=main.title or main.code)
+    if main.code != "communication-bound" or main.severity == "info":
+        return headline
+    return _caused_by_hardware(main, analysis) or headline
 
 
 def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
-    """Lead with the state of the links where it explains how slowly the collectives run."""
-    reached = _figure(main, "busbw_gb_per_s")
-    link = _figure(main, "nvlink_gb_per_s")
-    alone = _figure(main, "probe_busbw_gb_per_s")
-    slow = reached is None or reached <= _FASTEST_SLOT_GB_PER_S
-    slow = slow or any(reached is not None and reached < _WELL_USED * most for most in (link, alone) if most)
+    """Return a headline about the links if their state explains how slowly the collectives run."""
+    reached, link, alone = (_figure(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s"))
+    slow = reached is None or reached <= max(
+        _FASTEST_SLOT_GB_PER_S, _WELL_USED * (link or 0), _WELL_USED * (alone or 0)
+    )
     causes = [finding for finding in analysis.findings if finding.code in _CAUSES and finding.severity != "info"]
     cause = causes[0] if causes and slow else None
     if cause is not None:
@@ -80,28 +90,16 @@ def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
         words = "GPU peer access over NVLink is off"
     else:
         return None
-    return Headline(finding=main, title=f"{words}{_consequence(main, analysis, reached, link, alone)}", cause=cause)
+    return Headline(finding=main, title=words + _consequence(main, analysis, reached, link or alone), cause=cause)
 
 
-#: What each finding about the machine means in a few words.
-_CAUSES = {
-    "no-peer-access": "GPU peer access is off",
-    "degraded-link": "The link of {gpus} is degraded",
-    "shared-uplink": "{gpus} share one uplink",
-    "peer-slower-than-host": "Direct copies between GPUs are slower than copies through host memory",
-}
-
-
-def _consequence(
-    main: Finding, analysis: Analysis, reached: float | None, link: float | None, alone: float | None
-) -> str:
-    """Return `: all-reduce runs at 27 of 450 GB/s; costs up to 18.0 of 39.7 ms`."""
+def _consequence(main: Finding, analysis: Analysis, reached: float | None, best: float | None) -> str:
+    """Return `: all-reduce runs at 27 of 450 GB/s; communication costs up to 18.0 of 39.7 ms`."""
     parts = []
     if reached is not None:
-        best = link or alone
-        of = f" of {_whole(best)}" if best is not None and reached < _FAR_BELOW * best else ""
+        limit = f" of {_whole(best)}" if best is not None and reached < _FAR_BELOW * best else ""
         operation = str(main.evidence.get("largest_collective") or "communication").replace("_", "-")
-        parts.append(f"{operation} runs at {_whole(reached)}{of} GB/s")
+        parts.append(f"{operation} runs at {_whole(reached)}{limit} GB/s")
     costs = main.recoverable_ms_per_step
     step_ms = real_step_ms(analysis)
     if costs is not None and 0 < costs < step_ms:
@@ -115,7 +113,7 @@ def _whole(gb_per_s: float) -> str:
 
 
 def _figure(finding: Finding, key: str) -> float | None:
-    """Return a positive figure of the evidence, which a file may have filled with anything."""
+    """Return a positive number of the evidence; a file may hold anything there."""
     value = finding.evidence.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9 else None
 
@@ -123,5 +121,71 @@ def _figure(finding: Finding, key: str) -> float | None:
 def _gpus(finding: Finding) -> str:
     numbers = finding.evidence.get("gpus")
     known = [number for number in numbers if isinstance(number, int)] if isinstance(numbers, list | tuple) else []
-    words = figures.ranks(known, capital=True) if known else ""
-    return words.replace("Rank", "GPU") if known else "GPUs"
+    return figures.ranks(known, capital=True).replace("Rank", "GPU") if known else "GPUs"
+
+
+def nothing_found(analysis: Analysis) -> str:
+    """Return the title of a report without headline."""
+    if analysis.source.input_only:
+        rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"
+        processes = f"{analysis.world_size} process{'es' * (analysis.world_size > 1)}"
+        return f"Data loading alone delivers {rate} to {processes}."
+    device = unread_device(analysis)
+    if device:
+        return f"No verdict: gpudiag cannot read the activity of {device}, so only host time is known."
+    unit = unit_of(analysis)
+    step_ms = analysis.steps.mean_ms
+    bucket = max(analysis.explained, key=lambda bucket: bucket.unexplained_ms, default=None)
+    if bucket is not None and bucket.unexplained_ms > 0:
+        share = f"{figures.milliseconds(bucket.ms, beside=step_ms)} ms ({figures.percent(bucket.ms, step_ms)})"
+        if bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):
+            rate = _largest_collective(analysis)
+            return f"Communication, including waits for other ranks, takes {share} of a {unit}{rate}."
+        return f"No cause found for {LABELS.get(bucket.bucket, one_line(bucket.bucket))}: {share} of a {unit}."
+    computing = [device.buckets_ms.get("compute", 0.0) for device in analysis.devices if device.step_ms > 0]
+    if not computing or step_ms <= 0:
+        return "Not enough data for a diagnosis."
+    share = figures.percent(sum(computing) / len(computing), step_ms)
+    word = "CPU" if on_processors(analysis) else device_word(analysis)
+    return f"No finding: the {word} computes for {share} of the {unit}."
+
+
+def one_rank_of_several(analysis: Analysis) -> bool:
+    """Return whether some ranks of the job were not recorded, so that waits cannot be seen."""
+    return len(analysis.ranks_present) < analysis.world_size
+
+
+def _largest_collective(analysis: Analysis) -> str:
+    """Return the bandwidth of the longest collective, compared with the probe's."""
+    for call in largest_collectives(analysis.collectives, 1):
+        if call.busbw_gb_per_s:
+            probe = f" of {figures.rate(call.probe_busbw_gb_per_s)}" if call.probe_busbw_gb_per_s else ""
+            operation = one_line(call.operation)[:40].replace("_", "-")
+            rate = figures.rate(call.busbw_gb_per_s)
+            return f"; {operation} of {figures.size(call.size_bytes)} runs at {rate}{probe} GB/s"
+    return ""
+
+
+def next_step(analysis: Analysis) -> str:
+    """Say what to do next if no finding can be acted on."""
+    if analysis.source.input_only:
+        return (
+            "Compare this rate with the samples/s of the full training: if they are about equal, data loading is the "
+            "limit and a faster device does not help; if training is much slower, data loading is not the limit."
+        )
+    if unread_device(analysis):
+        return "Use the profiler of the accelerator's vendor to see what the device does."
+    messages = {warning.code.partition(":")[0]: warning.message for warning in reversed(analysis.validity)}
+    asking = [code for code in _ASK_FOR_RECORDING if code in messages]
+    untrusted = [code for code in asking if code in UNTRUSTED_CODES]
+    if not untrusted and one_rank_of_several(analysis) and "missing-ranks" in messages:
+        return (
+            "Analyze the traces of all ranks, recorded in the same steps: "
+            "they show whether communication is slow or a rank is late."
+        )
+    if asking:
+        code = (untrusted or asking)[0]
+        return f"Record again ({code}): {one_line(messages[code])[:_LONGEST]}"
+    if any(bucket.unexplained_ms > 0 for bucket in analysis.explained):
+        return "Look at the timeline of a step: `gpudiag report … --html report.html` draws it."
+    return "Nothing to do: the recording has no warning, and no finding saves 5 % of a step."

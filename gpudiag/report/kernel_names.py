@@ -1,7 +1,7 @@
-"""Kernel names short enough for a line, with what tells one kernel from another left in.
+"""Shorten kernel names to one line.
 
-A demangled C++ kernel name runs to thousands of characters, nearly all of them types. A person knows the kernel by its
-own name and by the functors inside its template arguments, so those are what is kept:
+A demangled C++ kernel name has up to thousands of characters, nearly all of them types. The kernel's own name and the
+functors in its template arguments identify it, so these are kept:
 `void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, ...MulFunctor<float> >, ...>(...)`
 becomes `vectorized_elementwise_kernel<AUnaryFunctor, MulFunctor>`.
 """
@@ -12,14 +12,14 @@ import re
 
 from gpudiag.model.sanitize import one_line
 
-#: No name that a person could read is longer; a hostile one is cut before it is looked at.
+#: Longer names are cut before they are parsed, because they may be hostile.
 _LONGEST = 4096
-#: What PyTorch puts before the name of every function of a backward pass.
+#: PyTorch's prefix of every backward function.
 _BACKWARD = "autograd::engine::evaluate_function: "
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{[^{}]{0,200}\}")
 #: The last part of each qualified name: `MulFunctor` of `at::native::MulFunctor`.
 _LAST_NAME = re.compile(r"\b([A-Za-z_]\w*)\b(?!::)")
-#: Types and plumbing: they are in nearly every name and tell nothing.
+#: Types and plumbing that occur in nearly every name.
 _NOISE = re.compile(
     r"(?:void|const|bool|char|short|int|long|unsigned|signed|float[248]?|double|half|auto|true|false|size_t|u?int\d+_t"
     r"|__half2?|__nv_\w+|BFloat16|Half|Float8\w*|complex|[aA]rray|tuple|pair|type|conditional|operator|lambda"
@@ -29,7 +29,7 @@ _NOISE = re.compile(
 
 
 def kernel_label(name: str, width: int) -> str:
-    """A kernel's name in at most `width` characters.
+    """Return a kernel's name in at most `width` characters.
 
     >>> kernel_label("void at::native::reduce_kernel<128, 4, at::ReduceOp<float, sum_functor<float> > >(int)", 60)
     'reduce_kernel<ReduceOp, sum_functor>'
@@ -43,9 +43,9 @@ def kernel_label(name: str, width: int) -> str:
     own, bracket, template = text.partition("<")
     words = own.split()
     own = words[-1].rsplit("::", 1)[-1] if bracket and words else text.removeprefix("void ").strip()
-    telling = [word for word in dict.fromkeys(_LAST_NAME.findall(template)) if not _NOISE.fullmatch(word)]
-    inside = telling[:1]
-    for word in telling[1:]:
+    informative = [word for word in dict.fromkeys(_LAST_NAME.findall(template)) if not _NOISE.fullmatch(word)]
+    inside = informative[:1]
+    for word in informative[1:]:
         if len(f"{own}<{', '.join([*inside, word])}>") <= width:
             inside.append(word)
     label = f"{own}<{', '.join(inside)}>" if inside else own
@@ -53,7 +53,7 @@ def kernel_label(name: str, width: int) -> str:
 
 
 def plain_names(text: str) -> str:
-    """A text in which operators have the names that people know them by.
+    """Return text without PyTorch's prefix of backward operators.
 
     >>> plain_names("before autograd::engine::evaluate_function: AddmmBackward0")
     'before AddmmBackward0'
@@ -62,7 +62,7 @@ def plain_names(text: str) -> str:
 
 
 def shorten_middle(text: str, width: int) -> str:
-    """`text` in at most `width` (at least 1) characters, its middle replaced by `…`."""
+    """Return `text` in at most `width` (at least 1) characters, its middle replaced by `…`."""
     if len(text) <= width:
         return text
     head = width // 2
@@ -71,11 +71,11 @@ def shorten_middle(text: str, width: int) -> str:
 
 
 def _without_parameters(text: str) -> str:
-    """Cut the parameter list: from the first parenthesis outside of `<…>` on, unless the name begins with it."""
+    """Cut the parameter list, which begins at the first parenthesis outside `<…>` that follows a name."""
     depth = 0
     for index, character in enumerate(text):
         depth = max(depth + (character == "<") - (character == ">"), 0)
-        # `Memcpy HtoD (Pinned -> Device)` is no C++ name: what its parentheses hold tells.
+        # `Memcpy HtoD (Pinned -> Device)` is no C++ name; keep its parentheses.
         if character == "(" and depth == 0 and index and not text[index - 1].isspace():
             return text[:index]
     return text

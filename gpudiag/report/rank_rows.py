@@ -1,4 +1,4 @@
-"""Which ranks a report draws: all of a few, of many the typical one and those that are unlike it."""
+"""Rows per rank: all of a few ranks; of many the median and the ranks that differ from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: As many as a person takes in at a glance; one machine's.
+#: Ranks of one machine; more are hard to take in at a glance.
 MOST_ROWS = 8
-#: A rank is unlike the others when this share of its step goes elsewhere than on the median rank.
+#: A rank differs from the others if this share of its step is in other buckets than on the median rank.
 UNLIKE_SHARE = 0.05
-#: Step times further apart than this are worth showing; ranks that train together end their steps together.
+#: Step times that differ by more than this are worth showing; ranks that train together end their steps together.
 SPREAD_SHARE = 0.02
+#: A bucket below this on every rank would be a column of zeros.
+_SEEN_MS = 0.005
+#: Heading of communication that runs during compute, which is no bucket, and its explanation.
+OVERLAPPED = "overlapped"
+OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the report: a device, or the median over all of them."""
+class RankRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Step time of one device, or the median over all devices."""
 
     label: str
     step_ms: float
@@ -32,33 +37,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     hidden_ms: float
 
 
-def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[Row], str]:
-    """The rows to draw, and a line that says which they are ("" when they are all)."""
-    rows = _all_rows(devices)
-    if all_ranks or len(rows) <= MOST_ROWS:
-        return rows, ""
-    typical = _median_row(rows)
-    distances = [_distance(row, typical) for row in rows]
-    unlike = [i for i in range(len(rows)) if distances[i] > UNLIKE_SHARE * typical.step_ms]
-    slowest = max(range(len(rows)), key=lambda i: rows[i].step_ms)
-    fastest = min(range(len(rows)), key=lambda i: rows[i].step_ms)
-    spread = rows[slowest].step_ms - rows[fastest].step_ms
-    ends = [slowest, fastest] if spread > SPREAD_SHARE * typical.step_ms else []
-    chosen = dict.fromkeys([*ends, *sorted(unlike, key=lambda i: -distances[i])])
-    drawn = sorted(list(chosen)[: MOST_ROWS - 1])
-    left_out = len([i for i in unlike if i not in drawn])
-    return [typical, *(rows[i] for i in drawn)], _note(len(rows), len(drawn), left_out)
-
-
-def _note(total: int, drawn: int, left_out: int) -> str:
-    what = f"the median of {total} ranks and those unlike it" if drawn else f"the median of {total} ranks, all alike"
-    more = f"; {left_out} more are unlike it" if left_out else ""
-    return f"Drawn: {what}{more}. --all-ranks draws every one."
-
-
-def _all_rows(devices: Sequence[Device]) -> list[Row]:
-    return [
-        Row(
+def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[RankRow], str]:
+    """Return the rows to show, and a note that says which they are ("" if all)."""
+    rows = [
+        RankRow(
             label=label,
             step_ms=duration(device.step_ms),
             buckets_ms={bucket: duration(device.buckets_ms.get(bucket, 0.0)) for bucket in BUCKETS},
@@ -66,16 +48,65 @@ def _all_rows(devices: Sequence[Device]) -> list[Row]:
         )
         for device, label in zip(devices, labels(devices), strict=True)
     ]
+    if all_ranks or len(rows) <= MOST_ROWS:
+        return rows, ""
+    typical = _median_row(rows)
+    distances = [bucket_distance(row.buckets_ms, typical.buckets_ms) for row in rows]
+    unlike = [i for i in range(len(rows)) if distances[i] > UNLIKE_SHARE * typical.step_ms]
+    slowest = max(range(len(rows)), key=lambda i: rows[i].step_ms)
+    fastest = min(range(len(rows)), key=lambda i: rows[i].step_ms)
+    spread = rows[slowest].step_ms - rows[fastest].step_ms
+    ends = [slowest, fastest] if spread > SPREAD_SHARE * typical.step_ms else []
+    chosen = dict.fromkeys([*ends, *sorted(unlike, key=lambda i: -distances[i])])
+    shown = sorted(list(chosen)[: MOST_ROWS - 1])
+    omitted = len(set(unlike) - set(shown))
+    return [typical, *(rows[i] for i in shown)], _note(len(rows), len(shown), omitted)
+
+
+def _note(total: int, shown: int, omitted: int) -> str:
+    others = " and the ranks that differ from it" if shown else "; all ranks are alike"
+    more = f"; {omitted} more differ" if omitted else ""
+    return f"Shown: the median of {total} ranks{others}{more}. --all-ranks shows every rank."
+
+
+def _median_row(rows: Sequence[RankRow]) -> RankRow:
+    return RankRow(
+        label="median",
+        step_ms=median(row.step_ms for row in rows),
+        buckets_ms={bucket: median(row.buckets_ms[bucket] for row in rows) for bucket in BUCKETS},
+        hidden_ms=median(row.hidden_ms for row in rows),
+    )
+
+
+def bucket_distance(buckets_ms: dict[str, float], other_ms: dict[str, float]) -> float:
+    """Return the milliseconds that are in different buckets: half of the sum of all differences."""
+    return sum(abs(buckets_ms[bucket] - other_ms[bucket]) for bucket in BUCKETS) / 2
 
 
 def labels(devices: Sequence[Device | RankChange]) -> list[str]:
-    """What each device is called in a table: by its rank, and by its own name where a rank has several."""
+    """Return `rank 3` for each device, with the device's name if the rank has several."""
     per_rank = Counter(device.rank for device in devices)
     return [f"rank {d.rank}" + (f" {one_line(d.device)[:12]}" if per_rank[d.rank] > 1 else "") for d in devices]
 
 
+def buckets_seen(rows: Sequence[RankRow]) -> list[str]:
+    """Return the buckets that some row spends visible time in."""
+    seen = min([_SEEN_MS, *(_SEEN_MS * row.step_ms for row in rows if row.step_ms > 0)])
+    return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
+
+
+def overlaps(rows: Sequence[RankRow]) -> bool:
+    """Return whether some row has communication during compute."""
+    return any(row.hidden_ms >= _SEEN_MS for row in rows)
+
+
+def overlapped_note(rows: Sequence[RankRow]) -> str:
+    """Return the explanation of the column `overlapped`, or "" if there is none."""
+    return f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else ""
+
+
 def largest_collectives(collectives: Sequence[CollectiveSummary], most: int) -> list[CollectiveSummary]:
-    """Those that take the most time per step, most first."""
+    """Return the collectives that take the most time per step, longest first."""
 
     def time(call: CollectiveSummary) -> float:
         return duration(call.per_step) * (duration(call.transfer_us) + duration(call.wait_us))
@@ -84,36 +115,21 @@ def largest_collectives(collectives: Sequence[CollectiveSummary], most: int) -> 
 
 
 def largest_kernels(kernels: Sequence[KernelSummary], most: int) -> list[KernelSummary]:
-    """Those that take the most time per step, most first."""
+    """Return the kernels that take the most time per step, longest first."""
     return sorted(kernels, key=lambda kernel: -duration(kernel.ms_per_step))[:most]
 
 
-def cells(row: Row, buckets: Sequence[str]) -> list[str]:
-    """A row in figures, as Markdown and the page show it: label, step, the buckets, overlapped communication."""
-    figures_ms = [row.buckets_ms[bucket] for bucket in buckets]
-    beside = [figures.milliseconds(ms, beside=row.step_ms) for ms in (*figures_ms, row.hidden_ms)]
-    return [row.label, figures.milliseconds(row.step_ms), *beside]
+def cells(row: RankRow, buckets: Sequence[str]) -> list[str]:
+    """Return label, step, buckets and overlapped communication, as Markdown and the page show them."""
+    times = [figures.milliseconds(ms, beside=row.step_ms) for ms in (*map(row.buckets_ms.get, buckets), row.hidden_ms)]
+    return [row.label, figures.milliseconds(row.step_ms), *times]
 
 
 def headings(buckets: Sequence[str]) -> list[str]:
-    """What stands above `cells`."""
-    return ["", "step ms", *(LABELS[bucket] for bucket in buckets), "overlapped"]
+    """Return the headings of `cells`."""
+    return ["", "step ms", *(LABELS[bucket] for bucket in buckets), OVERLAPPED]
 
 
 def duration(value: float) -> float:
-    """A file's figure, fit to draw: what is no duration counts as none."""
+    """Return a file's figure, or 0 if it is no duration."""
     return value if math.isfinite(value) and value > 0 else 0.0
-
-
-def _median_row(rows: Sequence[Row]) -> Row:
-    return Row(
-        label="median",
-        step_ms=median(row.step_ms for row in rows),
-        buckets_ms={bucket: median(row.buckets_ms[bucket] for row in rows) for bucket in BUCKETS},
-        hidden_ms=median(row.hidden_ms for row in rows),
-    )
-
-
-def _distance(row: Row, other: Row) -> float:
-    """Milliseconds that are in other buckets here than there: half of the sum of all differences."""
-    return sum(abs(row.buckets_ms[bucket] - other.buckets_ms[bucket]) for bucket in BUCKETS) / 2

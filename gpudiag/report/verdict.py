@@ -1,4 +1,4 @@
-"""The verdict in words, the same on every surface: what to fix, what that saves, where it is, and what comes after."""
+"""Verdict and findings in words for every kind of report: what to fix, what it saves, where, and what comes next."""
 
 from __future__ import annotations
 
@@ -11,22 +11,21 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.evidence import evidence_items
 from gpudiag.report.header import overhead_lines, real_step_ms, unit_of
-from gpudiag.report.headline import Headline, headline_of
+from gpudiag.report.headline import Headline, headline_of, next_step, nothing_found, one_rank_of_several
 from gpudiag.report.kernel_names import plain_names
-from gpudiag.report.no_finding import nothing_found, one_rank_of_several, what_to_do_without_finding
 from gpudiag.report.palette import LABELS
 
-#: A line of someone else's text is cut here; no rule writes longer ones.
+#: Longer lines of foreign text are cut; no rule writes longer ones.
 LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
-#: The key of the evidence that says why a finding has no figure.
+#: Evidence key with the reason why a finding's savings are unknown.
 _REASON = "reason"
-#: What the gain line says already.
-_SAID_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
+#: Evidence that the gain line shows already.
+_SHOWN_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
 _MOST_REASONS = 4
 _MOST_LINES = 8
-_STEP_TIMES = {"unprofiled_mean_ms": "measured", "corrected_mean_ms": "estimated"}
-#: What a step is limited by when most of what is left of it is in a bucket.
+_STEP_TIMES = {"unprofiled_mean_ms": "not measured", "corrected_mean_ms": "not estimated"}
+#: What limits a step when most of its remaining time is in the bucket.
 _LIMITS = {
     "communication_transfer": "communication",
     "communication_wait": "waiting for other ranks",
@@ -36,29 +35,26 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: Two calculations of the step after a fix agree within this share of the step.
+#: Two calculations of the step after a fix agree if they differ by at most this share of the step.
 _AGREE = 0.1
-#: Parts below this share of a saving are summed as indirect.
+#: Parts below this share of the savings are summed as indirect.
 _MAIN_PART = 0.25
 _PARTS = {"exposed": "not overlapped with compute", "CPU calls": "in CPU calls"}
 _SEPARATOR = " · "
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The report's answer. Texts are one printable line each, "" where there is nothing to say.
+class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer of a report. Texts are one printable line each, or "".
 
     Attributes:
-        headline: what it is made of; None where no finding is worth leading with.
-        severity: None likewise.
-        title: the answer in a sentence.
-        gain: the step's time before and after the fix.
-        parts: what the gain is made of.
-        confidence: how sure that is.
-        where: its place in the step and the code.
-        instead: which other findings could be fixed instead.
-        steps: what to do, first things first.
-        advised: the steps are the findings' advice, and not what to record instead.
-        path: the fixes in order, if there are several.
+        headline: finding that leads the report; None if none is worth acting on.
+        gain: step time before and after the fix.
+        parts: components of the savings.
+        where: location in the step and the code.
+        instead: findings that could be fixed instead.
+        steps: what to do, most useful first.
+        advised: whether `steps` are the findings' advice, and not what to record instead.
+        path: recommended order of fixes, if there are several.
     """
 
     headline: Headline | None = None
@@ -74,14 +70,15 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[str, ...] = ()
 
 
-def verdict_of(analysis: Analysis) -> Verdict:
+def verdict_of(analysis: Analysis) -> ReportVerdict:
     """Return the verdict on an analysis."""
     headline = headline_of(analysis)
     if headline is None:
-        return Verdict(title=nothing_found(analysis), steps=(what_to_do_without_finding(analysis),))
+        return ReportVerdict(title=nothing_found(analysis), steps=(next_step(analysis),))
     finding = headline.finding
-    advice = tuple(_line(advice) for advice in headline.advice) if _trusted(analysis) else ()
-    return Verdict(
+    trusted = not any(warning.code in UNTRUSTED_CODES for warning in analysis.validity)
+    advice = tuple(map(_line, headline.advice)) if trusted else ()
+    return ReportVerdict(
         headline=headline,
         severity=finding.severity,
         title=title_of(finding, headline.title),
@@ -90,38 +87,39 @@ def verdict_of(analysis: Analysis) -> Verdict:
         confidence=finding.confidence,
         where=where(finding),
         instead=or_instead(finding, analysis),
-        steps=advice or (what_to_do_without_finding(analysis),),
+        steps=advice or (next_step(analysis),),
         advised=bool(advice),
-        path=tuple(path_lines(analysis, finding)) if _trusted(analysis) else (),
+        path=tuple(path_lines(analysis, finding)) if trusted else (),
     )
 
 
 def in_few_words(analysis: Analysis) -> str:
-    """Return what a report leads with, short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
+    """Return the headline short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
     headline = headline_of(analysis)
     if headline is None:
         return "no finding"
     finding = headline.finding if headline.cause is None else headline.cause
     saved = saves(headline.finding, analysis).partition(" (")[0]
-    who = _who(finding.code, finding.ranks if len(finding.ranks) < len(analysis.ranks_present) else (), None)
-    return f"{who}, {saved[:1].lower()}{saved[1:]}" if saved else who
+    ranks = finding.ranks if len(finding.ranks) < len(analysis.ranks_present) else ()
+    name = _named(finding.code, ranks, None)
+    return f"{name}, {saved[:1].lower()}{saved[1:]}" if saved else name
 
 
-def other_findings(analysis: Analysis, verdict: Verdict) -> list[Finding]:
-    """Return the findings that the verdict does not speak of."""
+def other_findings(analysis: Analysis, verdict: ReportVerdict) -> list[Finding]:
+    """Return the findings that the verdict does not mention."""
     headline = verdict.headline
-    said = () if headline is None else (headline.finding, headline.cause)
-    return [finding for finding in analysis.findings if not any(finding is other for other in said)]
+    mentioned = () if headline is None else (headline.finding, headline.cause)
+    return [finding for finding in analysis.findings if not any(finding is other for other in mentioned)]
 
 
 def title_of(finding: Finding, title: str = "") -> str:
-    """Return a finding's title as a sentence begins, short enough for a line."""
+    """Return a finding's title with a capital letter."""
     words = _line(title or finding.title or finding.code)
     return words[:1].upper() + words[1:]
 
 
 def about(finding: Finding) -> str:
-    """Return a finding's code, severity, ranks and cause in a line."""
+    """Return a finding's code, severity, ranks and cause in one line."""
     parts = [_line(finding.code), finding.severity]
     parts += [figures.ranks(finding.ranks)] if finding.ranks else []
     parts += [f"cause: {_line(finding.cause)}"] if finding.cause else []
@@ -129,38 +127,41 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why that is not known."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why it is unknown."""
     saved = finding.recoverable_ms_per_step
     if saved is None:
-        reason = _line(str(finding.evidence.get(_REASON, ""))).rstrip(".")
+        reason = _reason(finding)
         return f"not known: {reason}" if reason else "not known"
     if saved <= 0:
         return ""
     before, after, then = _before_and_after(finding, analysis, saved)
     if after is None:
         return f"about {figures.milliseconds(saved)} ms {_per(analysis)}"
-    about = " at best" if _at_best(finding) else ""
+    about = " at best" if _is_upper_bound(finding) else ""
     change = f" ({figures.MINUS}{figures.percent(before - after, before)})"
     limited = f", then limited by {_limit(then)}" if then else ""
     shown = figures.milliseconds(after, beside=before)
     return f"{figures.milliseconds(before)} → {shown} ms {_per(analysis)}{about}{change}{limited}"
 
 
+def _reason(finding: Finding) -> str:
+    return _line(str(finding.evidence.get(_REASON, ""))).rstrip(".")
+
+
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return (step now, step after the fix or None, the bucket that limits it then or "")."""
+    """Return (step now, step after the fix or None, bucket that limits it then or "")."""
     before = real_step_ms(analysis)
     if not 0 < saved < before:
         return before, None, ""
     after = before - saved
-    if first_of_path(finding, analysis):
+    if _is_first_fix(finding, analysis):
         fix = analysis.next[0]
         if abs(fix.step_ms - after) <= _AGREE * before and 0 < fix.step_ms < before:
             return before, after, fix.then
     return before, after, ""
 
 
-def first_of_path(finding: Finding, analysis: Analysis) -> bool:
-    """Return whether the path of fixes begins with this finding."""
+def _is_first_fix(finding: Finding, analysis: Analysis) -> bool:
     return bool(analysis.next) and (analysis.next[0].code, analysis.next[0].ranks) == (finding.code, finding.ranks)
 
 
@@ -170,33 +171,32 @@ def _per(analysis: Analysis) -> str:
 
 
 def savings(finding: Finding, analysis: Analysis) -> str:
-    """Return what fixing a finding would save, of what that is made, and how sure it is."""
+    """Return a finding's savings with their components and confidence."""
     confidence = f"Confidence: {finding.confidence}."
     saved = finding.recoverable_ms_per_step
     if saved is None:
-        reason = _line(str(finding.evidence.get(_REASON, ""))).rstrip(".")
+        reason = _reason(finding)
         return f"Savings not known: {reason}. {confidence}" if reason else confidence
     if saved <= 0:
         return confidence
-    made_of = parts(finding, analysis)
-    return f"{saves(finding, analysis)}{f': {made_of}' if made_of else ''}. {confidence}"
+    components = parts(finding, analysis)
+    return f"{saves(finding, analysis)}{f': {components}' if components else ''}. {confidence}"
 
 
 def saves(finding: Finding, analysis: Analysis) -> str:
-    """Return `Saves about 12.0 ms per step (21 %)`; "" where nothing is known to be saved."""
+    """Return `Saves about 12.0 ms per step (21 %)`, or "" if no savings are known."""
     saved = finding.recoverable_ms_per_step
     if saved is None or saved <= 0:
         return ""
     step_ms = real_step_ms(analysis)
-    share = finding.recoverable_percent
-    share = 100 * saved / step_ms if 0 < saved <= step_ms else share
+    share = 100 * saved / step_ms if saved <= step_ms else finding.recoverable_percent
     percent = "" if share is None else f" ({figures.percent(share, 100)})"
-    about = "up to" if _at_best(finding) else "about"
+    about = "up to" if _is_upper_bound(finding) else "about"
     return f"Saves {about} {figures.milliseconds(saved, beside=step_ms)} ms {_per(analysis)}{percent}"
 
 
 def parts(finding: Finding, analysis: Analysis) -> str:
-    """Return what a saving is made of: parts of a quarter or more by name, the others summed as indirect."""
+    """Return the components of the savings: those of a quarter or more by name, the others summed as indirect."""
     known = {name: ms for name, ms in list(finding.parts_ms.items())[:_MOST_LINES] if ms > 0}
     total = sum(known.values())
     step_ms = real_step_ms(analysis)
@@ -212,77 +212,85 @@ def parts(finding: Finding, analysis: Analysis) -> str:
     return ", ".join(words)
 
 
-def _at_best(finding: Finding) -> bool:
-    """Return whether some of it must stay: no job of several devices is without communication."""
+def _is_upper_bound(finding: Finding) -> bool:
+    """Return whether part of the savings cannot be reached: several devices always communicate."""
     return finding.code == "communication-bound"
 
 
 def where(finding: Finding) -> str:
-    """Return a finding's place in the step and the code, "" where none is known or its title says it."""
+    """Return a finding's location in the step and the code, or "" if unknown or part of its title."""
     return _line(finding.place) if finding.place and finding.place not in finding.title else ""
 
 
 def or_instead(finding: Finding, analysis: Analysis) -> str:
-    """Return which other findings could be fixed instead of this one, "" where there is none."""
+    """Return the findings that could be fixed instead of this one, or ""."""
     if not finding.instead:
         return ""
-    others = [_named(code, analysis) for code in dict.fromkeys(finding.instead)]
-    suffices = "either suffices" if len(others) == 1 else "any one suffices"
-    return f"Or instead: {' or '.join(others)}; {suffices}."
+    others = [_alternative(code, analysis) for code in dict.fromkeys(finding.instead)]
+    enough = "fixing one of the two is enough" if len(others) == 1 else "fixing one of them is enough"
+    return f"Alternative: {' or '.join(others)}; {enough}."
 
 
-def _named(code: str, analysis: Analysis) -> str:
+def _alternative(code: str, analysis: Analysis) -> str:
     other = next((finding for finding in analysis.findings if finding.code == code), None)
     saved = other.recoverable_ms_per_step if other is not None else None
     if other is None or saved is None:
         return _line(code)
     ms = figures.milliseconds(saved, beside=analysis.steps.mean_ms)
-    return f"{_who(code, other.ranks, other.cause)}, saving about {ms} ms"
+    return f"{_named(code, other.ranks, other.cause)}, which saves about {ms} ms"
 
 
-def _who(code: str, ranks: Sequence[int], cause: str | None) -> str:
+def _named(code: str, ranks: Sequence[int], cause: str | None) -> str:
+    """Return `straggler (rank 2 · input)`."""
     parts = ([figures.ranks(ranks)] if ranks else []) + ([_line(cause)] if cause else [])
     return f"{_line(code)}{f' ({_SEPARATOR.join(parts)})' if parts else ''}"
 
 
 def evidence_of(finding: Finding) -> list[str]:
-    """Return a finding's evidence in words, without what its savings say."""
-    return evidence_items({key: value for key, value in finding.evidence.items() if key not in _SAID_ELSEWHERE})
+    """Return a finding's evidence in words, without what its savings show."""
+    return evidence_items({key: value for key, value in finding.evidence.items() if key not in _SHOWN_ELSEWHERE})
 
 
 def finding_lines(finding: Finding, analysis: Analysis) -> list[str]:
-    """Return all that is said of a finding between its title and its advice."""
-    evidence, place = evidence_of(finding), where(finding)
+    """Return the lines between a finding's title and its advice."""
+    evidence, location = evidence_of(finding), where(finding)
     lines = (
         savings(finding, analysis),
-        f"Where: {place}" if place else "",
+        f"Where: {location}" if location else "",
         or_instead(finding, analysis),
         f"Evidence: {'; '.join(evidence)}" if evidence else "",
     )
     return [line for line in lines if line]
 
 
-def _trusted(analysis: Analysis) -> bool:
-    return not any(validity.code in UNTRUSTED_CODES for validity in analysis.validity)
+def verdict_lines(verdict: ReportVerdict) -> list[str]:
+    """Return the lines between the verdict's title and its steps, as Markdown and the page show them."""
+    lines = (
+        f"Gain: {verdict.gain}" if verdict.gain else "",
+        f"Saved time: {verdict.parts}." if verdict.parts else "",
+        f"Confidence: {verdict.confidence}." if verdict.confidence else "",
+        f"Where: {verdict.where}" if verdict.where else "",
+        verdict.instead,
+    )
+    return [line for line in lines if line]
 
 
 def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
-    """Return the fixes in order, each with the step after it; none of a single one, or if figures disagree."""
-    saved = finding.recoverable_ms_per_step or 0.0
-    if finding.severity == "info" or len(analysis.next) < 2 or not first_of_path(finding, analysis):
+    """Return the fixes in order with the step after each; none for a single fix, or if figures disagree."""
+    if finding.severity == "info" or len(analysis.next) < 2 or not _is_first_fix(finding, analysis):
         return []
-    if not _before_and_after(finding, analysis, saved)[2]:
+    if not _before_and_after(finding, analysis, finding.recoverable_ms_per_step or 0.0)[2]:
         return []
-    longest = max((fix.step_ms for fix in analysis.next), default=0.0)
+    longest = max(fix.step_ms for fix in analysis.next)
     return [
-        f"{_who(fix.code, fix.ranks, fix.cause)}: step {figures.milliseconds(fix.step_ms, beside=longest)} ms, "
+        f"{_named(fix.code, fix.ranks, fix.cause)}: step {figures.milliseconds(fix.step_ms, beside=longest)} ms, "
         f"then limited by {_limit(fix.then)}"
         for fix in analysis.next[:_MOST_LINES]
     ]
 
 
 def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> list[str]:
-    """Return each bucket that takes much of a step: how much, and what explains it or that nothing does."""
+    """Return each large bucket with its time and the findings that explain it."""
     step_ms = analysis.steps.mean_ms
     return [
         f"{_bucket(bucket.bucket)} {figures.milliseconds(bucket.ms, beside=step_ms)} ms "
@@ -293,47 +301,49 @@ def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> li
 
 
 def _explanation(bucket: Explained, analysis: Analysis) -> str:
-    words = [", ".join(_line(code) for code in bucket.by[:_MOST_LINES])] if bucket.by else []
+    words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
         words.append(_line(bucket.note))
     if unexplained > 0 and bucket.bucket == "communication_transfer" and one_rank_of_several(analysis):
-        words.append("communication, or waiting for ranks that were not recorded")
+        words.append("communication, or waits for ranks that were not recorded")
     elif unexplained > 0:
         ms = figures.milliseconds(unexplained, beside=analysis.steps.mean_ms)
-        words.append("no known cause" if unexplained >= 0.99 * bucket.ms else f"{ms} ms have no known cause")
+        words.append("no known cause" if unexplained >= 0.99 * bucket.ms else f"{ms} ms without known cause")
     return "; ".join(words)
 
 
 def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
-    """Return why to trust the figures less, and which are missing: (code or which figure, in words).
+    """Return reasons to trust the figures less, as (code or topic, message).
 
     Args:
         analysis: what is reported.
-        missing: also say why step times are missing, and what each kind of recording cost.
+        missing: also say why step times are missing, and how much each kind of recording slows a step.
     """
+    # The lines below the table already say what is unexplained.
     explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
-    said = [
-        (_line(warning.code), _overhead(analysis) or _line(warning.message))
-        if warning.code == "profiler-overhead"
-        else (_line(warning.code), _line(warning.message))
+    reasons = [
+        (_line(warning.code), (warning.code == "profiler-overhead" and _overhead(analysis)) or _line(warning.message))
         for warning in analysis.validity
-        # The lines below the table say what is unexplained.
         if not (warning.code == "unexplained" and explained)
     ]
     if not missing:
-        return said
+        return reasons
+    for line in overhead_lines(analysis):
+        topic, _, times = line.partition(": ")
+        reasons.append((topic, times))
     steps = analysis.steps
-    said += [tuple(line.split(": ", 1)) for line in overhead_lines(analysis)]  # type: ignore[misc]  # two parts
-    for key, reason in list(steps.reasons.items())[:_MOST_REASONS]:
-        # Where it was measured, nobody misses the estimate.
-        if getattr(steps, key, None) is None and steps.unprofiled_mean_ms is None:
-            said.append((f"No step time {_STEP_TIMES.get(key, _line(key))} without profiling", _line(reason)))
-    return said
+    if steps.unprofiled_mean_ms is None:  # nobody needs the estimate of a measured step
+        reasons += [
+            (f"Step time without profiling {_STEP_TIMES.get(key, _line(key))}", _line(reason))
+            for key, reason in list(steps.reasons.items())[:_MOST_REASONS]
+            if getattr(steps, key, None) is None
+        ]
+    return reasons
 
 
 def _overhead(analysis: Analysis) -> str:
-    """Say how much the profiler slows the job, where that was measured; else ""."""
+    """Say how much the profiler slows the job, or return "" if that was not measured."""
     steps = analysis.steps
     if not steps.unprofiled_mean_ms or steps.mean_ms <= steps.unprofiled_mean_ms:
         return ""

@@ -144,7 +144,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
     assert not {"missing-ranks", "mixed-runs"} & {one.code for one in analysis.validity}
     (clock,) = analysis.clocks
     assert (clock.rank, clock.matched > 0) == (1, True)
-    assert header_lines(analysis)[-1].startswith("2 hosts, whose clocks agree to ")
+    assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
 
     # What is of another run, or no run at all, is not mixed in.
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")

@@ -21,6 +21,6 @@ def test_what_the_input_alone_delivers() -> None:
 def test_its_report() -> None:
     ran = in_this_process("analyze", str(TRACES / "input_only"))
     assert ran.returncode == 0, ran.stderr
-    assert "The input alone: it delivers" in ran.stdout
+    assert "Data loading alone delivers" in ran.stdout
     assert "DataLoader workers need 5.72 ms for one step's batch" in " ".join(ran.stdout.split())
     assert "How far to trust this" not in ran.stdout

@@ -93,7 +93,7 @@ def test_a_record_beside_traces_that_do_not_show_it(run_dir: Path) -> None:
     assert saved.recording is not None
     assert saved.recording.light_ms == pytest.approx(1.1 * step_ms)
     said = to_markdown(saved)
-    assert "ms recording GPU activity" in said
+    assert "ms while recording only GPU activity" in said
     assert "The CPU keeps only 0.50 ms of work queued for the GPU" in said
 
 

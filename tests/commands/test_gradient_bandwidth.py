@@ -11,7 +11,7 @@ from gpudiag.app.bandwidth import chosen_sizes
 from gpudiag.model.benchmarks.gradient_bandwidth import ModelBuckets
 from gpudiag.model.facts import Collective
 from gpudiag.report.console import report_console
-from gpudiag.report.terminal.gradient_bandwidth import render_gradient_bandwidth
+from gpudiag.report.facts.bandwidth import render_gradient_bandwidth
 from tests.cli_process import gpudiag as run_cli
 from tests.cli_process import in_this_process
 

@@ -96,7 +96,7 @@ def test_the_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
     )
     assert result.returncode == 0
     for words in (
-        "Take cpu-reduce --compress bf16",
+        "Use cpu-reduce --compress bf16",
         "there is no peer access",
         "To use it",
         "CpuReduceHook",

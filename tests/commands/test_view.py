@@ -206,7 +206,7 @@ def test_a_busy_port() -> None:
         what, hint = refused(
             str(TRACES / "clean"), "--port", str(port), "--python", board_python(), "--no-open", code=2
         )
-    assert f"port {port} of 127.0.0.1 is taken" in what
+    assert f"port {port} of 127.0.0.1 is in use" in what
     assert "--port" in hint
 
 
@@ -267,7 +267,7 @@ def test_a_plugin_that_tensorboard_does_not_load(tmp_path: Path) -> None:
 
 def test_no_such_interpreter(tmp_path: Path) -> None:
     what, _ = refused(str(TRACES / "clean"), "--python", str(tmp_path / "python"), code=5)
-    assert "is no Python that runs" in what
+    assert "does not run as a Python interpreter" in what
 
 
 def test_a_run_with_no_traces_left(tmp_path: Path) -> None:

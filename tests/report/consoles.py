@@ -1,4 +1,4 @@
-"""Consoles that write to a string, as a pipe or a terminal of a given width and kind would show it."""
+"""Consoles that write to a string as a pipe or a terminal of a given width would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Colour = Literal["standard", "256", "truecolor"]
 
 
 class _Encoded(io.StringIO):
-    """A string that says it has an encoding, as a real stream does."""
+    """String stream with an encoding."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Encoded(io.StringIO):
 
 
 def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8") -> Console:
-    """A console as `report_console` makes it, on a string."""
+    """Return a console as `report_console` makes it, on a string."""
     return ReportConsole(
         file=_Encoded(encoding),
         width=width,

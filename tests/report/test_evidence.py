@@ -26,8 +26,8 @@ JSON = st.recursive(
         ("step_ms_now", 63.42, "step now 63.4 ms"),
         ("exposed_ms_by_rank", {"0": 0.0, "1": 1.25}, "exposed: rank 1 1.25 ms"),
         ("lateness_ms_by_rank", {"0": -9.44, "1": 40.0}, "lateness: rank 1 40 ms"),
-        ("confirmed_by_variations_percent", 50.0, "holds in 50 % of the re-analyses"),
-        ("confirmed_by_variations_percent", 0.0, "holds in 0 % of the re-analyses"),
+        ("confirmed_by_variations_percent", 50.0, "confirmed by 50 % of the re-analyses"),
+        ("confirmed_by_variations_percent", 0.0, "confirmed by 0 % of the re-analyses"),
         ("largest", "all_reduce", "largest: all_reduce"),
         ("copied_bytes", 26_214_400, "copied 26.2 MB"),
         ("host_events", 20_311, "host events 20 311"),
@@ -57,12 +57,12 @@ def test_words(key: str, value: Any, words: str) -> None:
         ("lateness_ms_by_rank", {"3": -9.44}),
     ],
 )
-def test_evidence_that_is_zero_is_left_out(key: str, value: Any) -> None:
+def test_zero_evidence_is_omitted(key: str, value: Any) -> None:
     assert evidence_items({key: value}) == []
 
 
 @given(st.dictionaries(st.text(max_size=300), JSON, max_size=30))
-@examples(40)  # drawing one takes 70 ms
+@examples(40)  # generating one takes 70 ms
 def test_any_evidence_is_bounded_printable_text(evidence: dict[str, Any]) -> None:
     items = evidence_items(evidence)
     assert all(len(item) < 2000 for item in items)

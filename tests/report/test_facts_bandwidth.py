@@ -1,4 +1,4 @@
-"""The figures of a machine, drawn at the widths at which people read them."""
+"""The terminal report of bandwidth, at several widths and in color."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.model.facts import Facts, Host, Skipped
 from gpudiag.report.facts.bandwidth import render_bandwidth
-from gpudiag.report.page.bandwidth import bandwidth_page
+from gpudiag.report.page.render import bandwidth_page
 from tests.probed_machine import four_h200
 from tests.report.consoles import Colour, console
 
@@ -53,11 +53,11 @@ def test_whole_report(width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"bandwidth-h200x4-{width}.txt", drawn(measured(), width))
 
 
-def test_heat_is_drawn_in_colour(golden: Callable[[str, str], None]) -> None:
+def test_whole_report_in_color(golden: Callable[[str, str], None]) -> None:
     golden("bandwidth-h200x4-80.ansi", drawn(measured(), 80, "256"))
 
 
-def test_colour_changes_no_word() -> None:
+def test_color_changes_no_word() -> None:
     assert ANSI.sub("", drawn(measured(), 80, "256")) == drawn(measured(), 80)
 
 
@@ -69,24 +69,24 @@ def test_no_line_is_wider_than_the_terminal_and_none_ends_in_spaces(make: Callab
     assert all(line == line.rstrip(" ") for line in lines)
 
 
-def test_corruption_is_seen_without_colour() -> None:
+def test_corrupted_data_is_marked_without_color() -> None:
     text = drawn(corrupt(), 100)
     assert "DATA CORRUPTED on 1 of" in text
     assert "55.6!" in text
 
 
-def test_what_is_above_its_ceiling_is_remarked() -> None:
-    assert "not the link's ceiling" not in drawn(measured(), 100)
+def test_rate_above_its_ceiling_is_reported() -> None:
+    assert "this ceiling is wrong" not in drawn(measured(), 100)
     first, *rest = measured().bandwidth
     asleep = msgspec.structs.replace(first, ceiling_gb_per_s=first.gb_per_s / 1.63)
     facts = msgspec.structs.replace(measured(), bandwidth=(asleep, *rest))
     text = " ".join(drawn(facts, 100).split())
     assert "163 % of 34." in text
-    assert "this is not the link's ceiling" in text
-    assert "this is not the link" in bandwidth_page(facts)
+    assert "this ceiling is wrong" in text
+    assert "this ceiling is wrong" in bandwidth_page(facts)
 
 
-def test_text_from_files_does_nothing() -> None:
+def test_text_from_files_has_no_effect() -> None:
     text = drawn(hostile(), 100)
     assert "\x1b" not in text
     assert "\u202e" not in text

@@ -1,4 +1,4 @@
-"""The inventory as people see it: whole pictures of recorded machines, and what holds at every width."""
+"""The terminal report of recorded machines, at several widths."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_machine_fits_every_width(name: str, width: int) -> None:
         assert gpu.name in " ".join(text.split())
 
 
-def test_colour_changes_nothing_but_colour() -> None:
+def test_color_changes_no_word() -> None:
     plain = drawn(machine("7gforce-v2"), 100)
     coloured = drawn(machine("7gforce-v2"), 100, colour="standard")
     assert "\x1b[" not in plain
@@ -69,7 +69,7 @@ def test_colour_changes_nothing_but_colour() -> None:
     assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
 
 
-def test_other_peoples_words_are_neither_markup_nor_commands() -> None:
+def test_text_from_files_has_no_effect() -> None:
     evil = "[bold]x[/bold]\x1b[31m\u202e"
     facts = Facts(
         host=Host(name=evil, cpu=evil, environment={f"NCCL_{evil}": evil}, reasons={evil: evil},

@@ -10,7 +10,7 @@ from gpudiag.report import figures
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_is_no_figure_is_never_shown_as_zero(value: float | None) -> None:
+def test_invalid_figures_are_never_shown_as_zero(value: float | None) -> None:
     assert figures.milliseconds(value) == figures.UNKNOWN
     assert figures.size(value) == figures.UNKNOWN
     assert figures.rate(value) == figures.UNKNOWN

@@ -1,4 +1,4 @@
-"""The first lines: what ran on what, in its own words, and how long a step takes."""
+"""The first lines of a report: job, devices, step time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def job(name: str = "NVIDIA H200", ordinal: str = "", steps: Steps | None = None
 
 
 @pytest.mark.parametrize(
-    ("analysis", "said"),
+    ("analysis", "expected"),
     [
         (job(workload="training"), f"PyTorch training · 1 {TIMES} NVIDIA H200"),
         (job(workload="inference"), f"PyTorch inference · 1 {TIMES} NVIDIA H200"),
@@ -36,25 +36,25 @@ def job(name: str = "NVIDIA H200", ordinal: str = "", steps: Steps | None = None
         (job(name="", ordinal="cpu", device_kind="unread"), f"PyTorch recording · 1 {TIMES} accelerator (not read)"),
     ],
 )
-def test_what_ran_is_named_as_what_it_is(analysis: Analysis, said: str) -> None:
-    assert what_ran(analysis) == said
-    assert drawn(analysis, 100).startswith(f"{said}\n")
+def test_first_line_names_framework_kind_of_work_and_devices(analysis: Analysis, expected: str) -> None:
+    assert what_ran(analysis) == expected
+    assert drawn(analysis, 100).startswith(f"{expected}\n")
 
 
-def test_no_sentence_on_a_cpu_job_or_an_unread_device_speaks_of_gpus() -> None:
+def test_report_of_cpu_job_or_unread_device_mentions_no_gpu() -> None:
     for analysis in (job(name="", ordinal="cpu", device_kind="cpu"), job(name="TPU", device_kind="unread")):
         assert "GPU" not in drawn(analysis, 100, full=True)
         assert "GPU" not in to_markdown(analysis)
 
 
-def test_an_unread_accelerator_gets_no_verdict() -> None:
+def test_unread_accelerator_gets_no_verdict() -> None:
     likely = Finding(code="host-stall", severity="critical", title="likely cause: a device that idles")
     title = verdict_of(job(name="MTIA", device_kind="unread", findings=(likely,))).title
-    assert title == "No verdict: gpudiag cannot read what MTIA does, so only its host's time is known."
+    assert title == "No verdict: gpudiag cannot read the activity of MTIA, so only host time is known."
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "expected"),
     [
         (Steps(analysed=6, mean_ms=10.0, median_ms=10.0), "Step 10.0 ms while profiling · mean of 6 steps"),
         (Steps(analysed=1, mean_ms=10.0, median_ms=10.0), "Step 10.0 ms while profiling · 1 step"),
@@ -79,22 +79,22 @@ def test_an_unread_accelerator_gets_no_verdict() -> None:
         ),
     ],
 )
-def test_the_step_line_leads_with_the_step_as_it_is_and_says_what_it_covers(steps: Steps, said: str) -> None:
-    assert step_line(job(steps=steps)).plain == said
+def test_step_line_begins_with_unprofiled_step_and_ends_with_coverage(steps: Steps, expected: str) -> None:
+    assert step_line(job(steps=steps)).plain == expected
 
 
-def test_at_most_two_step_times_stand_above_the_verdict() -> None:
+def test_at_most_two_step_times_precede_the_verdict() -> None:
     analysis = replace(builders.late_loader(), recording=None)
     head = drawn(analysis, 100).partition("CRITICAL")[0]
     assert head.count(" ms") == 2
 
 
-def test_what_bars_show_is_said_where_recorded_steps_are_unlike_the_real_ones() -> None:
+def test_note_says_that_bars_show_recorded_steps_if_these_differ() -> None:
     slow = Steps(analysed=6, mean_ms=199.0, median_ms=199.0, unprofiled_mean_ms=19.9)
-    said = "Bars and table show recorded steps of 199.0 ms; without the profiler a step takes 19.9 ms."
-    assert recorded_steps_note(job(steps=slow)) == said
-    assert said in drawn(job(steps=slow), 120)
-    assert said in to_markdown(job(steps=slow))
+    expected = "Bars and table show recorded steps of 199.0 ms; without the profiler a step takes 19.9 ms."
+    assert recorded_steps_note(job(steps=slow)) == expected
+    assert expected in drawn(job(steps=slow), 120)
+    assert expected in to_markdown(job(steps=slow))
     near = Steps(analysed=6, mean_ms=20.9, median_ms=20.9, unprofiled_mean_ms=19.9)
     assert recorded_steps_note(job(steps=near)) == ""
 

@@ -1,4 +1,4 @@
-"""The sentence that a report leads with: the cause where the machine explains what communication costs."""
+"""The headline: the hardware cause if the machine explains the cost of communication."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.report.consoles import drawn
 
 
 def slow_communication(*others: Finding, busbw_gb_per_s: float = 27.4, **evidence: Any) -> Analysis:
-    """Return a job of 40 ms per step that spends 19 in communication, and findings about its machine."""
+    """Return a job that spends 19 of 40 ms per step in communication, and findings about its machine."""
     communication = Finding(
         code="communication-bound",
         severity="critical",
@@ -35,12 +35,12 @@ def slow_communication(*others: Finding, busbw_gb_per_s: float = 27.4, **evidenc
 
 def hardware(code: str, severity: Any = "warning", **evidence: Any) -> Finding:
     return Finding(
-        code=code, severity=severity, title=f"what {code} means", evidence=evidence, advice=(f"Mend {code}.",)
+        code=code, severity=severity, title=f"meaning of {code}", evidence=evidence, advice=(f"Mend {code}.",)
     )
 
 
 @pytest.mark.parametrize(
-    ("analysis", "said"),
+    ("analysis", "expected"),
     [
         (
             slow_communication(nvlink_gb_per_s=450.0),
@@ -68,18 +68,18 @@ def hardware(code: str, severity: Any = "warning", **evidence: Any) -> Finding:
         (slow_communication(), "Communication adds 19.1 ms per step"),
         (slow_communication(hardware("clock-mismatch")), "Communication adds 19.1 ms per step"),
         (slow_communication(hardware("no-peer-access", "info")), "Communication adds 19.1 ms per step"),
-        # Collectives this fast use the direct links, whatever the links to the host carry.
+        # Collectives this fast use direct links, so links to the host do not matter.
         (slow_communication(hardware("degraded-link"), busbw_gb_per_s=280.0), "Communication adds 19.1 ms per step"),
     ],
 )
-def test_every_surface_leads_with_the_cause(analysis: Analysis, said: str) -> None:
-    assert verdict_of(analysis).title == said
-    assert said in drawn(analysis, 200)
-    assert said in to_markdown(analysis)
-    assert said in report(analysis=analysis)
+def test_every_report_leads_with_the_cause(analysis: Analysis, expected: str) -> None:
+    assert verdict_of(analysis).title == expected
+    assert expected in drawn(analysis, 200)
+    assert expected in to_markdown(analysis)
+    assert expected in report(analysis=analysis)
 
 
-def test_the_cause_is_mended_first_and_said_once() -> None:
+def test_advice_on_the_cause_comes_first_and_once() -> None:
     analysis = slow_communication(hardware("no-peer-access"), hardware("clock-mismatch"))
     verdict = verdict_of(analysis)
     assert verdict.steps == ("Mend no-peer-access.", "Compress gradients.")
@@ -87,12 +87,11 @@ def test_the_cause_is_mended_first_and_said_once() -> None:
     assert drawn(analysis, 200).count("Mend no-peer-access.") == 1
 
 
-def test_a_saving_is_named_by_what_most_of_it_is() -> None:
+def test_small_components_of_savings_are_summed_as_indirect() -> None:
     assert verdict_of(slow_communication()).parts == "17.5 ms not overlapped with compute, 1.6 ms indirect"
 
 
-def test_gain_and_path_are_of_one_calculation_or_the_path_is_left_out() -> None:
-    """A path that begins elsewhere than at the step minus the saving would contradict the gain above it."""
+def test_order_of_fixes_is_omitted_if_it_contradicts_the_gain() -> None:
     analysis = slow_communication()
     fixes = (
         Fix(code="communication-bound", ranks=(0, 1, 2, 3), step_ms=20.9, then="input"),
@@ -106,7 +105,7 @@ def test_gain_and_path_are_of_one_calculation_or_the_path_is_left_out() -> None:
     assert other.path == ()
 
 
-def test_a_healthy_job_hears_so_even_where_a_little_is_unexplained() -> None:
+def test_compute_bound_job_is_called_so_even_if_a_little_is_unexplained() -> None:
     fast = Finding(
         code="compute-bound", severity="info", title="compute-bound (86 %); nothing here saves more than 5 %"
     )

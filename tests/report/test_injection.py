@@ -1,4 +1,4 @@
-"""Names from traces and records that would do something in a terminal, page, table, spreadsheet or viewer."""
+"""Hostile names from traces and records have no effect in terminal, page, table, spreadsheet or viewer."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def out(*words: str) -> str:
     return done.stdout
 
 
-def test_terminal_has_no_control_characters_nor_markup(hostile: Path) -> None:
+def test_terminal_output_has_no_control_characters_or_markup(hostile: Path) -> None:
     text = out("analyze", str(hostile))
     assert text.replace("\n", "").isprintable()
     assert "[red]" in text or "markup" not in text
@@ -95,7 +95,7 @@ def test_json_is_printable(hostile: Path) -> None:
     json.loads(text)
 
 
-def test_page_has_no_markup_of_names(hostile: Path, tmp_path: Path) -> None:
+def test_page_escapes_names(hostile: Path, tmp_path: Path) -> None:
     out("report", str(hostile), "--html", str(tmp_path / "page.html"))
     page = (tmp_path / "page.html").read_text()
     assert len(re.findall(r"<script\b", page)) == len(re.findall(r"</script>", page)) <= 4
@@ -104,7 +104,7 @@ def test_page_has_no_markup_of_names(hostile: Path, tmp_path: Path) -> None:
     assert "\u202e" not in page
 
 
-def test_markdown_has_no_links_nor_markup_of_names(hostile: Path, tmp_path: Path) -> None:
+def test_markdown_escapes_names(hostile: Path, tmp_path: Path) -> None:
     out("report", str(hostile), "--markdown", str(tmp_path / "report.md"))
     text = (tmp_path / "report.md").read_text()
     assert text.replace("\n", "").isprintable()
@@ -113,7 +113,7 @@ def test_markdown_has_no_links_nor_markup_of_names(hostile: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["report", "export"])
-def test_cells_are_no_formulas(how: str, hostile: Path, tmp_path: Path) -> None:
+def test_csv_cells_are_no_formulas(how: str, hostile: Path, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     words = ("--csv", str(path)) if how == "report" else ("--to", "csv", "-o", str(path))
     out(how, str(hostile), *words)

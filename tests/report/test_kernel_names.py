@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 
-#: Names from real traces (PyTorch 2.11, H200), and what a person needs of them.
+#: Names from real traces (PyTorch 2.11, H200) and their labels.
 REAL = [
     (
         (
@@ -52,11 +52,11 @@ def test_any_name_fits_its_width(name: str, width: int) -> None:
 
 
 @given(st.text(alphabet="a<>(),: {}#", max_size=200), st.integers(8, 60))
-def test_brackets_in_any_order_are_survived(name: str, width: int) -> None:
+def test_unbalanced_brackets_do_not_fail(name: str, width: int) -> None:
     assert len(kernel_label(name, width)) <= width
 
 
-def test_a_name_of_a_megabyte_costs_no_time() -> None:
+def test_name_of_a_megabyte_takes_no_time() -> None:
     assert kernel_label("a::<({" * 200_000, 40)
 
 

@@ -1,4 +1,4 @@
-"""Which modules are shown, and that what is shown is all there is."""
+"""Selection of the modules to show; their times add up to those of all modules."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ def shown(modules: Modules, most: int) -> dict[str, float]:
     return {row.label.replace(figures.TIMES, "x"): round(row.ms, 3) for row in rows}
 
 
-def test_repeated_blocks_are_one_and_what_takes_most_is_shown_by_its_parts() -> None:
+def test_repeated_blocks_share_a_row_and_the_largest_is_split() -> None:
     modules = builders.gpt_modules()
     few = {"blocks.*.attention (12 x Attention)": 18.0, "blocks.*.mlp (12 x Sequential)": 10.8, "head (Linear)": 5.4}
     assert shown(modules, 3) == few
     assert shown(modules, 7) == few | {
-        "blocks.* (12 x Block), own": 3.6,
+        "blocks.* (12 x Block), self": 3.6,
         "blocks.*.norm (12 x LayerNorm)": 3.6,
-        "GPT, own": 1.5,
+        "GPT, self": 1.5,
         "tokens (Embedding)": 0.6,
     }
     all_parts = {
-        "blocks.*.attention (12 x Attention), own": 9.0,
+        "blocks.*.attention (12 x Attention), self": 9.0,
         "blocks.*.attention.qkv (12 x Linear)": 9.0,
         "blocks.*.mlp.0 (12 x Linear)": 5.4,
         "blocks.*.mlp.2 (12 x Linear)": 5.4,
         "head (Linear)": 5.4,
-        "blocks.* (12 x Block), own": 3.6,
+        "blocks.* (12 x Block), self": 3.6,
         "blocks.*.norm (12 x LayerNorm)": 3.6,
-        "GPT, own": 1.5,
+        "GPT, self": 1.5,
         "tokens (Embedding)": 0.6,
     }
     assert shown(modules, 20) == all_parts
     rows, rest = module_rows(modules, 20)
-    assert rest == pytest.approx(0.15), "the loss, which nobody could see"
+    assert rest == pytest.approx(0.15), "the loss is too short for a row"
     assert rest_of_modules(modules, rest) == [
         "and 0.15 ms in other modules, 4.20 ms outside of modules (optimizer, loss)"
     ]
@@ -58,14 +58,14 @@ def test_repeated_blocks_are_one_and_what_takes_most_is_shown_by_its_parts() -> 
     }
 
 
-def test_a_block_that_takes_more_than_its_like_stands_by_itself() -> None:
+def test_block_slower_than_its_siblings_has_its_own_row() -> None:
     blocks = [module(f"{number}", 9.0 if number == 3 else 1.0, 0, kind="Block", own=0) for number in range(5)]
     layers = [module(f"{number}.fc", 9.0 if number == 3 else 1.0, 0) for number in range(5)]
     modules = Modules(times=(module("", 13.0, 0, kind="Net", own=0), *blocks, *layers))
     assert shown(modules, 5) == {"GPT.3.fc (Linear)": 9.0, "GPT.*.fc (4 x Linear)": 4.0}
 
 
-def test_layers_side_by_side_are_not_repeated() -> None:
+def test_layers_without_children_are_not_repeated_blocks() -> None:
     layers = [module(f"{number}", 1.0 + number, 0) for number in range(3)]
     modules = Modules(times=(module("", 6.0, 0, kind="Sequential", own=0), *layers))
     assert shown(modules, 5) == {
@@ -75,23 +75,23 @@ def test_layers_side_by_side_are_not_repeated() -> None:
     }
 
 
-def test_of_several_models_each_path_begins_with_its_root() -> None:
+def test_paths_of_several_models_begin_with_the_root() -> None:
     times = [
-        one
+        module_time
         for root in ("Generator", "Critic")
-        for one in (module("", 4.0, 0, root=root, kind=root, own=0.25), module("fc", 3.0, 0, root=root))
+        for module_time in (module("", 4.0, 0, root=root, kind=root, own=0.25), module("fc", 3.0, 0, root=root))
     ]
     assert shown(Modules(times=tuple(times)), 9) == {
         "Generator.fc (Linear)": 3.0,
         "Critic.fc (Linear)": 3.0,
-        "Generator, own": 1.0,
-        "Critic, own": 1.0,
+        "Generator, self": 1.0,
+        "Critic, self": 1.0,
     }
 
 
 Nested: TypeAlias = "tuple[float, float, list[Nested]]"
 
-#: A module's own forward and backward, and those in it.
+#: Self times of forward and backward, and the children.
 NESTED: st.SearchStrategy[Nested] = st.recursive(
     st.tuples(st.floats(0, 9), st.floats(0, 9), st.just([])),
     lambda inner: st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(inner, max_size=3)),
@@ -100,21 +100,21 @@ NESTED: st.SearchStrategy[Nested] = st.recursive(
 
 
 @given(nested=NESTED, most=st.integers(1, 12), devices=st.integers(1, 3))
-def test_rows_and_the_rest_are_what_all_modules_take(nested: Nested, most: int, devices: int) -> None:
+def test_rows_and_rest_add_up_to_all_modules(nested: Nested, most: int, devices: int) -> None:
     times: list[ModuleTime] = []
     total = add(times, nested, "")
     spread = tuple(
         msgspec.structs.replace(
-            one,
+            time,
             **{
                 name: tuple(
-                    getattr(one, name)[0] * 2 * place / (devices - 1) if devices > 1 else getattr(one, name)[0]
-                    for place in range(devices)
+                    getattr(time, name)[0] * 2 * device / (devices - 1) if devices > 1 else getattr(time, name)[0]
+                    for device in range(devices)
                 )
                 for name in ("forward_ms", "backward_ms", "own_forward_ms", "own_backward_ms")
             },
         )
-        for one in times
+        for time in times
     )
     rows, rest = module_rows(Modules(times=spread), most)
     assert len(rows) <= most
@@ -123,17 +123,17 @@ def test_rows_and_the_rest_are_what_all_modules_take(nested: Nested, most: int, 
 
 
 def add(times: list[ModuleTime], nested: Nested, path: str) -> float:
-    """Add a module and those in it; what they take, both ways."""
+    """Add a module and its children; return their time, forward and backward."""
     forward, backward, inner = nested
-    place = len(times)
-    below = sum(add(times, one, f"{path}.{index}" if path else f"{index}") for index, one in enumerate(inner))
+    position = len(times)
+    below = sum(add(times, child, f"{path}.{index}" if path else f"{index}") for index, child in enumerate(inner))
     own = module(path, forward, backward, kind=f"Kind{path.count('.')}")
     whole = {"forward_ms": (forward + below / 2,), "backward_ms": (backward + below / 2,)}
-    times.insert(place, msgspec.structs.replace(own, **whole))
+    times.insert(position, msgspec.structs.replace(own, **whole))
     return forward + backward + below
 
 
-def test_figures_that_are_none_take_nothing() -> None:
+def test_invalid_times_count_as_zero() -> None:
     hostile = builders.hostile().modules
     assert hostile is not None
     rows, rest = module_rows(hostile, 5)

@@ -1,4 +1,4 @@
-"""The report as a page: one file, nothing loaded, nothing of what it shows does anything."""
+"""The HTML page: one file that loads nothing and executes nothing of what it shows."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from gpudiag.report.text import run as run_text
 from tests import builders
 from tests.app.scale.points import measured, parts
 from tests.machines import machine
-from tests.report.told import told
+from tests.report.complete_analysis import completed
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -45,7 +45,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 class Page(HTMLParser):
-    """What a page would load or run."""
+    """Collects what a page would load or run."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def hostile_scaling() -> Scaling:
     )
 
 
-def test_a_real_run_is_one_quiet_file() -> None:
+def test_page_of_a_real_run_loads_nothing() -> None:
     analysis, step = real()
     assert step is not None
     text = report(analysis=analysis, step=step, facts=machine("h200x4"))
@@ -104,7 +104,7 @@ def test_a_real_run_is_one_quiet_file() -> None:
         assert heading in text
 
 
-def test_names_are_text_wherever_they_stand() -> None:
+def test_names_are_escaped_everywhere() -> None:
     analysis, step = late_rank()
     finding = msgspec.structs.replace(analysis.findings[0], title=HOSTILE, cause=HOSTILE, advice=(HOSTILE,))
     kernel = msgspec.structs.replace(analysis.kernels[0], name=HOSTILE)
@@ -121,27 +121,27 @@ def test_names_are_text_wherever_they_stand() -> None:
 def late_rank() -> tuple[Analysis, StepView]:
     analysis, step = analyze_with_step([TRACES / "slow_loader_rank2"])
     assert step is not None
-    return told(analysis), step
+    return completed(analysis), step
 
 
-def test_the_verdict_stands_at_the_top_with_its_fix_and_the_path() -> None:
+def test_verdict_with_advice_and_order_of_fixes_is_at_the_top() -> None:
     analysis, step = late_rank()
     text = html.unescape(report(analysis=analysis, step=step))
     top, _, below = text.partition("Where a step's time goes</h2>")
-    for said in (
+    for words in (
         "Rank 2's data loading delays all ranks",
         "24.6 ms waiting, 1.5 ms indirect",
         "Where: after AdamW.step, before aten::to (train.py:88)",
-        "Or instead: host-stall (rank 2 · garbage collection), saving about 12.0 ms; either suffices.",
+        "Alternative: host-stall (rank 2 · garbage collection), which saves about 12.0 ms",
         analysis.findings[0].advice[0],
         "straggler (rank 2 · input): step 31.3 ms, then limited by communication",
     ):
-        assert said in top
-    assert "launch 4.2 ms (6 %): host-stall; 1.5 ms have no known cause" in below
+        assert words in top
+    assert "launch 4.2 ms (6 %): explained by host-stall; 1.5 ms without known cause" in below
     assert 'data-code="host-stall" data-ranks="2"' in below
 
 
-def test_modules_have_a_table_of_their_own() -> None:
+def test_modules_have_a_table() -> None:
     analysis = builders.many_ranks()
     text = report(analysis=analysis)
     assert '<a href="#modules">Modules</a>' in text
@@ -153,15 +153,14 @@ def test_modules_have_a_table_of_their_own() -> None:
     assert "Modules" not in report(analysis=msgspec.structs.replace(analysis, modules=None))
 
 
-def test_idle_time_that_is_taken_for_input_is_drawn_so() -> None:
+def test_idle_time_assumed_to_be_data_loading_is_marked() -> None:
     analysis, _ = late_rank()
     text = report(analysis=analysis)
     assert re.search(r"rank 2, no events: assumed data loading: 3\d\.\d ms", text)
     assert "rank 1, no events" not in text
 
 
-def test_other_steps_are_packed_until_one_is_chosen() -> None:
-    """They come back as they were, but for tenths of microseconds."""
+def test_compressed_steps_equal_the_originals_to_a_tenth_of_a_microsecond() -> None:
     _, step = late_rank()
     part = steps_part(step)
     typical, (other,) = json.loads(part["step_json"]), json.loads(gzip.decompress(b64decode(part["others_packed"])))
@@ -169,22 +168,22 @@ def test_other_steps_are_packed_until_one_is_chosen() -> None:
     assert [choice for _, choice, _ in part["steps"]] == ["step 4: 67.3 ms", "step 5: 67.1 ms, typical"]
     for drawn, whole in ((typical, step), (other, step.others[0])):
         assert drawn["length"] == whole.length // 100
-        for mine, real in zip(drawn["ranks"], whole.ranks, strict=True):
-            for track, kept in zip(mine["tracks"], real.tracks, strict=True):
+        for encoded, rank in zip(drawn["ranks"], whole.ranks, strict=True):
+            for track, original in zip(encoded["tracks"], rank.tracks, strict=True):
                 starts = [100 * at for at in accumulate(track["start"])]
-                assert all(abs(at - start) <= 50 for at, start in zip(starts, kept.start, strict=True))
-                assert tuple(track["name"]) == kept.name
-                assert max(kept.name, default=0) < len(typical["names"])
+                assert all(abs(at - start) <= 50 for at, start in zip(starts, original.start, strict=True))
+                assert tuple(track["name"]) == original.name
+                assert max(original.name, default=0) < len(typical["names"])
 
 
-def test_markdown_says_the_same() -> None:
+def test_markdown_has_the_same_verdict() -> None:
     text = run_text.to_markdown(late_rank()[0])
-    assert text.index("Or instead: host-stall") < text.index("## Next") < text.index("1. straggler (rank 2 · input)")
-    assert "- launch 4.2 ms (6 %): host-stall; 1.5 ms have no known cause" in text
+    assert text.index("Alternative: host-stall") < text.index("## Next") < text.index("1. straggler (rank 2 · input)")
+    assert "- launch 4.2 ms (6 %): explained by host-stall; 1.5 ms without known cause" in text
     assert "24.6 ms waiting, 1.5 ms indirect" in text
 
 
-def test_only_the_pages_own_script_may_run() -> None:
+def test_policy_allows_only_the_script_of_the_page() -> None:
     analysis, step = real()
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', report(analysis=analysis, step=step))
     assert policy is not None
@@ -192,7 +191,7 @@ def test_only_the_pages_own_script_may_run() -> None:
     assert re.search(r"script-src 'sha256-[A-Za-z0-9+/=]+'", policy[1].replace("&#43;", "+"))
 
 
-def test_markdown_and_csv_are_text_too() -> None:
+def test_markdown_and_csv_are_escaped() -> None:
     result = hostile_scaling()
     markdown = scaling_text.to_markdown(result)
     assert "<script" not in markdown.replace("\\<", "")
@@ -220,7 +219,7 @@ def test_ticks_are_round_and_reach_the_top() -> None:
         assert 3 <= len(marks) <= 12
 
 
-def test_drawings_escape_their_words() -> None:
+def test_drawings_escape_text() -> None:
     drawing = Drawing(100, 100, HOSTILE)
     drawing.text((0, 0), HOSTILE)
     drawing.box(0, 0, float("nan"), 10, "s0", HOSTILE)
@@ -229,8 +228,8 @@ def test_drawings_escape_their_words() -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to draw with")
 @pytest.mark.processes
-def test_a_browser_draws_it(tmp_path: Path) -> None:
-    """In a real browser, with its script allowed by the page's own policy, and within two seconds of page time."""
+def test_browser_draws_the_timeline(tmp_path: Path) -> None:
+    """The page's policy must allow its script."""
     analysis, step = real()
     path = tmp_path / "report.html"
     write_report(path, analysis=analysis, step=step)
@@ -240,8 +239,8 @@ def test_a_browser_draws_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to draw with")
 @pytest.mark.processes
-def test_a_browser_finds_the_place_of_a_finding_and_draws_the_step_that_is_chosen(tmp_path: Path) -> None:
-    """What is longest waited for is on rank 2; step 4 is unpacked when it is chosen."""
+def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> None:
+    """The longest wait is for rank 2; step 4 is decompressed when it is selected."""
     analysis, step = late_rank()
     path = tmp_path / "report.html"
     write_report(path, analysis=analysis, step=step)
@@ -259,7 +258,7 @@ def test_a_browser_finds_the_place_of_a_finding_and_draws_the_step_that_is_chose
 
 
 def opened(tmp_path: Path, url: str) -> str:
-    """The page as its script leaves it."""
+    """Return the page after its script has run."""
     options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000", "--dump-dom"]
     command = ["chromium", *options, f"--user-data-dir={tmp_path / 'profile'}", url]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout

@@ -1,4 +1,4 @@
-"""The page: one file, nothing loaded, nothing in it that came from a file does anything."""
+"""The HTML page of bandwidth: one file that loads nothing and executes nothing from files."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 
 from gpudiag.errors import GpudiagError
 from gpudiag.model.facts import Facts, Host
-from gpudiag.report.page.bandwidth import bandwidth_page
-from gpudiag.report.page.templating import heat_bucket, write_page
+from gpudiag.report.page.render import bandwidth_page, heat_bucket, write_page
 from tests.report.test_facts_bandwidth import corrupt, hostile, measured
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Page(HTMLParser):
         self.words.append(data.strip())
 
 
-def test_every_figure_is_there_and_every_element_is_closed() -> None:
+def test_page_has_every_figure_and_closes_every_element() -> None:
     page = Page(bandwidth_page(measured()))
     assert page.open == []
     assert page.active == []
@@ -62,13 +61,13 @@ def test_nothing_from_a_file_becomes_markup() -> None:
     assert "\u202e" not in text
 
 
-def test_corruption_stands_out() -> None:
+def test_corrupted_data_is_marked() -> None:
     text = bandwidth_page(corrupt())
     assert 'class="corrupt"' in text
     assert "data corrupted on 1 of" in text
 
 
-def test_a_page_without_figures_says_so() -> None:
+def test_page_without_measurements_says_so() -> None:
     assert "nothing was measured" in bandwidth_page(Facts(host=Host()))
 
 
@@ -81,6 +80,6 @@ def test_heat(share: float | None, bucket: int) -> None:
     assert heat_bucket(share) == bucket
 
 
-def test_a_place_that_cannot_be_written_is_an_expected_error(tmp_path: Path) -> None:
+def test_unwritable_path_is_an_expected_error(tmp_path: Path) -> None:
     with pytest.raises(GpudiagError, match="cannot write"):
         write_page(bandwidth_page(measured()), tmp_path / "nowhere" / "page.html")

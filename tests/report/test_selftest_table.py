@@ -1,4 +1,4 @@
-"""The selftest's table, whole, and in Markdown."""
+"""The selftest's table in a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def result() -> Selftest:
     )
 
 
-def test_the_whole_table(golden: Callable[[str, str], None]) -> None:
+def test_whole_table(golden: Callable[[str, str], None]) -> None:
     drawn = io.StringIO()
     render_selftest(result(), report_console(drawn, width=100))
     golden("selftest-100.txt", "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
@@ -73,11 +73,13 @@ def test_markdown(golden: Callable[[str, str], None]) -> None:
     golden("selftest.md", markdown(result()))
 
 
-def test_what_a_clean_job_loses_anyway_is_said() -> None:
+def test_clean_job_shows_its_measured_losses() -> None:
     whole = result()
     clean = msgspec.structs.replace(whole.rows[0], exchange_ms=1.84, launching_ms=-0.2)
-    assert "no alarm, but exchange 1.8 ms, launching 0.0 ms" in markdown(msgspec.structs.replace(whole, rows=(clean,)))
+    assert "no alarm, but communication 1.8 ms, launching 0.0 ms" in markdown(
+        msgspec.structs.replace(whole, rows=(clean,))
+    )
 
 
-def test_every_kind_of_verdict_is_counted() -> None:
+def test_summary_counts_each_verdict() -> None:
     assert summary(result()) == "4 rows: 2 right, 1 wrong, 1 too small to see."

@@ -1,4 +1,4 @@
-"""The report as a whole, at the widths and in the colours in which people read it."""
+"""The terminal report, at several widths and in color."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown
 from tests import builders
 from tests.examples import examples
+from tests.report.complete_analysis import completed
 from tests.report.consoles import drawn
-from tests.report.told import told
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ CASES: dict[str, Callable[[], Analysis]] = {
     "processor_only": builders.processor_only,
     "many_ranks": builders.many_ranks,
     "hostile": builders.hostile,
-    "either_suffices": lambda: told(builders.late_loader()),
+    "either_suffices": lambda: completed(builders.late_loader()),
 }
 WIDTHS = (40, 80, 120)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -59,12 +59,12 @@ def test_whole_report_with_details(case: str, width: int, golden: Callable[[str,
 
 
 @pytest.mark.parametrize("colour", ["standard", "256"])
-def test_whole_report_in_colour(colour: str, golden: Callable[[str, str], None]) -> None:
+def test_whole_report_in_color(colour: str, golden: Callable[[str, str], None]) -> None:
     output = drawn(builders.late_loader(), 80, colour="standard" if colour == "standard" else "256")
     golden(f"report-late_loader-80-{colour}.ansi", output)
 
 
-def test_colour_changes_no_word() -> None:
+def test_color_changes_no_word() -> None:
     plain = drawn(builders.late_loader(), 80)
     coloured = ANSI.sub("", drawn(builders.late_loader(), 80, colour="standard"))
     assert coloured == plain
@@ -80,7 +80,7 @@ def test_no_line_is_wider_than_the_terminal_and_none_ends_in_spaces(case: str, w
 
 
 @pytest.mark.parametrize("colour", [None, "256"])
-def test_names_from_files_are_shown_and_never_obeyed(colour: str | None) -> None:
+def test_names_from_files_are_shown_without_effect(colour: str | None) -> None:
     output = drawn(builders.hostile(), 80, colour="256" if colour else None, full=True)
     text = ANSI.sub("", output)
     assert not [c for c in text if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c != "\n"]
@@ -89,8 +89,7 @@ def test_names_from_files_are_shown_and_never_obeyed(colour: str | None) -> None
     assert ":skull:" in text.replace("\n", " ")
 
 
-def test_ten_seconds() -> None:
-    """What a person must see first is in the first lines: what ran, how long a step takes, and what is wrong."""
+def test_first_lines_have_job_step_time_and_verdict() -> None:
     top = "\n".join(drawn(builders.late_loader(), 80).splitlines()[:7])
     for fact in (
         "resnet50",
@@ -104,7 +103,7 @@ def test_ten_seconds() -> None:
     assert f"57.1 → 31.0 ms per step ({MINUS}46 %)" in top
 
 
-def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
+def test_many_ranks_are_summarized_unless_all_are_requested() -> None:
     summary = drawn(builders.many_ranks(128, late=17), 80)
     assert len(summary.splitlines()) < 45
     assert "rank 17" in summary
@@ -113,7 +112,7 @@ def test_many_ranks_are_summarised_unless_all_are_asked_for() -> None:
     assert all(f"rank {rank} " in everything for rank in range(128))
 
 
-def test_without_findings_it_says_what_is_known_and_which_recording_would_tell_more() -> None:
+def test_report_without_findings_says_what_is_known_and_what_to_record() -> None:
     analysis = builders.analysis(
         builders.device(0, compute=10.0), validity=(Validity(code="few-steps", message="1 step was analysed"),)
     )
@@ -122,14 +121,14 @@ def test_without_findings_it_says_what_is_known_and_which_recording_would_tell_m
     assert "Next  Record again (few-steps): 1 step was analysed" in output
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
-    assert "No cause found: nothing explains idle, 1.9 ms (19 %) of a step." in output
+    assert "No cause found for idle: 1.9 ms (19 %) of a step." in output
     assert "idle 1.9 ms (19 %): no known cause" in output
     assert "few-steps: 1 step was analysed" in output
     output = drawn(replace(analysis, explained=(unexplained,), validity=()), 80)
-    assert "Record again" not in output, "no warning says to"
+    assert "Record again" not in output, "no warning asks for it"
 
 
-def test_one_rank_of_several_communicates_or_waits() -> None:
+def test_communication_of_one_rank_of_several_may_be_waits() -> None:
     missing = Validity(code="missing-ranks", message="3 of 4 ranks missing. Give the traces of all ranks.")
     analysis = builders.analysis(
         builders.device(1, compute=2.0, communication_transfer=8.0),
@@ -150,15 +149,16 @@ def test_one_rank_of_several_communicates_or_waits() -> None:
             ),
         ),
     )
-    output = drawn(analysis, 120)
+    output = drawn(analysis, 200)
     assert (
-        "Communication, or waiting in it: 8.0 ms (80 %) of a step; all-reduce of 17.6 MB at 3.35 of 250 GB/s." in output
+        "Communication, including waits for other ranks, takes 8.0 ms (80 %) of a step; "
+        "all-reduce of 17.6 MB runs at 3.35 of 250 GB/s." in output
     )
-    assert "Next  Give the traces of all ranks of the same steps" in output
+    assert "Next  Analyze the traces of all ranks, recorded in the same steps" in output
     assert "no known cause" not in output
 
 
-def test_a_percent_to_save_is_no_verdict_where_part_of_the_step_is_unexplained() -> None:
+def test_info_finding_is_no_verdict_if_part_of_the_step_is_unexplained() -> None:
     small = Finding(
         code="slow-copy", severity="info", title="copies take 0.1 ms", recoverable_ms_per_step=0.1, advice=("Pin.",)
     )
@@ -167,27 +167,26 @@ def test_a_percent_to_save_is_no_verdict_where_part_of_the_step_is_unexplained()
     unexplained = Explained(bucket="idle", ms=1.9, unexplained_ms=1.9)
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "INFO" not in output
-    assert "No cause found: nothing explains idle" in output
-    assert "Pin." not in output, "what to do next follows from the verdict"
-    assert "- Copies take 0.1 ms" in output, "among the findings it stands all the same"
+    assert "No cause found for idle" in output
+    assert "Pin." not in output, "the next step belongs to the verdict"
+    assert "- Copies take 0.1 ms" in output, "it is still listed among the findings"
 
 
-def test_missing_figures_come_with_their_reasons() -> None:
+def test_missing_figures_have_reasons() -> None:
     steps = Steps(analysed=3, mean_ms=10, median_ms=10, reasons={"unprofiled_mean_ms": "only traces were given"})
     output = drawn(builders.analysis(builders.device(0, compute=10.0), steps=steps), 80, full=True)
-    assert "No step time measured without profiling: only traces were given" in output.replace("\n", " ")
+    assert "Step time without profiling not measured: only traces were given" in output.replace("\n", " ")
 
 
-def test_why_modules_are_not_known_is_said() -> None:
+def test_reason_for_unknown_modules_is_shown() -> None:
     analysis = replace(builders.many_ranks(), modules=Modules(reason="torch.compile has compiled it"))
     assert "\nModules\nnot known: torch.compile has compiled it\n" in drawn(analysis, 80, full=True)
     assert "## Modules\n\nNot known: torch.compile has compiled it.\n" in to_markdown(analysis)
     assert "Modules" not in drawn(replace(analysis, modules=None), 80, full=True)
 
 
-def test_what_to_do_next_is_trusted_data_s_alone() -> None:
-    """Where the data cannot be trusted there is neither a fix nor a path, whatever the findings say."""
-    whole = told(builders.late_loader())
+def test_untrusted_data_gets_neither_fix_nor_order_of_fixes() -> None:
+    whole = completed(builders.late_loader())
     advice = whole.findings[0].advice[0]
     assert "then limited by communication" in drawn(whole, 200)
     assert advice in drawn(whole, 200)
@@ -199,10 +198,10 @@ def test_what_to_do_next_is_trusted_data_s_alone() -> None:
 
 def test_missing_ranks_are_in_the_first_line() -> None:
     analysis = builders.analysis(*(builders.device(rank, compute=10.0) for rank in (0, 1, 3)), world_size=4)
-    assert f"3 {TIMES} NVIDIA H200 of 4 ranks" in drawn(analysis, 80).splitlines()[0]
+    assert f"3 {TIMES} NVIDIA H200 (3 of 4 ranks)" in drawn(analysis, 80).splitlines()[0]
 
 
-def test_no_device_at_all_is_still_a_report() -> None:
+def test_report_without_devices() -> None:
     analysis = Analysis(
         framework="pytorch",
         world_size=1,
@@ -213,7 +212,7 @@ def test_no_device_at_all_is_still_a_report() -> None:
     assert "no device" in drawn(analysis, 40)
 
 
-def test_small_findings_do_not_make_the_verdict() -> None:
+def test_compute_bound_leads_before_other_info_findings() -> None:
     small = Finding(code="slow-copy", severity="info", title="copies take 3 %", recoverable_ms_per_step=0.3)
     plain = Finding(code="compute-bound", severity="info", title="the devices compute", recoverable_ms_per_step=0.0)
     analysis = builders.analysis(builders.device(0, compute=10.0), findings=(small, plain))
@@ -238,15 +237,17 @@ def test_any_figures_fit_any_width(buckets: list[dict[str, float]], width: int) 
     ("job", "input_ms", "said"),
     [
         (builders.late_loader(), None, "launching 8.00 ms"),
-        (builders.processor_only(), 2.0, "data loading 2.00 ms, the rest 8.00 ms"),
+        (builders.processor_only(), 2.0, "data loading 2.00 ms, everything else 8.00 ms"),
         (builders.processor_only(), None, ""),
     ],
 )
-def test_a_job_without_gpus_neither_launches_nor_records_them(job: Analysis, input_ms: float | None, said: str) -> None:
+def test_job_on_cpus_mentions_neither_launching_nor_gpu_activity(
+    job: Analysis, input_ms: float | None, said: str
+) -> None:
     timed = (UnprofiledRank(rank=0, step_ms=10.0, input_ms=input_ms, host_ms=8.0, steps=9),)
     cost = RecordingCost(unprofiled_ms=10.0, light_ms=11.0, full_ms=12.0)
-    told_of = replace(job, timed=timed, recording=cost)
-    lines = "\n".join([*header_lines(told_of), *overhead_lines(told_of)])
+    analysis = replace(job, timed=timed, recording=cost)
+    lines = "\n".join([*header_lines(analysis), *overhead_lines(analysis)])
     assert ("Without profiling: " in lines) == bool(said)
     assert said in lines
-    assert ("recording GPU activity" in lines) == ("launching" in said)
+    assert ("recording only GPU activity" in lines) == ("launching" in said)

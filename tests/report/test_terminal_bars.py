@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.report.palette import fills
-from gpudiag.report.terminal.bars import apportion, stacked_bar
+from gpudiag.report.terminal.ranks import apportion, stacked_bar
 from tests.report.consoles import console
 
-PARTS = st.lists(st.floats(0, 1e9), min_size=1, max_size=8)
+SHARES = st.lists(st.floats(0, 1e9), min_size=1, max_size=8)
 
 
-@given(PARTS, st.integers(1, 200))
-def test_cells_sum_exactly_and_each_part_is_within_one_cell_of_its_share(parts: list[float], cells: int) -> None:
+@given(SHARES, st.integers(1, 200))
+def test_cells_sum_exactly_and_are_within_one_of_the_exact_share(parts: list[float], cells: int) -> None:
     counts = apportion(parts, cells)
     total = math.fsum(parts)
     if total == 0:
@@ -25,31 +25,31 @@ def test_cells_sum_exactly_and_each_part_is_within_one_cell_of_its_share(parts: 
 
 
 @given(st.lists(st.floats(), max_size=8), st.integers(0, 200))
-def test_no_figure_breaks_a_bar(parts: list[float], cells: int) -> None:
+def test_invalid_figures_break_no_bar(parts: list[float], cells: int) -> None:
     counts = apportion(parts, cells)
     assert all(count >= 0 for count in counts)
     assert sum(counts) in {0, cells}
 
 
-def test_the_worked_example() -> None:
+def test_worked_example() -> None:
     assert apportion([29.4, 0.8, 26.1], 10) == [5, 0, 5]
 
 
-def test_without_colour_each_bucket_has_a_character_of_its_own() -> None:
+def test_without_color_each_bucket_has_its_own_character() -> None:
     for encoding in ("utf-8", "ascii"):
         glyphs = [fill.glyph for fill in fills(console(80, encoding=encoding)).values()]
         assert len(set(glyphs)) == len(BUCKETS)
         assert "".join(glyphs).encode(encoding)
 
 
-def test_with_colour_each_bucket_has_a_style_of_its_own() -> None:
+def test_with_color_each_bucket_has_its_own_style() -> None:
     for system in ("standard", "256", "truecolor"):
         pairs = fills(console(80, colour=system)).values()
         assert len({fill.style for fill in pairs}) == len(BUCKETS)
     assert len({fill.glyph for fill in fills(console(80, colour="standard")).values()}) == len(BUCKETS)
 
 
-def test_a_bar_is_drawn_in_the_order_of_the_buckets() -> None:
+def test_bar_has_the_order_of_the_buckets() -> None:
     fill = fills(console(80))
     bar = stacked_bar({"idle": 1.0, "compute": 2.0, "communication_wait": 1.0}, fill, 8)
     assert bar.plain == "████░░··"

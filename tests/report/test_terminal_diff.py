@@ -1,4 +1,4 @@
-"""A difference as people read it, at the widths and in the colours in which they do."""
+"""The terminal report of a difference, at several widths and in color."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from gpudiag.analysis.comparison import compare
 from gpudiag.report.diff import words as diff_words
-from gpudiag.report.diff.bars import Pens, bars_of
+from gpudiag.report.diff.tables import BarGlyphs, bars_of
 from gpudiag.report.diff.terminal import render_diff
 from tests.analysis.comparison.runs import analyses, healthy, hostile, late_rank, run, source
 from tests.examples import examples
@@ -35,7 +35,7 @@ CASES: dict[str, Callable[[], Diff]] = {
     "hostile": lambda: compare(healthy(), hostile()),
 }
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-PEN = Pens(longer="#", shorter="=", nothing="|")
+PEN = BarGlyphs(longer="#", shorter="=", nothing="|")
 
 
 def drawn(diff: Diff, width: int, *, colour: Colour | None = None, encoding: str = "utf-8") -> str:
@@ -55,10 +55,10 @@ def test_whole_report(case: str, width: int, golden: Callable[[str, str], None])
     golden(f"diff-{case}-{width}.txt", drawn(CASES[case](), width))
 
 
-def test_whole_report_in_colour(golden: Callable[[str, str], None]) -> None:
+def test_whole_report_in_color(golden: Callable[[str, str], None]) -> None:
     output = drawn(CASES["late_rank"](), 80, colour="256")
     golden("diff-late_rank-80.ansi", output)
-    assert ANSI.sub("", output) == drawn(CASES["late_rank"](), 80), "colour changes no word and no bar"
+    assert ANSI.sub("", output) == drawn(CASES["late_rank"](), 80), "color changes no word and no bar"
 
 
 @examples(40, suppress_health_check=[HealthCheck.too_slow])
@@ -70,7 +70,7 @@ def test_any_figures_fit_any_width(before: Analysis, after: Analysis, width: int
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 160])
-def test_names_from_files_are_shown_and_never_obeyed(width: int) -> None:
+def test_names_from_files_are_shown_without_effect(width: int) -> None:
     for diff in (compare(healthy(), hostile()), compare(hostile(), healthy()), compare(hostile(), hostile())):
         output = drawn(diff, width)
         assert not [c for c in output if unicodedata.category(c) in {"Cc", "Cf", "Cs"} and c != "\n"]
@@ -78,14 +78,14 @@ def test_names_from_files_are_shown_and_never_obeyed(width: int) -> None:
     assert "[bold" in output
 
 
-def test_the_verdict_is_in_the_first_lines() -> None:
+def test_verdict_is_in_the_first_lines() -> None:
     first, second = drawn(CASES["late_rank"](), 160).splitlines()[:2]
     assert first == "SLOWER  Steps of B take 26.0 ms longer than those of A (+83 %)."
     assert second.startswith("Mostly because rank 2 has 26.0 ms more idle")
     assert "others wait 25.8 ms longer for it" in second
 
 
-def test_a_small_difference_is_said_to_be_noise() -> None:
+def test_small_difference_is_called_noise() -> None:
     # Five steps each of variance 0.00625: 0.02 ± t(8) sqrt(2 · 0.00625 / 5) = 0.02 ± 2.306 · 0.05.
     diff = compare(run({"compute": 30.0}), run({"compute": 30.02}))
     (first, *rest) = drawn(diff, 120).splitlines()
@@ -99,7 +99,7 @@ def test_ascii_terminals_get_ascii_bars() -> None:
     assert "█" not in bars
 
 
-def test_of_many_ranks_those_unlike_the_median_are_drawn() -> None:
+def test_many_ranks_are_reduced_to_median_and_outliers() -> None:
     before = run(*({"compute": 40.0} for _ in range(32)))
     after = run(*({"compute": 44.0, "idle": 9.0 if rank == 17 else 0.0} for rank in range(32)))
     output = drawn(compare(before, after), 100)
@@ -108,13 +108,13 @@ def test_of_many_ranks_those_unlike_the_median_are_drawn() -> None:
     assert len(ranks.splitlines()) == 3
 
 
-def test_unlike_runs_are_said_at_the_end() -> None:
+def test_different_settings_are_listed_at_the_end() -> None:
     after = msgspec.structs.replace(healthy(), source=source(batch_size_per_device=128, samples_per_s=4000.0))
     output = drawn(compare(healthy(), after), 120)
     assert "batch size per device 64 → 128: a step does other work: compare samples per second" in output
 
 
-def test_bars_begin_where_the_one_before_ended() -> None:
+def test_each_bar_begins_where_the_previous_one_ended() -> None:
     bars = [bar.plain for bar in bars_of([6.0, -2.0], 4.0, 12, PEN)]
     assert bars == ["############", "        ====", "########"]
 
@@ -128,9 +128,9 @@ def test_bars_stay_within_their_width_and_are_never_empty(differences: list[floa
         assert set(bar.plain.strip()) <= ({"#", "|"} if difference > 0 else {"=", "|"})
 
 
-def test_the_table_of_parts_adds_up_to_the_difference() -> None:
+def test_table_of_parts_adds_up_to_the_difference() -> None:
     output = drawn(CASES["late_rank"](), 100)
-    table = output.partition("What made the difference\n")[2].split("\n\n")[0].splitlines()[1:]
+    table = output.partition("Largest changes\n")[2].split("\n\n")[0].splitlines()[1:]
     figures = [float(line.split()[0]) for line in table]
     assert sum(figures[:-1]) == pytest.approx(figures[-1], abs=0.05 * len(figures))
     assert figures[-1] == pytest.approx(26.0)

@@ -1,1 +1,1 @@
-"""A difference of two runs in a terminal: `terminal` lays it out, `words` has the verdict, the others sections."""
+"""The difference between two runs in a terminal: `terminal` (the report), `tables`, `words`."""

@@ -1,64 +1,171 @@
-"""What made a difference: the kernels, collectives and copies with the largest, and their sum."""
+"""Tables of a difference: a waterfall over buckets, and the kernels, collectives and copies that changed most."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from math import fsum
 
+import msgspec
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.diff import Diff
+from gpudiag.model.diff import BucketChange, Diff, PartChange, StepChange
 from gpudiag.report import figures
-from gpudiag.report.diff.bars import Row, row_of
+from gpudiag.report.console import GAP, plain_table
 from gpudiag.report.diff.words import part_label, signed
-from gpudiag.report.layout import GAP, plain_table
 from gpudiag.report.palette import LABELS
 
-#: As many as a person takes in at a glance.
+#: Smaller times and changes are not shown.
+SEEN_MS = 0.005
+#: Narrower bars show nothing, so the columns A and B are dropped to make room.
+_NARROWEST_BAR = 12
+_WIDEST_BAR = 60
 MOST_PARTS = 10
-#: What changed by less is left to "others".
-_SEEN_MS = 0.005
 _ROOM_FOR_TIMES = 70
-#: Calls per step that differ by less are the same but for where the capture was cut.
+#: A smaller difference in calls per step comes from where the capture was cut.
 _SAME_CALLS = 0.5
 
 
-def parts_table(diff: Diff, width: int) -> Table:
-    """The largest differences over all buckets, what is left, and their sum: the difference of the step."""
-    step = row_of("step", diff.step("profiled"))
-    by_size = sorted(_rows(diff), key=lambda pair: -abs(pair[1].difference_ms))
-    shown = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= _SEEN_MS][:MOST_PARTS]
-    left = Row(
-        label="all others" if shown else "everything",
-        before_ms=fsum([step.before_ms, *(-row.before_ms for _, row in shown)]),
-        after_ms=fsum([step.after_ms, *(-row.after_ms for _, row in shown)]),
-        difference_ms=fsum([step.difference_ms, *(-row.difference_ms for _, row in shown)]),
+class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Change of a bucket, the step, or `part` (a kernel, collective or copy) in ms per step."""
+
+    label: str
+    before_ms: float = 0.0
+    after_ms: float = 0.0
+    difference_ms: float
+    part: PartChange | None = None
+
+
+def _row(label: str, change: BucketChange | PartChange | StepChange, part: PartChange | None = None) -> ChangeRow:
+    return ChangeRow(
+        label=label,
+        before_ms=change.before_ms,
+        after_ms=change.after_ms,
+        difference_ms=change.difference_ms,
+        part=part,
     )
-    rows = [*shown, ("", left), ("", step)]
-    full = width >= _ROOM_FOR_TIMES
-    largest = max(abs(row.difference_ms) for _, row in rows)
-    longest = max(step.before_ms, step.after_ms)
-    headings = ("B - A", *(("A", "B") if full else ()), "bucket")
-    cells = [
-        (
-            signed(row.difference_ms, beside=largest),
-            *(figures.milliseconds(ms, beside=longest) for ms in ((row.before_ms, row.after_ms) if full else ())),
-            bucket,
-        )
-        for bucket, row in rows
+
+
+def _remainder(label: str, whole: ChangeRow | BucketChange, rows: Sequence[ChangeRow | PartChange]) -> ChangeRow:
+    """Return `whole` minus `rows`."""
+    before, after, difference = (
+        fsum([getattr(whole, name), *(-getattr(row, name) for row in rows)])
+        for name in ("before_ms", "after_ms", "difference_ms")
+    )
+    return ChangeRow(label=label, before_ms=before, after_ms=after, difference_ms=difference)
+
+
+class BarGlyphs(msgspec.Struct, frozen=True, kw_only=True):
+    """Characters of bars; increase and decrease differ by character, not only by color."""
+
+    longer: str
+    shorter: str
+    nothing: str
+
+
+def _glyphs(console: Console) -> BarGlyphs:
+    if console.encoding.lower().startswith("utf"):
+        return BarGlyphs(longer="█", shorter="░", nothing="│")
+    return BarGlyphs(longer="#", shorter="=", nothing="|")
+
+
+def waterfall(diff: Diff, console: Console) -> Table:
+    """Return a line with a bar per bucket, and one for the step, which is their sum."""
+    rows = [
+        _row(LABELS[change.bucket], change)
+        for change in diff.buckets
+        if max(abs(change.before_ms), abs(change.after_ms)) >= SEEN_MS
     ]
-    taken = sum(max(len(word) for word in column) + GAP for column in zip(headings, *cells, strict=True))
+    if abs(diff.unattributed_ms) >= SEEN_MS:
+        rows.append(ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))
+    total = _row("step", diff.step("profiled"))
+    times = max(total.before_ms, total.after_ms)
+    changes = max(abs(row.difference_ms) for row in [*rows, total])
+    cells: list[tuple[str, ...]] = [
+        (
+            row.label,
+            figures.milliseconds(row.before_ms, beside=times),
+            figures.milliseconds(row.after_ms, beside=times),
+            signed(row.difference_ms, beside=changes),
+        )
+        for row in [*rows, total]
+    ]
+    headings: tuple[str, ...] = ("ms per step", "A", "B", "B - A")
+    room = _room(headings, cells, console.width)
+    if room < _NARROWEST_BAR:
+        headings, cells = ("ms", "B - A"), [(row[0], row[-1]) for row in cells]
+        room = _room(headings, cells, console.width)
+    table = plain_table((*headings, ""), left=(headings[0], ""), no_wrap=True)
+    bars = bars_of([row.difference_ms for row in rows], total.difference_ms, min(room, _WIDEST_BAR), _glyphs(console))
+    for words, bar in zip(cells, bars, strict=True):
+        table.add_row(*(Text(word, style="bold" if words[0] == "step" else "") for word in words), bar)
+    return table
+
+
+def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarGlyphs) -> list[Text]:
+    """Return a bar per difference and one for their total, on an axis from the lowest to the highest running sum.
+
+    Worked example: +6, -2 and their total +4 on 12 cells: the running sums are 0, 6 and 4, so a cell is 0.5; the bars
+    are cells 0-12, 8-12 and 0-8.
+    """
+    sums = list(accumulate(differences, initial=0.0))
+    low, high = min(*sums, total), max(*sums, total)
+    reach = high - low if high > low else 1.0
+
+    def cell(value: float) -> int:
+        return round((value - low) / reach * width)
+
+    return [_bar(cell(a), cell(b), width, b - a, glyphs) for a, b in (*pairwise(sums), (0.0, total))]
+
+
+def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs) -> Text:
+    first, last = sorted((begin, end))
+    if first == last:
+        return Text(" " * min(first, width - 1) + glyphs.nothing, style="dim")
+    glyph, style = (glyphs.longer, "red") if difference > 0 else (glyphs.shorter, "green")
+    return Text(" " * first).append(glyph * (last - first), style=style)
+
+
+def _room(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
+    """Return the characters left beside these columns."""
+    return width - sum(GAP + max(map(len, column)) for column in zip(headings, *rows, strict=True))
+
+
+def parts_table(diff: Diff, width: int) -> Table:
+    """Return the largest changes over all buckets, the remainder, and their sum: the change of the step."""
+    step = _row("step", diff.step("profiled"))
+    by_size = sorted(_part_rows(diff), key=lambda pair: -abs(pair[1].difference_ms))
+    shown = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= SEEN_MS][:MOST_PARTS]
+    rest = _remainder("all others" if shown else "everything", step, [row for _, row in shown])
+    rows = [*shown, ("", rest), ("", step)]
+    full = width >= _ROOM_FOR_TIMES
+    headings = ("B - A", *(("A", "B") if full else ()), "bucket")
+    cells = _part_cells(rows, full=full)
+    room = max(_room(headings, cells, width), 1)
     groups = len({part.group for bucket in diff.buckets for part in bucket.parts if part.group}) > 1
     table = plain_table((*headings, "what"), left=("bucket", "what"), no_wrap=True)
     for (_, row), words in zip(rows, cells, strict=True):
-        style = "bold" if row is step else "dim" if row is left else ""
-        what = _what(row, max(width - taken, 1), calls=full, groups=groups)
+        style = {id(step): "bold", id(rest): "dim"}.get(id(row), "")
+        what = _part_name(row, room, calls=full, groups=groups)
         table.add_row(*(Text(word, style=style) for word in (*words, what)))
     return table
 
 
-def _what(row: Row, room: int, *, calls: bool, groups: bool) -> str:
-    """The part's name, and where it fits and they changed, its calls per step."""
+def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, full: bool) -> list[tuple[str, ...]]:
+    step = rows[-1][1]
+    largest = max(abs(row.difference_ms) for _, row in rows)
+    longest = max(step.before_ms, step.after_ms)
+    cells = []
+    for bucket, row in rows:
+        times = [figures.milliseconds(ms, beside=longest) for ms in (row.before_ms, row.after_ms)]
+        cells.append((signed(row.difference_ms, beside=largest), *(times if full else ()), bucket))
+    return cells
+
+
+def _part_name(row: ChangeRow, room: int, *, calls: bool, groups: bool) -> str:
+    """Return the part's name, with its calls per step if they changed and fit."""
     if row.part is None:
         return row.label
     old, new = row.part.before_per_step, row.part.after_per_step
@@ -67,15 +174,11 @@ def _what(row: Row, room: int, *, calls: bool, groups: bool) -> str:
     return part_label(row.part, max(room - len(changed), 1), groups=groups) + changed
 
 
-def _rows(diff: Diff) -> list[tuple[str, Row]]:
-    """Every part under its bucket's label, and what of each bucket has none."""
-    rows = [("", Row(label="unattributed", difference_ms=diff.unattributed_ms))]
+def _part_rows(diff: Diff) -> list[tuple[str, ChangeRow]]:
+    """Return every part with its bucket's label, and the remainder of each bucket."""
+    rows = [("", ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))]
     for bucket in diff.buckets:
-        rest = Row(
-            label="the rest" if bucket.parts else "",
-            before_ms=fsum([bucket.before_ms, *(-part.before_ms for part in bucket.parts)]),
-            after_ms=fsum([bucket.after_ms, *(-part.after_ms for part in bucket.parts)]),
-            difference_ms=bucket.rest_ms,
-        )
-        rows += [(LABELS[bucket.bucket], row) for row in (*(row_of("", part, part) for part in bucket.parts), rest)]
+        rest = _remainder("the rest" if bucket.parts else "", bucket, bucket.parts)
+        rest = msgspec.structs.replace(rest, difference_ms=bucket.rest_ms)
+        rows += [(LABELS[bucket.bucket], row) for row in (*(_row("", part, part) for part in bucket.parts), rest)]
     return rows

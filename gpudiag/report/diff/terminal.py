@@ -1,48 +1,160 @@
-"""A difference in a terminal: the verdict, the runs, the buckets from A to B, and what changed within them."""
+"""The terminal report of a difference: verdict, runs, buckets, ranks, waits, findings, warnings."""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from statistics import median
+
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.diff import Diff
+from gpudiag.model.analysis import BUCKETS, Finding
+from gpudiag.model.diff import Diff, FindingChange, RankChange, WaitChange
+from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.diff.bars import waterfall
-from gpudiag.report.diff.findings import doubt_lines, findings_table
-from gpudiag.report.diff.ranks import rank_lines, wait_lines
-from gpudiag.report.diff.tables import parts_table
-from gpudiag.report.diff.words import header, verdict
-from gpudiag.report.layout import print_trimmed, under_headings
+from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
+from gpudiag.report.diff.tables import SEEN_MS, parts_table, waterfall
+from gpudiag.report.diff.words import header, signed, verdict
+from gpudiag.report.palette import LABELS, SEVERITY_STYLE
+from gpudiag.report.rank_rows import bucket_distance, labels
+from gpudiag.report.terminal.traffic import wait_line
 
-_SEEN_MS = 0.005
+MOST_RANKS = 8
+MOST_WAITS = 5
+MOST_FINDINGS = 12
+_LONGEST = 300
+#: A rank differs from the others if this share of its step changed in other buckets than on the median rank.
+_UNLIKE_SHARE = 0.05
+#: Changes below this share of the step are jitter of arrival or rounding.
+_NEWS_SHARE = 0.01
+_WITHIN_A_RUN = "Noise is the variation of steps within each run; two runs of the same code may differ by more."
 
 
 def render_diff(diff: Diff, console: Console) -> None:
-    """Print the whole difference on `console`."""
-    print_trimmed(console, diff_report(diff, console))
-
-
-def diff_report(diff: Diff, console: Console) -> Group:
-    """The difference as one renderable, laid out for this console's width, colours and encoding."""
+    """Print the whole difference."""
     step = diff.step("profiled")
     longest = max(step.before_ms, step.after_ms)
-    buckets: list[RenderableType] = [waterfall(diff, console)]
-    if max(diff.hidden_communication_ms) >= _SEEN_MS:
-        old, new = (figures.milliseconds(value) for value in diff.hidden_communication_ms)
-        hidden = f"Communication overlapped with compute: {old} → {new} ms"
-        buckets.append(Text(hidden, style="dim"))
-    sections: list[tuple[str, RenderableType]] = [
-        ("From A to B, while profiling", Group(*buckets)),
-        ("What made the difference", parts_table(diff, console.width)),
-    ]
-    if diff.ranks:
-        sections.append(("Ranks, B - A", rank_lines(diff.ranks, longest)))
     waits = wait_lines(diff.waits, longest)
-    if waits:
-        sections.append(("Waits", Group(*waits)))
-    if diff.findings:
-        sections.append(("Findings", findings_table(diff.findings)))
     doubts = doubt_lines(diff)
-    if doubts:
-        sections.append(("How far to trust this", Group(*doubts)))
-    return Group(*verdict(diff), Text(), *header(diff, console.width), *under_headings(sections))
+    sections: list[tuple[str, RenderableType | None]] = [
+        ("From A to B, while profiling", Group(waterfall(diff, console), *_overlapped(diff))),
+        ("Largest changes", parts_table(diff, console.width)),
+        ("Ranks, B - A", rank_lines(diff.ranks, longest) if diff.ranks else None),
+        ("Waits", Group(*waits) if waits else None),
+        ("Findings", findings_table(diff.findings) if diff.findings else None),
+        ("How far to trust this", Group(*doubts) if doubts else None),
+    ]
+    present = [(heading, section) for heading, section in sections if section is not None]
+    print_trimmed(console, Group(*verdict(diff), Text(), *header(diff, console.width), *under_headings(present)))
+
+
+def _overlapped(diff: Diff) -> list[Text]:
+    if max(diff.hidden_communication_ms) < SEEN_MS:
+        return []
+    old, new = map(figures.milliseconds, diff.hidden_communication_ms)
+    return [Text(f"Communication overlapped with compute: {old} → {new} ms", style="dim")]
+
+
+def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
+    """Return a line per rank with the buckets that changed; of many ranks the median and those that differ from it."""
+    table = plain_grid({"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {})
+    names = labels(ranks)
+    largest = max(abs(rank.difference_ms) for rank in ranks)
+    shown = list(range(len(ranks)))
+    if len(ranks) > MOST_RANKS:
+        typical = {bucket: median(rank.buckets_ms[bucket] for rank in ranks) for bucket in BUCKETS}
+        distances = [bucket_distance(rank.buckets_ms, typical) for rank in ranks]
+        unlike = [index for index in shown if distances[index] > _UNLIKE_SHARE * step_ms]
+        shown = sorted(sorted(unlike, key=lambda index: -distances[index])[: MOST_RANKS - 1])
+        middle = signed(median(rank.difference_ms for rank in ranks), beside=largest)
+        table.add_row(Text(f"median of {len(ranks)}"), Text(middle, style="bold"), _buckets(typical, step_ms))
+    for index in shown:
+        rank = ranks[index]
+        difference = Text(signed(rank.difference_ms, beside=largest), style="bold")
+        table.add_row(Text(names[index]), difference, _buckets(rank.buckets_ms, step_ms))
+    if len(shown) == len(ranks):
+        return table
+    note = "Shown: the median and the ranks that differ most from it. --json has every rank."
+    return Group(table, Text(note, style="dim"))
+
+
+def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
+    """Return `wait +33.2, compute +3.0`, largest change first."""
+    changed = [bucket for bucket in BUCKETS if abs(buckets_ms[bucket]) >= _NEWS_SHARE * step_ms]
+    if not changed:
+        return Text("no bucket changed by 1 % of the step", style="dim")
+    changed.sort(key=lambda bucket: -abs(buckets_ms[bucket]))
+    most = abs(buckets_ms[changed[0]])
+    return Text(", ".join(f"{LABELS[bucket]} {signed(buckets_ms[bucket], beside=most)}" for bucket in changed))
+
+
+def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
+    """Return one line per rank that others wait for longer or less, largest change first."""
+    groups: dict[tuple[int, bool], list[WaitChange]] = defaultdict(list)
+    for wait in waits:
+        if abs(wait.difference_ms) >= _NEWS_SHARE * step_ms:
+            groups[wait.on_rank, wait.difference_ms > 0].append(wait)
+    ordered = sorted(groups.items(), key=lambda item: -sum(abs(wait.difference_ms) for wait in item[1]))
+    lines = [
+        wait_line(on_rank, [(wait.rank, abs(wait.difference_ms)) for wait in group], " longer" if longer else " less")
+        for (on_rank, longer), group in ordered[:MOST_WAITS]
+    ]
+    return and_more(lines, len(ordered) - MOST_WAITS, prefix="for ")
+
+
+def findings_table(findings: Sequence[FindingChange]) -> Table:
+    """Return a line per finding: appeared, changed or disappeared, severity, savings, title."""
+    table = plain_grid({"no_wrap": True}, {})
+    for change in findings[:MOST_FINDINGS]:
+        table.add_row(Text(change.status), _finding_line(change))
+    for more in and_more([], len(findings) - MOST_FINDINGS):
+        table.add_row(Text(), more)
+    return table
+
+
+def _finding_line(change: FindingChange) -> Text:
+    shown = change.after if change.after is not None else change.before
+    if shown is None:
+        return Text()
+    line = Text(_cut(shown.code), style=SEVERITY_STYLE[shown.severity])
+    line.append(" ", style="default not bold")
+    if change.before is not None and change.after is not None:
+        old, new = _facts(change.before), _facts(change.after)
+        return line.append(new if old == new else f"{old} → {new}", style="default not bold")
+    title = _cut(shown.title)
+    return line.append(f"{_facts(shown)}{': ' if title else ''}{title}", style="default not bold")
+
+
+def _facts(finding: Finding) -> str:
+    facts: list[str] = [finding.severity]
+    facts += [figures.ranks(finding.ranks)] if finding.ranks else []
+    if finding.recoverable_ms_per_step is not None and finding.recoverable_ms_per_step > 0:
+        facts.append(f"saves {figures.milliseconds(finding.recoverable_ms_per_step)} ms")
+    return f"({', '.join(facts)})"
+
+
+def doubt_lines(diff: Diff) -> list[Text]:
+    """Return the differences between the runs' settings, then the warnings of either run."""
+    lines = [
+        _doubt(f"{unlike.what} {_cut(unlike.before)} → {_cut(unlike.after)}", unlike.message)
+        for unlike in diff.run_differences
+    ]
+    if diff.parts_reason:
+        lines.append(Text(f"No breakdown by kernel and collective: {diff.parts_reason}."))
+    runs_of: dict[tuple[str, str], dict[str, None]] = {}
+    for warning in diff.validity:
+        runs_of.setdefault((warning.code, warning.message), {})["A" if warning.run == "before" else "B"] = None
+    lines += [_doubt(f"{' and '.join(runs)}: {_cut(code)}", _cut(message)) for (code, message), runs in runs_of.items()]
+    if diff.outcome in {"slower", "faster"}:
+        lines.append(Text(_WITHIN_A_RUN, style="dim"))
+    return lines
+
+
+def _doubt(topic: str, message: str) -> Text:
+    return Text(f"{topic}: ", style="yellow").append(message, style="default")
+
+
+def _cut(text: str) -> str:
+    return one_line(text)[:_LONGEST]

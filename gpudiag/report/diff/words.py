@@ -1,4 +1,4 @@
-"""A difference in words: the verdict, the runs, and their step times."""
+"""The difference between two runs in words: verdict, runs, step times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.palette import LABELS
 
-#: What opens the verdict, and how it stands out.
+#: First word of the verdict, and its style.
 _VERDICT: dict[Outcome, tuple[str, str]] = {
     "slower": ("SLOWER", "bold red"),
     "faster": ("FASTER", "bold green"),
@@ -25,14 +25,14 @@ _KINDS: dict[StepKind, str] = {
     "corrected": "estimated without profiling",
 }
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
-#: Said once, in the verdict: a loader without marks leaves nothing but this pause.
-_UNMARKED = ", perhaps data loading without marks"
+#: Added in the verdict: a loader without marks leaves only this pause.
+_UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
 
 
 def signed(value_ms: float, *, beside: float | None = None) -> str:
-    """A difference with its sign; a plain hyphen, which every terminal has, for minus.
+    """Return a difference with its sign; minus is a plain hyphen, which every terminal has.
 
     >>> signed(35.62), signed(-0.071), signed(0.0), signed(-0.2, beside=35.0)
     ('+35.6', '-0.07', '0.00', '-0.2')
@@ -44,7 +44,7 @@ def signed(value_ms: float, *, beside: float | None = None) -> str:
 
 
 def signed_percent(value: float | None) -> str:
-    """A relative change: whole percents from 10 on, one decimal below.
+    """Return a relative change: whole percents from 10 on, one decimal below.
 
     >>> signed_percent(114.2), signed_percent(-3.25), signed_percent(None)
     ('+114 %', '-3.2 %', '—')
@@ -55,7 +55,7 @@ def signed_percent(value: float | None) -> str:
 
 
 def verdict(diff: Diff) -> list[Text]:
-    """What happened in one line, and where most of it lies."""
+    """Return the outcome in one line, and the main cause."""
     step = diff.step(diff.judged)
     word, style = _VERDICT[diff.outcome]
     line = Text(word, style=style).append("  ", style="default not bold")
@@ -65,17 +65,22 @@ def verdict(diff: Diff) -> list[Text]:
         return lines
     profiled = diff.step("profiled")
     if profiled.difference_ms * step.difference_ms < 0:
-        return [*lines, Text("While profiling, steps changed the other way, so nothing below explains it.")]
+        return [
+            *lines,
+            Text(
+                "Profiled steps changed in the opposite direction, so the tables below do not explain the difference."
+            ),
+        ]
     return [*lines, Text(_because(diff.cause))]
 
 
 def _unlike(diff: Diff) -> list[Text]:
-    """That the runs do not do the same work, where that is known or likely: before anyone is glad of a faster step."""
-    found = next((one for one in diff.run_differences if one.what == OTHER_KERNELS or not one.same_work), None)
-    if found is None:
-        return []
-    values = f"{_short(found.before)} → {_short(found.after)}"
-    return [Text(f"Not like with like: {found.what} {values}.", style="yellow")]
+    """Warn if the runs do not, or probably do not, do the same work."""
+    for difference in diff.run_differences:
+        if difference.what == OTHER_KERNELS or not difference.same_work:
+            values = f"{_short(difference.before)} → {_short(difference.after)}"
+            return [Text(f"The runs do different work: {difference.what} {values}.", style="yellow")]
+    return []
 
 
 def _statement(diff: Diff, step: StepChange) -> str:
@@ -83,12 +88,12 @@ def _statement(diff: Diff, step: StepChange) -> str:
     if diff.outcome == "no-difference":
         return f"beyond noise: B's step is {signed(step.difference_ms)} ms, {interval(step)}{kind}."
     if step.difference_ms == 0:
-        return f"The mean steps are the same{kind}, but their noise is not known: {step.reason}."
+        return f"The mean steps are the same{kind}, but their noise is unknown: {step.reason}."
     size = figures.milliseconds(abs(step.difference_ms))
     longer = "longer" if step.difference_ms >= 0 else "less"
     text = f"Steps of B take {size} ms {longer} than those of A ({signed_percent(step.percent)}){kind}"
     if diff.outcome == "cannot-tell":
-        return f"{text}; whether beyond noise is not known: {step.reason}."
+        return f"{text}; it is unknown whether this exceeds noise: {step.reason}."
     return f"{text}."
 
 
@@ -101,7 +106,7 @@ def _because(cause: Cause) -> str:
         part = f" ({part_label(cause.part, _LONGEST)}{unmarked})"
     bucket = LABELS[cause.bucket]
     if not cause.ranks:
-        return f"Mostly {bucket}{part}: {size} ms {more} on the mean of all devices."
+        return f"Mostly {bucket}{part}: {size} ms {more}, averaged over all devices."
     who = figures.ranks(cause.ranks)
     verb = "has" if len(cause.ranks) == 1 else "have"
     text = f"Mostly because {who} {verb} {size} ms {more} {bucket}{part}"
@@ -112,7 +117,7 @@ def _because(cause: Cause) -> str:
 
 
 def interval(step: StepChange) -> str:
-    """The 95 % interval in words."""
+    """Return the 95 % interval in words."""
     if step.ci95_ms is None:
         return ""
     beside = max(abs(end) for end in step.ci95_ms)
@@ -121,7 +126,7 @@ def interval(step: StepChange) -> str:
 
 
 def header(diff: Diff, width: int) -> list[Text]:
-    """Which runs, and each kind of step time that both have."""
+    """Return both runs, and each kind of step time that both have."""
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"
@@ -136,7 +141,7 @@ def header(diff: Diff, width: int) -> list[Text]:
 
 
 def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
-    """One run: its path, what ran, on what, over how many steps."""
+    """Return path, workload, devices and number of steps of one run."""
     parts = [shorten_middle(one_line(path), min(_LONGEST, width - 6)) for path in run.paths[:1]]
     parts += [f"and {len(run.paths) - 1} more"] if len(run.paths) > 1 else []
     parts += [_short(word) for word in (run.workload, run.strategy) if word]
@@ -148,7 +153,7 @@ def _run_line(letter: str, run: ComparedRun, width: int) -> Text:
 
 
 def part_label(part: PartChange, width: int, *, groups: bool = False) -> str:
-    """What a part is, in at most `width` characters; with its process group when there are several."""
+    """Return a part's name in at most `width` characters, with its process group if there are several."""
     if part.bucket.startswith("communication_"):
         size = f" {figures.size(part.size_bytes)}" if part.size_bytes is not None else ""
         group = f" (group {shorten_middle(one_line(part.group), 16)})" if groups and part.group else ""

@@ -1,5 +1,5 @@
-"""Timeline and attribution → what other tools open.
+"""Export of events for other tools.
 
-`assemble` makes the export `model` (events on one clock, with `gpudiag_tracks` above them), `formats/` write it, a
-module each; `tensorboard/` shows it.
+`assemble` makes the export `model` (events and gpudiag's tracks on one clock), `formats/` write it, one module each;
+`tensorboard/` shows it.
 """

@@ -1,4 +1,4 @@
-"""From a timeline and its attribution to what is exported: all events, on the common clock, and gpudiag's tracks."""
+"""Make the export model from a timeline and its attribution: all events on the common clock, and gpudiag's tracks."""
 
 from __future__ import annotations
 
@@ -8,103 +8,109 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpudiag.model.attribution import Attribution
+from gpudiag.intervals import intersect, subtract
+from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import HOST, NO_NUMBER, EventKind, Trace
 from gpudiag.model.sanitize import printable
-from gpudiag.model.timeline import UNKNOWN, Timeline
-from gpudiag.report.export.gpudiag_tracks import gpudiag_tracks
-from gpudiag.report.export.model import ExportModel, Group, Track, TrackKind
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
+from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
+
+STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
+#: Two parts of the bucket `idle` that have their own name on the track.
+UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
 def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Sequence[Trace]) -> ExportModel:
-    """Everything of a job that can be shown.
+    """Return all events of a job.
 
     Args:
         timeline: the job.
-        attribution: its windows, cut into buckets.
-        recordings: what was recorded, one trace per process. These are the timeline's traces, but where it has several
-            made of one process (TensorFlow's, one per GPU): there it is the whole one, and has their source.
+        attribution: its windows, divided into buckets.
+        recordings: one trace per process. These are the timeline's traces, except where it has several from one process
+            (TensorFlow: one per GPU): then it is the whole trace, which has the same source.
     """
-    devices: list[Group] = []
-    hosts: list[Group] = []
-    for process, trace in enumerate(recordings):
-        device_tracks = [
-            index
-            for index, device_track in enumerate(timeline.tracks)
-            if _is_of(timeline.traces[device_track.trace], trace)
-        ]
-        shift = timeline.tracks[device_tracks[0]].shift_ns if device_tracks else 0
-        of_device = {timeline.tracks[index].device: index for index in device_tracks}
-        ranks = tuple(sorted({timeline.tracks[index].rank for index in device_tracks})) or (trace.rank or 0,)
-        for device in np.unique(trace.events.device[trace.events.device != HOST]).tolist():
-            device_track = of_device.get(device)
-            rank = ranks[0] if device_track is None else timeline.tracks[device_track].rank
-            model = printable(trace.device_names.get(device, ""))
-            own = () if device_track is None else gpudiag_tracks(timeline, attribution, device_track)
-            devices.append(
-                Group(
-                    title=" · ".join(filter(None, (f"rank {rank}", f"cuda:{device}", model))),
-                    process=process,
-                    ranks=(rank,),
-                    device=device,
-                    model=model,
-                    tracks=(*own, *_streams(trace, device, shift)),
-                )
-            )
-        device_track = of_device.get(UNKNOWN)
-        own = () if device_track is None else gpudiag_tracks(timeline, attribution, device_track)
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        threads = (*own, *_threads(trace, shift))
-        hosts.append(Group(title=f"{who} · host", process=process, ranks=ranks, device=None, model="", tracks=threads))
+    devices: list[TrackGroup] = []
+    hosts: list[TrackGroup] = []
+    for process, recording in enumerate(recordings):
+        indices = [i for i, track in enumerate(timeline.tracks) if _same_file(timeline.traces[track.trace], recording)]
+        shift = timeline.tracks[indices[0]].shift_ns if indices else 0
+        ranks = tuple(sorted({timeline.tracks[index].rank for index in indices})) or (recording.rank or 0,)
+        results = {
+            timeline.tracks[index].device: (timeline.tracks[index], _gpudiag_tracks(timeline, attribution, index))
+            for index in indices
+        }
+        devices += _devices(recording, process, ranks[0], results, shift)
+        own = results[UNKNOWN][1] if UNKNOWN in results else ()
+        name = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        threads = (*own, *_tracks(recording, recording.events.device == HOST, shift, TrackKind.THREAD, "thread {}"))
+        group = TrackGroup(title=f"{name} · host", process=process, ranks=ranks, device=None, model="", tracks=threads)
+        hosts.append(group)
     groups = [*sorted(devices, key=lambda group: (group.ranks, group.device or 0)), *hosts]
     origin = min((trace.origin_ns for trace in timeline.traces), default=0)
     return _from_zero(ExportModel(framework=timeline.framework, origin_ns=origin, groups=tuple(groups)))
 
 
-def _is_of(part: Trace, whole: Trace) -> bool:
-    """Whether one is made of the other."""
-    return part is whole or (part.source == whole.source and part.rank != whole.rank)
+def _same_file(trace: Trace, recording: Trace) -> bool:
+    """Return whether the trace is the recording or one rank's share of it."""
+    return trace is recording or (trace.source == recording.source and trace.rank != recording.rank)
 
 
-def _streams(trace: Trace, device: int, shift: int) -> list[Track]:
-    events = trace.events
-    on_device = events.device == device
-    shadow = events.kind == EventKind.DEVICE_ANNOTATION
-    return [
-        *_tracks(trace, on_device & ~shadow, shift, TrackKind.STREAM, "Stream {}"),
-        *_tracks(trace, on_device & shadow, shift, TrackKind.SHADOWS, "Annotations of stream {}"),
-    ]
+def _devices(
+    recording: Trace,
+    process: int,
+    first_rank: int,
+    results: dict[int, tuple[DeviceTrack, tuple[ExportTrack, ...]]],
+    shift: int,
+) -> list[TrackGroup]:
+    events = recording.events
+    groups = []
+    for device in np.unique(events.device[events.device != HOST]).tolist():
+        device_track, own = results.get(device, (None, ()))
+        rank = first_rank if device_track is None else device_track.rank
+        model = printable(recording.device_names.get(device, ""))
+        on_device, shadow = events.device == device, events.kind == EventKind.DEVICE_ANNOTATION
+        groups.append(
+            TrackGroup(
+                title=" · ".join(filter(None, (f"rank {rank}", f"cuda:{device}", model))),
+                process=process,
+                ranks=(rank,),
+                device=device,
+                model=model,
+                tracks=(
+                    *own,
+                    *_tracks(recording, on_device & ~shadow, shift, TrackKind.STREAM, "Stream {}"),
+                    *_tracks(recording, on_device & shadow, shift, TrackKind.SHADOWS, "Annotations of stream {}"),
+                ),
+            )
+        )
+    return groups
 
 
-def _threads(trace: Trace, shift: int) -> list[Track]:
-    return _tracks(trace, trace.events.device == HOST, shift, TrackKind.THREAD, "thread {}")
-
-
-def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[Track]:
-    """A track per thread of the chosen events."""
+def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[ExportTrack]:
+    """Return a track per thread of the chosen events."""
     events, numbers = trace.events, _step_numbers(trace)
     rows = np.flatnonzero(chosen)
     if not len(rows):
         return []
     order = rows[np.argsort(events.thread[rows], kind="stable")]
     threads, first = np.unique(events.thread[order], return_index=True)
-    names = tuple(map(printable, events.names))  # viewers may act on what a terminal acts on
+    names = tuple(map(printable, events.names))  # viewers may interpret what a terminal interprets
     tracks = []
-    for thread, part in zip(threads.tolist(), np.split(order, first[1:]), strict=True):
-        step = numbers[part]
+    for thread, indices in zip(threads.tolist(), np.split(order, first[1:]), strict=True):
+        step = numbers[indices]
         marks = kind is TrackKind.THREAD and bool((step != NO_NUMBER).any())
         tracks.append(
-            Track(
+            ExportTrack(
                 kind=kind,
                 title=title.format(thread),
                 ident=thread,
-                start=events.start_ns[part] + shift,
-                end=events.end_ns[part] + shift,
-                name=events.name[part],
+                start=events.start_ns[indices] + shift,
+                end=events.end_ns[indices] + shift,
+                name=events.name[indices],
                 names=names,
-                event_kind=events.kind[part],
-                correlation=events.correlation[part],
-                size_bytes=events.size_bytes[part],
+                event_kind=events.kind[indices],
+                correlation=events.correlation[indices],
+                size_bytes=events.size_bytes[indices],
                 step=step if marks else None,
             )
         )
@@ -112,7 +118,7 @@ def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind
 
 
 def _step_numbers(trace: Trace) -> NDArray[np.int64]:
-    """int64[n]: the step number of each event, `NO_NUMBER` where it marks no step."""
+    """Return int64[n]: the step number of each step mark, `NO_NUMBER` for other events."""
     number = np.full(len(trace.events), NO_NUMBER, np.int64)
     for marks in trace.step_marks:
         number[marks.row] = marks.number
@@ -120,16 +126,81 @@ def _step_numbers(trace: Trace) -> NDArray[np.int64]:
 
 
 def _from_zero(exported: ExportModel) -> ExportModel:
-    """The export model with its first event at 0."""
+    """Move the export model's first event to 0, and drop empty tracks."""
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks if len(track)]
     first = min(starts, default=0)
-    groups = tuple(
-        replace(group, tracks=tuple(_moved(track, -first) for track in group.tracks if len(track)))
-        for group in exported.groups
-    )
+    groups = []
+    for group in exported.groups:
+        tracks = [
+            replace(track, start=track.start - first, end=track.end - first) for track in group.tracks if len(track)
+        ]
+        groups.append(replace(group, tracks=tuple(tracks)))
     origin = exported.origin_ns + first if exported.origin_ns > 1 else 0
-    return ExportModel(framework=exported.framework, origin_ns=origin, groups=groups)
+    return ExportModel(framework=exported.framework, origin_ns=origin, groups=tuple(groups))
 
 
-def _moved(track: Track, by: int) -> Track:
-    return replace(track, start=track.start + by, end=track.end + by)
+def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[ExportTrack, ...]:
+    """Return the tracks of a device track, on the timeline's clock; empty tracks are omitted."""
+    device_track = timeline.tracks[index]
+    tracks = (
+        _steps(device_track),
+        _buckets(attribution.tracks[index]),
+        _waits(device_track, timeline.whole_collectives(device_track)),
+    )
+    return tuple(track for track in tracks if len(track))
+
+
+def _steps(device_track: DeviceTrack) -> ExportTrack:
+    numbers = device_track.window_steps
+    return ExportTrack(
+        kind=TrackKind.GPUDIAG,
+        title=STEPS,
+        ident=0,
+        start=device_track.bounds[:-1],
+        end=device_track.bounds[1:],
+        name=np.arange(len(numbers), dtype=np.int32),
+        names=tuple(f"step {number}" for number in numbers.tolist()),
+        step=numbers.astype(np.int64),
+    )
+
+
+def _buckets(attributed: TrackAttribution) -> ExportTrack:
+    unmarked = intersect(attributed.parts["idle"], attributed.unmarked_input)
+    rest = subtract(attributed.parts["idle"], unmarked)
+    queued = intersect(rest, attributed.queued)
+    parts = {**attributed.parts, "idle": subtract(rest, queued), UNMARKED_INPUT: unmarked, QUEUED: queued}
+    start = np.concatenate([intervals.start for intervals in parts.values()])
+    order = np.argsort(start, kind="stable")
+    name = np.repeat(np.arange(len(parts), dtype=np.int32), [len(intervals) for intervals in parts.values()])
+    return ExportTrack(
+        kind=TrackKind.GPUDIAG,
+        title=PARTS,
+        ident=1,
+        start=start[order],
+        end=np.concatenate([intervals.end for intervals in parts.values()])[order],
+        name=name[order],
+        names=tuple(parts),
+    )
+
+
+def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
+    """Return waits from each arrival at a collective until the last rank's; overlaps are cut from the later wait."""
+    table = device_track.collectives
+    waits = (
+        (table.last_arrival > table.start)
+        & (table.start >= device_track.bounds[0])
+        & (table.start < device_track.bounds[-1])
+    )
+    start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
+    begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
+    kept = end > begin
+    ranks = np.unique(rank[kept])
+    return ExportTrack(
+        kind=TrackKind.GPUDIAG,
+        title=WAITS,
+        ident=2,
+        start=begin[kept],
+        end=end[kept],
+        name=np.searchsorted(ranks, rank[kept]).astype(np.int32),
+        names=tuple("waits" if number == UNKNOWN else f"waits for rank {number}" for number in ranks.tolist()),
+    )

@@ -1,4 +1,4 @@
-"""What is to be shown of a job: tracks of events on one clock, whatever format they are then written in."""
+"""The export model: tracks of events on one clock, independent of the format."""
 
 from __future__ import annotations
 
@@ -11,32 +11,30 @@ from numpy.typing import NDArray
 
 
 class TrackKind(Enum):
-    """Where a track's events come from."""
+    """Source of a track's events."""
 
     GPUDIAG = "gpudiag"
-    """gpudiag's findings: steps, buckets, waits."""
+    """gpudiag's results: steps, buckets, waits."""
     STREAM = "stream"
     """A device's stream."""
     SHADOWS = "shadows"
-    """Host annotations as the device saw them; they lie over the work of a stream."""
+    """Host annotations as recorded on the device; they overlap the work of a stream."""
     THREAD = "thread"
     """A host thread."""
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of one thread, stream, or of gpudiag's as columns of equal length n, by start (ties: the longer first).
+class ExportTrack(msgspec.Struct, frozen=True, kw_only=True):
+    """Events of a thread, a stream or gpudiag, as columns of equal length n, by start (ties: the longer first).
 
     Attributes:
-        kind: where they come from.
-        title: what a person reads beside it.
-        ident: the thread's or stream's number in the trace; of gpudiag's tracks their place.
+        title: label in the viewer.
+        ident: number of the thread or stream in the trace; position of a gpudiag track.
         start, end: int64[n], ns since the export model's origin.
-        name: int32[n], index into `names`.
-        names: distinct names, possibly more than are used here.
-        event_kind: uint8[n], `EventKind`; None for gpudiag's tracks.
-        correlation: int64[n] as in `EventTable`; None for gpudiag's tracks.
-        size_bytes: int64[n] as in `EventTable`; None for gpudiag's tracks.
-        step: int64[n], the step number of a step mark or window, -1 for all else; None where there are none.
+        name: int32[n], index into `names`, which may have unused entries.
+        event_kind: uint8[n], `EventKind`; None for gpudiag's tracks, as are the next two.
+        correlation: int64[n] as in `EventTable`.
+        size_bytes: int64[n] as in `EventTable`.
+        step: int64[n], step number of a step mark or window, else -1; None if there are none.
     """
 
     kind: TrackKind
@@ -54,23 +52,18 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         return len(self.start)
 
-    def total_ns(self) -> int:
-        """Sum of the durations."""
-        return int((self.end - self.start).sum())
-
     def rows(self) -> Iterator[tuple[int, int, str]]:
-        """(start, end, name) of each event."""
+        """Yield (start, end, name) of each event."""
         for start, end, name in zip(self.start.tolist(), self.end.tolist(), self.name.tolist(), strict=True):
             yield start, end, self.names[name]
 
 
-class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """What belongs together on the screen: one device with its streams, or the threads of one process.
+class TrackGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One device with its streams, or the threads of one process.
 
     Attributes:
         title: `rank 2 · cuda:0 · NVIDIA H200` or `rank 2 · host`.
-        process: which process recorded it, from 0; correlation ids are of one process.
-        ranks: the ranks concerned.
+        process: number of the recording process; correlation ids are unique within it.
         device: ordinal of the device in its process; None for a host.
         model: the device's model, or "".
         tracks: gpudiag's tracks first.
@@ -81,31 +74,31 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     ranks: tuple[int, ...]
     device: int | None
     model: str
-    tracks: tuple[Track, ...]
+    tracks: tuple[ExportTrack, ...]
 
 
 class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything to be shown.
+    """Everything to export.
 
     Attributes:
         framework: `pytorch` or `tensorflow`.
-        origin_ns: absolute time (Unix, ns) of the clock's zero; 0 where unknown.
-        groups: devices in order of rank, then hosts.
+        origin_ns: Unix time in ns of the clock's zero; 0 if unknown.
+        groups: devices by rank, then hosts.
     """
 
     framework: str
     origin_ns: int
-    groups: tuple[Group, ...]
+    groups: tuple[TrackGroup, ...]
 
     def events(self) -> int:
-        """How many events there are, gpudiag's tracks included."""
+        """Return the number of events, including gpudiag's tracks."""
         return sum(len(track) for group in self.groups for track in group.tracks)
 
 
-def rows_apart(track: Track) -> list[NDArray[np.intp]]:
-    """The events of a track in as few rows as it takes for those of one row to be nested or disjoint.
+def rows_apart(track: ExportTrack) -> list[NDArray[np.intp]]:
+    """Split events into as few rows as possible, so that events of a row are nested or disjoint.
 
-    Formats that write begins and ends can say nothing else:
+    Formats that write begins and ends cannot express anything else:
 
         |---- a ----|                    row 0: a, c
              |---- b ----|               row 1: b
@@ -124,7 +117,7 @@ def rows_apart(track: Track) -> list[NDArray[np.intp]]:
 
 
 def _first_with_room(open_until: list[list[int]], start: int, end: int) -> int:
-    """The first row where an event fits, by the ends of what is open in each; one more than there are for none."""
+    """Return the first row in which an event fits, given the ends of each row's open events; else the next new row."""
     for row, ends in enumerate(open_until):
         while ends and ends[-1] <= start:
             ends.pop()

@@ -1,16 +1,17 @@
-"""What xprof's overview is made of, so that its figures are gpudiag's.
+"""Step events that make xprof's overview show gpudiag's figures.
 
-xprof finds steps by following launches from step marks, and sums step by step what devices did, by priority and over
-all devices together. With four ranks in one file that makes four times the steps, ops of a rank hide that another one
-waited, and time without kernels is "all others", which it takes for input. But what says which step it is of
-(`group_id`) is left as it is. So one rank's events say it, the one that the others wait for, and beside them lie
+xprof finds steps by following launches from step marks, and sums per step what devices did, by priority and over all
+devices together. For four ranks in one file that yields four times the steps, ops of one rank hide that another waited,
+and time without kernels is "all others", which xprof counts as input. But xprof keeps the step (`group_id`) of events
+that have one. Therefore the events of one rank, the one that the others wait for, name their step, and two lines beside
+them have
 
-    gpudiag: steps    step windows, as long as the step was over all ranks
-    gpudiag: parts    what no kernel or copy says, under names that xprof knows: waiting for input, exchange
+    gpudiag: steps    step windows, as long as the mean step over all ranks
+    gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
 
-so that a step and its parts are that rank's in the analysis. How xprof files events: xplane_to_step_events.cc,
-event_span.cc and step_events_to_steps_db.cc of openxla/xprof; what a host did is counted only where there are no
-devices. Kernel statistics are of all ranks.
+so that a step and its parts are that rank's in the analysis. xprof's classification of events is in
+xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof; host activity counts only if
+there are no devices. Kernel statistics cover all ranks.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.event import NO_CORRELATION
-from gpudiag.report.export.gpudiag_tracks import PARTS, QUEUED, STEPS, UNMARKED_INPUT
-from gpudiag.report.export.model import ExportModel, Group, Track, TrackKind
+from gpudiag.report.export.assemble import PARTS, QUEUED, STEPS, UNMARKED_INPUT
+from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
-#: Parts of a device's step → names that xprof files under input, collectives and compute; none has a colon, behind
-#: which it looks for the type of TensorFlow's op. The gaps between queued kernels are compute there: the device waits
-#: for nobody.
+#: Parts of a device's step → names that xprof counts as input, collectives and compute. No name has a colon, because
+#: xprof expects an op type of TensorFlow after it. Gaps between queued kernels count as compute: the device waits for
+#: nobody.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
-    "communication_transfer": "nccl (exchange)",
+    "communication_transfer": "nccl (communication)",
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: Of a step without devices: input and host compute; an exchange goes from host to host.
+#: The same for a step without devices: communication is a copy from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",
-    "communication_transfer": "MEMCPYHtoH (exchange)",
+    "communication_transfer": "MEMCPYHtoH (communication)",
     "communication_wait": "MEMCPYHtoH (waiting for a rank)",
     "compute": "compute",
     "copy": "copy",
@@ -51,7 +52,7 @@ _ON_HOST = {
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that xprof counts: [start, end) ns on the export model's clock, its name and its step."""
+    """Event that xprof counts: [start, end) in ns on the export model's clock."""
 
     start: int
     end: int
@@ -60,39 +61,38 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacingGroup:
-    """The steps of the group that the others wait for.
+    """Steps of the group that the others wait for.
 
     Attributes:
-        group: which it is.
-        steps: its windows.
-        mean_ns: the length of each step by its number, over all groups; set once they are known.
+        steps: windows.
+        mean_ns: mean length over all groups of each step number; set when all groups are known.
     """
 
-    def __init__(self, group: Group, steps: Track, parts: Track) -> None:
+    def __init__(self, group: TrackGroup, steps: ExportTrack, parts: ExportTrack) -> None:
         self.group = group
         self.steps = steps
         self.mean_ns: dict[int, int] = {}
         self._parts = parts
 
     def lengths_ns(self) -> list[tuple[int, int]]:
-        """(number, length) of each step."""
+        """Return (number, length) of each step."""
         return list(zip(_numbers(self.steps).tolist(), (self.steps.end - self.steps.start).tolist(), strict=True))
 
     def waited_ns(self) -> int:
-        """How long it waited for other ranks."""
+        """Return the time spent waiting for other ranks."""
         waits = self._parts.name == self._parts.names.index("communication_wait")
         return int((self._parts.end - self._parts.start)[waits].sum())
 
-    def step_of(self, track: Track) -> NDArray[np.int64]:
-        """int64[n]: each event's step, by its begin; -1 outside of the steps, and of what nobody launched."""
-        place = np.searchsorted(self.steps.start, track.start, side="right") - 1
-        inside = (place >= 0) & (track.start < self.steps.end[np.maximum(place, 0)])
+    def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
+        """Return int64[n]: the step in which each event begins; -1 outside of steps and for events without launch."""
+        window = np.searchsorted(self.steps.start, track.start, side="right") - 1
+        inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
         if track.correlation is not None:
             inside &= (track.correlation != NO_CORRELATION) & (track.kind is TrackKind.STREAM)
-        return np.where(inside, _numbers(self.steps)[np.maximum(place, 0)], -1)
+        return np.where(inside, _numbers(self.steps)[np.maximum(window, 0)], -1)
 
     def windows(self) -> list[StepEvent]:
-        """The steps: begun as here, as long as on the mean of all ranks."""
+        """Return the steps: starts of this group, mean lengths over all groups."""
         begins = zip(self.steps.start.tolist(), _numbers(self.steps).tolist(), strict=True)
         return [
             StepEvent(start=start, end=start + self.mean_ns[number], name=str(number), step=number)
@@ -100,41 +100,41 @@ class PacingGroup:
         ]
 
     def parts(self) -> list[StepEvent]:
-        """What no recorded event tells xprof; without devices, all of a step."""
+        """Return the time without recorded device events; without devices, all of each step."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
         chosen = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
-        # A part that spans windows is one of each of them.
+        # Split intervals at window boundaries.
         start, end = self._parts.start[chosen], self._parts.end[chosen]
         first = np.searchsorted(self.steps.start, start, side="right") - 1
         last = np.searchsorted(self.steps.start, end, side="left") - 1
         events = []
-        for place, name in enumerate(self._parts.name[chosen].tolist()):
-            for window in range(int(first[place]), int(last[place]) + 1):
-                begin = max(int(start[place]), int(self.steps.start[window]))
-                until = min(int(end[place]), int(self.steps.end[window]))
+        for index, name in enumerate(self._parts.name[chosen].tolist()):
+            for window in range(int(first[index]), int(last[index]) + 1):
+                begin = max(int(start[index]), int(self.steps.start[window]))
+                until = min(int(end[index]), int(self.steps.end[window]))
                 number = int(_numbers(self.steps)[window])
                 events.append(StepEvent(start=begin, end=until, name=names[self._parts.names[name]], step=number))
         return events
 
 
 def pacing_group(exported: ExportModel) -> PacingGroup | None:
-    """The group that waits least for others, a device if any has steps; None where nothing has steps."""
+    """Return the group that waits least for others, a device if any has steps; None if no group has steps."""
     candidates = []
     for group in exported.groups:
-        own = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
-        if STEPS in own and PARTS in own and (_numbers(own[STEPS]) >= 0).all():
-            candidates.append(PacingGroup(group, own[STEPS], own[PARTS]))
-    candidates = [one for one in candidates if one.group.device is not None] or candidates
+        tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
+        if STEPS in tracks and PARTS in tracks and (_numbers(tracks[STEPS]) >= 0).all():
+            candidates.append(PacingGroup(group, tracks[STEPS], tracks[PARTS]))
+    candidates = [candidate for candidate in candidates if candidate.group.device is not None] or candidates
     if not candidates:
         return None
     lengths: dict[int, list[int]] = {}
-    for number, length in itertools.chain.from_iterable(one.lengths_ns() for one in candidates):
+    for number, length in itertools.chain.from_iterable(map(PacingGroup.lengths_ns, candidates)):
         lengths.setdefault(number, []).append(length)
     chosen = min(candidates, key=PacingGroup.waited_ns)
-    chosen.mean_ns = {number: sum(of_all) // len(of_all) for number, of_all in lengths.items()}
+    chosen.mean_ns = {number: sum(ns) // len(ns) for number, ns in lengths.items()}
     return chosen
 
 
-def _numbers(steps: Track) -> NDArray[np.int64]:
+def _numbers(steps: ExportTrack) -> NDArray[np.int64]:
     assert steps.step is not None  # noqa: S101 - the track of steps has numbers
     return steps.step

@@ -1,4 +1,4 @@
-"""A machine's facts, drawn: `topology` what it has, with `links`; `bandwidth` what was measured.
+"""Terminal reports of a machine: `topology` (with `links`), and measured `bandwidth`.
 
-`tables` and `words` are theirs and the pages'.
+`tables` and `words` serve the HTML pages too.
 """

@@ -1,67 +1,58 @@
-"""What a machine's links carry, in a terminal: matrices coloured by share of the ceiling, transports, findings."""
+"""Terminal report of measured bandwidth: matrices colored by share of the ceiling, collectives, findings."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
+from rich.table import Table
 from rich.text import Text
 
+from gpudiag.model.benchmarks.gradient_bandwidth import ModelBuckets
 from gpudiag.model.facts import Facts
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.console import plain_grid, plain_table, print_trimmed, under_headings
 from gpudiag.report.facts import tables, words
 from gpudiag.report.facts.topology import dim_lines, findings_list
-from gpudiag.report.layout import plain_grid, plain_table, print_trimmed, under_headings
 
 _LONGEST = 400
-#: A longer heading takes two lines.
+#: Longer headings take two lines.
 _LONGEST_HEADING = 12
-#: Share of the ceiling from which a figure is drawn in each colour; a healthy link reaches 80 to 97 % of it.
+#: Style of a figure from each share of the ceiling on; a healthy link reaches 80 to 97 % of it.
 _HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
 
 
 def render_bandwidth(facts: Facts, console: Console) -> None:
-    """Print the figures on `console`, at its width."""
-    print_trimmed(console, bandwidth_report(facts, console.width))
-
-
-def bandwidth_report(facts: Facts, width: int) -> Group:
-    """The figures as one renderable for a terminal of `width` columns."""
-    sections: list[tuple[str, RenderableType]] = []
+    """Print the figures."""
+    width = console.width
     host = tables.host_matrix(facts)
-    if host is not None:
-        sections.append((host.title, _matrix(host, width)))
-    sections += [(matrix.title, _matrix(matrix, width, arrow="from \\ to")) for matrix in tables.peer_matrices(facts)]
-    if facts.latency:
-        sections.append(("Latency", _latency(facts)))
     collectives = tables.collective_matrix(facts)
-    if collectives is not None:
-        sections.append((collectives.title, _matrix(collectives, width)))
-    if facts.collective_fits:
-        sections.append(("Each transport in two figures", _fits(facts)))
-    memory = tables.host_memory_rows(facts)
-    if memory:
-        sections.append(("Host memory, copied bytes counted once", _host_memory(facts)))
-    ceilings = _ceilings(facts)
-    if ceilings is not None:
-        sections.append(("Ceilings", ceilings))
-    sections.append(("Findings", findings_list(facts.findings)))
-    if facts.skipped:
-        sections.append(("Not measured", _skipped(facts)))
-    return Group(*_header(facts), *under_headings(sections))
+    sections: list[tuple[str, RenderableType | None]] = [
+        *([(host.title, _matrix(host, width))] if host is not None else []),
+        *((matrix.title, _matrix(matrix, width, corner="from \\ to")) for matrix in tables.peer_matrices(facts)),
+        ("Latency", _latency(facts) if facts.latency else None),
+        *([(collectives.title, _matrix(collectives, width))] if collectives is not None else []),
+        ("Latency and bandwidth per transport (fit)", _fits(facts) if facts.collective_fits else None),
+        ("Host memory, copied bytes counted once", _host_memory(facts) if tables.host_memory_rows(facts) else None),
+        ("Ceilings", _ceilings(facts)),
+        ("Findings", findings_list(facts.findings)),
+        ("Not measured", _skipped(facts) if facts.skipped else None),
+    ]
+    present = [(heading, section) for heading, section in sections if section is not None]
+    print_trimmed(console, Group(*_header(facts), *under_headings(present)))
 
 
 def _header(facts: Facts) -> list[Text]:
     name = one_line(facts.host.name) or "this machine"
-    what = words.models(facts.gpus) if facts.gpus else "no NVIDIA GPU"
-    return [Text(f"{name} · {what}", style="bold"), Text(_how(facts), style="dim")]
+    devices = words.models(facts.gpus) if facts.gpus else "no NVIDIA GPU"
+    return [Text(f"{name} · {devices}", style="bold"), Text(_how_measured(facts), style="dim")]
 
 
-def _how(facts: Facts) -> str:
-    """How long it took and what was checked, in a line."""
+def _how_measured(facts: Facts) -> str:
+    """Return the duration and the result of data verification in one line."""
     if not (facts.bandwidth or facts.collectives):
-        return "nothing was measured; `gpudiag bandwidth` does"
+        return "nothing was measured; run `gpudiag bandwidth`"
     total: Any = facts.probes.get("total")
     parts = []
     if isinstance(total, dict) and isinstance(total.get("seconds"), int | float):
@@ -80,21 +71,12 @@ def _heat(share: float | None) -> str:
     return "" if share is None else next((style for least, style in _HEAT if share >= least), "red")
 
 
-def _matrix(matrix: tables.Matrix, width: int, arrow: str = "") -> RenderableType:
-    """A table of figures; where it is too wide, several below each other; below it, the shares of the ceiling."""
-    label_width = max([len(label) for label, _ in matrix.rows] + [len(arrow), len("% of ceiling") * matrix.by_column])
+def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableType:
+    """Return a table of figures, split into several if too wide, with the shares of the ceiling below."""
+    label_width = max([len(label) for label, _ in matrix.rows] + [len(corner), len("% of ceiling") * matrix.by_column])
     parts: list[RenderableType] = []
     for first, last in _spans(_column_widths(matrix), width - label_width):
-        table = plain_table(dim=True)
-        table.add_column(arrow, style="bold", no_wrap=True)
-        for heading in matrix.columns[first:last]:
-            table.add_column(heading, justify="right", max_width=_LONGEST_HEADING)
-        for label, cells in matrix.rows:
-            table.add_row(Text(label), *(_figure(cell) for cell in cells[first:last]))
-        if matrix.by_column:
-            for label, texts in _shares_by_column(matrix):
-                table.add_row(Text(label, style="dim"), *(Text(text, style="dim") for text in texts[first:last]))
-        parts += [Text(), table] if parts else [table]
+        parts += [Text(), _columns(matrix, first, last, corner)] if parts else [_columns(matrix, first, last, corner)]
     shares = [cell.share for cell in matrix.cells() if cell.of_ceiling and cell.share is not None]
     if shares and not matrix.by_column:
         parts.append(Text(f"{_range(shares)} of the ceiling", style="dim"))
@@ -103,17 +85,30 @@ def _matrix(matrix: tables.Matrix, width: int, arrow: str = "") -> RenderableTyp
     return Group(*parts)
 
 
+def _columns(matrix: tables.Matrix, first: int, last: int, corner: str) -> Table:
+    table = plain_table(dim=True)
+    table.add_column(corner, style="bold", no_wrap=True)
+    for heading in matrix.columns[first:last]:
+        table.add_column(heading, justify="right", max_width=_LONGEST_HEADING)
+    for label, cells in matrix.rows:
+        table.add_row(Text(label), *map(_figure, cells[first:last]))
+    if matrix.by_column:
+        for label, texts in _shares_by_column(matrix):
+            table.add_row(Text(label, style="dim"), *(Text(text, style="dim") for text in texts[first:last]))
+    return table
+
+
 def _column_widths(matrix: tables.Matrix) -> list[int]:
-    """Characters that each column takes, with the space before it."""
+    """Return the characters that each column takes, with the space before it."""
     widths = []
     for i, heading in enumerate(matrix.columns):
-        figures_here = [len(_figure(cells[i]).plain) for _, cells in matrix.rows]
-        widths.append(2 + max([*figures_here, min(_LONGEST_HEADING, len(heading)), 5 * matrix.by_column]))
+        cells = [len(_figure(row[i]).plain) for _, row in matrix.rows]
+        widths.append(2 + max([*cells, min(_LONGEST_HEADING, len(heading)), 5 * matrix.by_column]))
     return widths
 
 
 def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
-    """Columns first to last (not included) of as many tables as it takes for each to fit into `room` characters."""
+    """Return (first, end) columns of tables that each fit into `room` characters."""
     spans, first, used = [], 0, 0
     for i, width in enumerate(widths):
         if used + width > room and i > first:
@@ -124,21 +119,17 @@ def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
 
 
 def _shares_by_column(matrix: tables.Matrix) -> list[tuple[str, list[str]]]:
-    """Rows of the shares of the ceiling in each column, of the GPUs alone and of all at once."""
-    groups = {
-        "% of ceiling": [cells for label, cells in matrix.rows if label != tables.AT_ONCE],
-        "% at once": [cells for label, cells in matrix.rows if label == tables.AT_ONCE],
-    }
-    shares_of = []
-    for label, rows in groups.items():
+    """Return rows with the share of the ceiling per column, for single GPUs and for all at once."""
+    rows = []
+    for label, at_once in (("% of ceiling", False), ("% at once", True)):
         texts = []
         for column in range(len(matrix.columns)):
-            in_column = [cell for row in rows if (cell := row[column]) is not None and cell.of_ceiling]
-            shares = [cell.share for cell in in_column if cell.share is not None]
+            cells = [row[column] for name, row in matrix.rows if (name == tables.AT_ONCE) == at_once]
+            shares = [cell.share for cell in cells if cell is not None and cell.of_ceiling and cell.share is not None]
             texts.append(_range(shares).removesuffix(" %") if shares else "")
         if any(texts):
-            shares_of.append((label, texts))
-    return shares_of
+            rows.append((label, texts))
+    return rows
 
 
 def _figure(cell: tables.Cell | None) -> Text:
@@ -163,7 +154,7 @@ def _latency(facts: Facts) -> RenderableType:
 
 
 def _fits(facts: Facts) -> RenderableType:
-    table = plain_table(("transport", "latency", "bus bandwidth", "off by"), left=("transport",), dim=True)
+    table = plain_table(("transport", "latency", "bus bandwidth", "error"), left=("transport",), dim=True)
     for name, fit in tables.fits(facts):
         table.add_row(
             Text(one_line(name)[:40]),
@@ -195,3 +186,28 @@ def _ceilings(facts: Facts) -> RenderableType | None:
 
 def _skipped(facts: Facts) -> RenderableType:
     return Group(*dim_lines([f"{one_line(skipped.what)}: {one_line(skipped.why)}" for skipped in facts.skipped]))
+
+
+def render_gradient_bandwidth(buckets: ModelBuckets, console: Console) -> None:
+    """Print all-reduces of a model's gradient buckets: bus bandwidth by size and transport, and their total time."""
+    transports = list(dict.fromkeys(measured.strategy for measured in buckets.collectives))
+    sizes = sorted({measured.bytes for measured in buckets.collectives})
+    busbw = {(measured.strategy, measured.bytes): measured.busbw_gb_per_s for measured in buckets.collectives}
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in ("MB", *map(one_line, transports)):
+        table.add_column(heading, justify="right")
+    for size in sizes:
+        rates = (busbw.get((transport, size)) for transport in transports)
+        table.add_row(f"{size / 1e6:.3g}", *(figures.UNKNOWN if rate is None else f"{rate:.3g}" for rate in rates))
+    steps = (buckets.step_ms(transport) for transport in transports)
+    totals = (figures.UNKNOWN if step is None else f"{step:.1f}" for step in steps)
+    table.add_row("all, ms", *totals, style="bold")
+    title = (
+        f"All-reduce of {one_line(buckets.workload)}'s {len(buckets.bucket_bytes)} buckets, "
+        f"{sum(buckets.bucket_bytes) / 1e6:.3g} MB per step: GB/s of bus bandwidth"
+    )
+    console.print()
+    console.print(Text(title, style="bold"))
+    console.print(table)
+    for name, why in buckets.skipped.items():
+        console.print(Text(f"not measured: {one_line(name)}: {one_line(why)}"))

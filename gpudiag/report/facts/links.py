@@ -1,4 +1,4 @@
-"""Links between GPUs drawn: the matrices of kinds and of peer access, the islands, and the network devices."""
+"""Links between GPUs in a terminal: link kinds, peer access, islands, network devices."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rich.tree import Tree
 
 from gpudiag.model.facts import Facts, Link, number_list
 from gpudiag.model.sanitize import one_line
+from gpudiag.report.console import plain_table
 from gpudiag.report.figures import UNKNOWN
-from gpudiag.report.layout import plain_table
 
 _LEGEND = {
     "PIX": "one PCIe switch",
@@ -26,12 +26,12 @@ _STYLES = {"PIX": "green", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SY
 
 
 def kind_style(kind: str) -> str:
-    """NVLink and switches green, the far side of the machine red."""
+    """Return a style from green (NVLink, switches) to red (the link between CPUs)."""
     return "bold green" if kind.startswith("NV") else _STYLES.get(kind, "dim")
 
 
 def links_section(facts: Facts, width: int) -> RenderableType:
-    """The kinds of all pairs, with a legend, then peer access with the driver's reasons."""
+    """Return the link kinds of all pairs with a legend, then peer access with the driver's reasons."""
     kinds = {link.kind for link in facts.links}
     legend = [f"{kind} {words}" for kind, words in _LEGEND.items() if kind in kinds]
     if any(kind.startswith("NV") for kind in kinds):
@@ -72,7 +72,7 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """A square of cells, or where it does not fit a line per content."""
+    """Return a square table, or a line per cell content if the table is too wide."""
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
@@ -96,18 +96,19 @@ def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> Renderabl
 
 
 def islands_tree(facts: Facts) -> RenderableType:
-    """Islands of GPUs that reach each other directly, as a tree: island, switch, GPU."""
+    """Return a tree of islands of directly connected GPUs: island, switch, GPU."""
     kinds = {(link.a, link.b): link.kind for link in facts.links}
     names = {gpu.index: one_line(gpu.name)[:60] for gpu in facts.gpus}
     tree = Tree(Text(one_line(facts.host.name) or "host", style="bold"), guide_style="dim")
     for island in facts.islands:
         inside = [kinds.get((a, b), "unknown") for a in island for b in island if a < b]
         over = ", ".join(dict.fromkeys(one_line(kind)[:8] for kind in sorted(inside)))
-        label = f"island of {len(island)}, directly over {over}" if len(island) > 1 else "alone"
+        label = (
+            f"{len(island)} GPUs, directly connected over {over}" if len(island) > 1 else "1 GPU without direct link"
+        )
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
-        groups = _switch_groups(island, kinds)
-        for group in groups:
-            # A switch that holds the whole island, or one GPU, is no level of its own.
+        for group in _switch_groups(island, kinds):
+            # A switch with the whole island, or with one GPU, gets no branch.
             holder = branch
             if 1 < len(group) < len(island):
                 holder = branch.add(Text("one PCIe switch", style="green"))
@@ -118,20 +119,18 @@ def islands_tree(facts: Facts) -> RenderableType:
 
 def _switch_groups(island: tuple[int, ...], kinds: dict[tuple[int, int], str]) -> list[list[int]]:
     groups: list[list[int]] = []
-    for index in island:
-        home = next(
-            (g for g in groups if all(kinds.get((min(index, o), max(index, o))) == "PIX" for o in g)),
-            None,
-        )
-        if home is None:
-            groups.append([index])
+    for gpu in island:
+        for group in groups:
+            if all(kinds.get((min(gpu, other), max(gpu, other))) == "PIX" for other in group):
+                group.append(gpu)
+                break
         else:
-            home.append(index)
+            groups.append([gpu])
     return groups
 
 
 def nics_section(facts: Facts) -> RenderableType:
-    """Network and RDMA devices, and how far each GPU is from them."""
+    """Return network and RDMA devices with their distance to each GPU."""
     headings = ("device", "kind", "GB/s", "NUMA", *(["distance to GPUs"] if facts.gpus else []))
     table = plain_table(headings, left=headings, dim=True)
     for nic in facts.host.nics:

@@ -1,4 +1,4 @@
-"""Measured figures arranged in tables and matrices, for the terminal and for the page alike."""
+"""Measured figures of a machine in tables and matrices, for the terminal and the HTML pages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from gpudiag.model.facts import QUEUED, Bandwidth, Collective, CollectiveFit, Facts, Latency
 
-#: Transports in the order in which they are drawn, with the words for them.
+#: Transports in the order in which they are shown.
 STRATEGIES = {
     "nccl": "NCCL",
     "nccl-queued": "NCCL queued",
@@ -20,18 +20,24 @@ STRATEGIES = {
     "gloo": "gloo",
     "host-staged": "staged on host",
 }
-#: The row of all GPUs copying at the same time.
+#: Label of the row in which all GPUs copy at the same time.
 AT_ONCE = "all at once"
-#: Below this a collective's time says more, above it its bandwidth.
+#: Smaller collectives are characterized by their time, larger ones by their bandwidth.
 LATENCY_BOUND_BYTES = 1 << 20
-#: No link carries more than its ceiling; the measurement itself is good to this.
+#: Measurement error: a rate above this multiple of the ceiling proves the ceiling wrong.
 _ABOVE = 1.03
-#: Sizes that show a curve's shape; the rest is in the JSON.
+#: Sizes that show a curve's shape; the JSON has all.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure, its share of its ceiling (of the best in its table where there is none), and whether data arrived."""
+    """One figure.
+
+    Attributes:
+        share: of its ceiling if `of_ceiling`, else of the best figure in its table.
+        corrupt: the data arrived changed.
+        tip: details for a tooltip.
+    """
 
     value: float
     share: float | None
@@ -41,28 +47,28 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures by row and column; None where nothing was measured."""
+    """Figures by row and column; None if not measured."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     note: str = ""
     by_column: bool = False
-    """Columns are of different kinds, each with a ceiling of its own."""
+    """Each column has its own ceiling."""
 
     def cells(self) -> list[Cell]:
-        """Every figure."""
+        """Return every figure."""
         return [cell for _, row in self.rows for cell in row if cell is not None]
 
 
-def gpu_number(place: str) -> int | None:
-    """The index in `gpu:<i>`, None for any other place."""
-    kind, _, number = place.partition(":")
+def gpu_number(endpoint: str) -> int | None:
+    """Return the index in `gpu:<i>`, None for any other endpoint."""
+    kind, _, number = endpoint.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() and len(number) < 6 else None
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """One record's figure; pageable copies stand beside the best GPU's, as the host's own copying bounds them."""
+    """Return one record's figure; pageable copies are compared with the best one, because the host limits them."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -81,60 +87,62 @@ def _cell(record: Bandwidth, best: float | None = None) -> Cell:
     )
 
 
-_HOST_COLUMNS = (
-    ("pinned", "host_to_device", "one_way", "pinned →"),
-    ("pinned", "device_to_host", "one_way", "pinned ←"),
-    ("pinned", "host_to_device", "both_ways", "pinned ↔"),
-    ("pageable", "host_to_device", "one_way", "pageable →"),
-    ("pageable", "device_to_host", "one_way", "pageable ←"),
-    ("pageable", "host_to_device", "both_ways", "pageable ↔"),
-    ("device", "device_to_device", "one_way", "within"),
-)
+_HostColumn = tuple[str, str, str]
+_HOST_COLUMNS: dict[_HostColumn, str] = {
+    ("pinned", "host_to_device", "one_way"): "pinned →",
+    ("pinned", "device_to_host", "one_way"): "pinned ←",
+    ("pinned", "host_to_device", "both_ways"): "pinned ↔",
+    ("pageable", "host_to_device", "one_way"): "pageable →",
+    ("pageable", "device_to_host", "one_way"): "pageable ←",
+    ("pageable", "host_to_device", "both_ways"): "pageable ↔",
+    ("device", "device_to_device", "one_way"): "within",
+}
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Copies between host and GPUs: a row per GPU and one for all at once; a column per memory and direction."""
-    by_key: dict[tuple[str, str, str, str], Bandwidth] = {}
-    for record in facts.bandwidth:
-        if record.path in {"host_to_device", "device_to_host", "device_to_device"}:
-            place = record.dst if record.path == "host_to_device" else record.src
-            by_key[record.memory, record.path, record.direction, place] = record
-    columns = [column for column in _HOST_COLUMNS if any(key[:3] == column[:3] for key in by_key)]
-    if not columns:
+    """Return copies between host and GPUs: a row per GPU and one for all at once, a column per memory and direction."""
+    records = _host_records(facts)
+    if not records:
         return None
-    numbers = sorted({number for key in by_key if (number := gpu_number(key[3])) is not None})
-    places = [(f"GPU {number}", f"gpu:{number}") for number in numbers]
-    if any(key[3] == "all" for key in by_key):
-        places.append((AT_ONCE, "all"))
-    best: dict[tuple[str, str, str], float] = {}
-    for key, record in by_key.items():
-        if key[3] != "all":
-            best[key[:3]] = max(best.get(key[:3], 0.0), record.gb_per_s)
-    rows = []
-    for label, place in places:
-        records = [by_key.get((*column[:3], place)) for column in columns]
-        cells = tuple(
-            None if record is None else _cell(record, None if place == "all" else best.get(column[:3]))
-            for record, column in zip(records, columns, strict=True)
-        )
-        rows.append((label, cells))
+    endpoints = {endpoint for by_endpoint in records.values() for endpoint in by_endpoint}
+    numbers = sorted({number for number in map(gpu_number, endpoints) if number is not None})
+    labels = {f"gpu:{number}": f"GPU {number}" for number in numbers} | ({"all": AT_ONCE} if "all" in endpoints else {})
     return Matrix(
         title="Between host and GPU, GB/s",
-        columns=tuple(column[3] for column in columns),
-        rows=tuple(rows),
+        columns=tuple(_HOST_COLUMNS[column] for column in records),
+        rows=tuple(
+            (label, tuple(_host_cell(by_endpoint, endpoint) for by_endpoint in records.values()))
+            for endpoint, label in labels.items()
+        ),
         note="→ to the GPU, ← to the host, ↔ both ways at once (sum); within: a copy inside the GPU, counted once",
         by_column=True,
     )
 
 
+def _host_records(facts: Facts) -> dict[_HostColumn, dict[str, Bandwidth]]:
+    """Return the records of each column by the device's endpoint, without empty columns."""
+    records: dict[_HostColumn, dict[str, Bandwidth]] = {column: {} for column in _HOST_COLUMNS}
+    for record in facts.bandwidth:
+        by_endpoint = records.get((record.memory, record.path, record.direction), {})
+        by_endpoint[record.dst if record.path == "host_to_device" else record.src] = record
+    return {column: by_endpoint for column, by_endpoint in records.items() if by_endpoint}
+
+
+def _host_cell(by_endpoint: dict[str, Bandwidth], endpoint: str) -> Cell | None:
+    if endpoint not in by_endpoint:
+        return None
+    single = (record.gb_per_s for name, record in by_endpoint.items() if name != "all")
+    return _cell(by_endpoint[endpoint], None if endpoint == "all" else max(single))
+
+
 def copy_matrices(facts: Facts) -> list[Matrix]:
-    """All of copies: between host and GPUs, then between GPUs."""
+    """Return copies between host and GPUs, then between GPUs."""
     host = host_matrix(facts)
     return [*([] if host is None else [host]), *peer_matrices(facts)]
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Copies between GPUs, from row to column: direct one way by each side, both ways, and through the host."""
+    """Return copies between GPUs, from row to column: direct one way by each side, both ways, and through the host."""
     wanted = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),
@@ -147,9 +155,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
         records = [
             record
             for record in facts.bandwidth
-            if record.path == "peer"
-            and bool(record.peer_access) == access
-            and record.direction == direction
+            if (record.path, bool(record.peer_access), record.direction) == ("peer", access, direction)
             and (initiator is None or record.initiator in {initiator, None})
         ]
         if records:
@@ -173,31 +179,31 @@ def _square(title: str, records: Sequence[Bandwidth], *, symmetric: bool) -> Mat
 
 
 def latency_rows(facts: Facts) -> list[tuple[str, float, float, float]]:
-    """What, and median, least and most of its latency in µs over all GPUs or pairs."""
+    """Return (kind, median, minimum, maximum) of latencies in µs over all GPUs or pairs."""
     groups: dict[str, list[float]] = {}
     for measured in facts.latency:
         groups.setdefault(_latency_kind(measured), []).append(measured.time_us)
-    return [(what, statistics.median(times), min(times), max(times)) for what, times in groups.items()]
+    return [(kind, statistics.median(times), min(times), max(times)) for kind, times in groups.items()]
 
 
 def _latency_kind(measured: Latency) -> str:
     between = measured.src != "host" and measured.dst not in {"host", measured.src}
     access = "" if not between or measured.peer_access else ", peer access off"
     if measured.kind == "small_copy":
-        where = "GPU to GPU" if between else "host to GPU" if measured.src == "host" else "GPU to host"
-        return f"copy of 16 bytes, {where}{access}"
-    where = "another GPU's memory" if between else "host memory" if measured.dst == "host" else "its own memory"
-    return f"dependent load from {where}"
+        path = "GPU to GPU" if between else "host to GPU" if measured.src == "host" else "GPU to host"
+        return f"copy of 16 bytes, {path}{access}"
+    memory = "another GPU's memory" if between else "host memory" if measured.dst == "host" else "its own memory"
+    return f"dependent load from {memory}"
 
 
 def strategies_of(names: Iterable[str]) -> list[str]:
-    """Transports in their usual order, unknown ones last."""
+    """Return transports in their usual order, unknown ones last."""
     present = list(dict.fromkeys(names))
     return [name for name in STRATEGIES if name in present] + [name for name in present if name not in STRATEGIES]
 
 
 def collective_matrix(facts: Facts) -> Matrix | None:
-    """All-reduce by size and transport: µs below 1 MiB, bus bandwidth in GB/s from there on; telling sizes only."""
+    """Return all-reduces by size and transport: µs below 1 MiB, bus bandwidth in GB/s above."""
     by_key = {(measured.bytes, measured.strategy): measured for measured in facts.collectives}
     if not by_key:
         return None
@@ -206,22 +212,8 @@ def collective_matrix(facts: Facts) -> Matrix | None:
     sizes = [size for size in every if size in _TELLING_SIZES] or every
     rows = []
     for size in sizes:
-        row = [by_key.get((size, name)) for name in names]
-        slow = size < LATENCY_BOUND_BYTES
-        # Queued beside queued: the GPUs alone always take less than launching does.
-        values: dict[bool, list[float]] = {True: [], False: []}
-        for measured in filter(None, row):
-            values[measured.strategy.endswith(QUEUED)].append(_shown(measured, slow=slow))
-        cells: list[Cell | None] = []
-        for record in row:
-            if record is None:
-                cells.append(None)
-                continue
-            value, beside = _shown(record, slow=slow), values[record.strategy.endswith(QUEUED)]
-            share = min(beside) / value if slow else value / max(beside)
-            tip = f"{record.time_us:.1f} µs, bus bandwidth {record.busbw_gb_per_s:.2f} GB/s"
-            cells.append(Cell(value=value, share=share, of_ceiling=False, corrupt=record.verified is False, tip=tip))
-        rows.append((f"{binary_size(size)} {'µs' if slow else 'GB/s'}", tuple(cells)))
+        unit = "µs" if size < LATENCY_BOUND_BYTES else "GB/s"
+        rows.append((f"{binary_size(size)} {unit}", _collective_row([by_key.get((size, name)) for name in names])))
     ranks = "/".join(str(count) for count in sorted({measured.ranks for measured in facts.collectives}))
     return Matrix(
         title=f"All-reduce over {ranks} ranks: time below 1 MiB, bus bandwidth from there on",
@@ -230,18 +222,46 @@ def collective_matrix(facts: Facts) -> Matrix | None:
     )
 
 
-def _shown(measured: Collective, *, slow: bool) -> float:
-    return measured.time_us if slow else measured.busbw_gb_per_s
+def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, ...]:
+    """Return one size's cells; queued transports are compared with queued ones, because launching takes longer."""
+    best: dict[bool, float] = {}
+    for record in filter(None, records):
+        queued, value = record.strategy.endswith(QUEUED), _shown(record)
+        pick = min if _is_small(record) else max
+        best[queued] = pick(best.get(queued, value), value)
+    return tuple(
+        None if record is None else _collective_cell(record, best[record.strategy.endswith(QUEUED)])
+        for record in records
+    )
+
+
+def _collective_cell(record: Collective, best: float) -> Cell:
+    value = _shown(record)
+    return Cell(
+        value=value,
+        share=best / value if _is_small(record) else value / best,
+        of_ceiling=False,
+        corrupt=record.verified is False,
+        tip=f"{record.time_us:.1f} µs, bus bandwidth {record.busbw_gb_per_s:.2f} GB/s",
+    )
+
+
+def _is_small(record: Collective) -> bool:
+    return record.bytes < LATENCY_BOUND_BYTES
+
+
+def _shown(record: Collective) -> float:
+    return record.time_us if _is_small(record) else record.busbw_gb_per_s
 
 
 def fits(facts: Facts) -> list[tuple[str, CollectiveFit]]:
-    """Each transport's latency and bandwidth, by the words for it, in their usual order."""
+    """Return each transport's fitted latency and bandwidth, in the usual order."""
     by_name = {fit.strategy: fit for fit in facts.collective_fits}
     return [(STRATEGIES.get(name, name), by_name[name]) for name in strategies_of(by_name)]
 
 
 def binary_size(size: int) -> str:
-    """A power of two as nccl-tests names it: `64 KiB`, `512 MiB`."""
+    """Return a power of two as nccl-tests names it: `64 KiB`, `512 MiB`."""
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift:
             return f"{size / (1 << shift):g} {unit}"
@@ -249,7 +269,7 @@ def binary_size(size: int) -> str:
 
 
 def host_memory_rows(facts: Facts) -> list[tuple[str, Bandwidth]]:
-    """NUMA nodes and pairs of them."""
+    """Return copies within and between NUMA nodes."""
     return [
         (record.src if record.src == record.dst else f"{record.src} → {record.dst}", record)
         for record in facts.bandwidth
@@ -258,7 +278,7 @@ def host_memory_rows(facts: Facts) -> list[tuple[str, Bandwidth]]:
 
 
 def ceiling_sources(facts: Facts) -> list[tuple[str, float]]:
-    """Distinct origins of one-way ceilings that are known, with the ceiling; the sums made of them say nothing new."""
+    """Return the known one-way ceilings by source; sums made of them are omitted."""
     ceilings: dict[str, float | None] = {}
     for record in facts.bandwidth:
         if record.ceiling_source and record.direction == "one_way" and "all" not in {record.src, record.dst}:
@@ -267,7 +287,7 @@ def ceiling_sources(facts: Facts) -> list[tuple[str, float]]:
 
 
 def above_ceilings(facts: Facts) -> list[str]:
-    """What was measured above its ceiling, which is then not the link's: a line for each ceiling, with the worst."""
+    """Return a line per ceiling that a measurement exceeds, with the largest excess."""
     worst: dict[tuple[str, float], float] = {}
     for record in facts.bandwidth:
         ceiling = record.ceiling_gb_per_s
@@ -275,13 +295,13 @@ def above_ceilings(facts: Facts) -> list[str]:
             key = (record.ceiling_source or "unknown", ceiling)
             worst[key] = max(worst.get(key, 0.0), record.gb_per_s / ceiling)
     return [
-        f"{100 * share:.0f} % of {ceiling:.1f} GB/s ({source}) was measured: this is not the link's ceiling (it "
-        "slept when it was read, or a virtual machine makes it up), and no share of it says anything"
+        f"{100 * share:.0f} % of {ceiling:.1f} GB/s ({source}) was measured, so this ceiling is wrong (the link was in "
+        "a power-saving state when it was read, or a virtual machine reports it): ignore shares of it"
         for (source, ceiling), share in worst.items()
     ]
 
 
 def checks(facts: Facts) -> tuple[int, int, int]:
-    """On how many measured paths data was corrupted, on how many it was not compared, and how many there are."""
+    """Return the number of measured paths with corrupted data, without verification, and of all paths."""
     verified = [*(copy.verified for copy in facts.bandwidth), *(call.verified for call in facts.collectives)]
     return verified.count(False), verified.count(None), len(verified)

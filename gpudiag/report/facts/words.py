@@ -1,4 +1,4 @@
-"""Parts of facts in words, as a table cell or a line holds them; `—` for what is not known."""
+"""Facts of a GPU in words, for a table cell or a line; `—` if unknown."""
 
 from __future__ import annotations
 
@@ -13,46 +13,41 @@ _GIB = 1 << 30
 
 
 def gib(size_bytes: int | None) -> str:
-    """Bytes in GiB, as memory is sold and nvidia-smi shows it."""
+    """Return bytes in GiB, as nvidia-smi shows memory."""
     if size_bytes is None:
         return UNKNOWN
     value = size_bytes / _GIB
     return f"{value:.0f} GiB" if value >= 10 else f"{value:.1f} GiB"
 
 
-def of(now: float | None, most: float | None, unit: str) -> str:
-    """`345 / 1980 MHz`; a missing part is a dash, and `—` alone where both are."""
-    if now is None and most is None:
+def now_and_limit(now: float | None, limit: float | None, unit: str) -> str:
+    """Return `345 / 1980 MHz`, with a dash for a missing value."""
+    if now is None and limit is None:
         return UNKNOWN
-    left, right = (UNKNOWN if value is None else f"{value:.0f}" for value in (now, most))
+    left, right = (UNKNOWN if value is None else f"{value:.0f}" for value in (now, limit))
     return f"{left} / {right} {unit}"
 
 
 def clock(domain: Clock) -> str:
-    """Current and maximum, and the application clock where one is set: `345 / 1980 MHz, set 1410`."""
-    text = of(domain.current_mhz, domain.maximum_mhz, "MHz")
+    """Return current, maximum and application clock: `345 / 1980 MHz, set 1410`."""
+    text = now_and_limit(domain.current_mhz, domain.maximum_mhz, "MHz")
     return text if domain.application_mhz is None else f"{text}, set {domain.application_mhz}"
 
 
 def pcie(link: PcieLink) -> str:
-    """Generation and width now, and at most where that differs: `gen 1 x16 of gen 5 x16`."""
-    now, most = _side(link.generation, link.width), _side(link.maximum_generation, link.maximum_width)
-    if now is None and most is None:
-        return UNKNOWN
-    if now == most or most is None:
-        return str(now)
-    return f"{now or UNKNOWN} of {most}"
+    """Return generation and width, and the maximum if it differs: `gen 1 x16 of gen 5 x16`."""
+    now = _generation_and_width(link.generation, link.width)
+    most = _generation_and_width(link.maximum_generation, link.maximum_width)
+    return (now or UNKNOWN) if most in {now, ""} else f"{now or UNKNOWN} of {most}"
 
 
-def _side(generation: int | None, width: int | None) -> str | None:
-    if generation is None and width is None:
-        return None
-    parts = [f"gen {generation}"] if generation is not None else []
-    return " ".join([*parts, f"x{width}"] if width is not None else parts)
+def _generation_and_width(generation: int | None, width: int | None) -> str:
+    parts = ("" if generation is None else f"gen {generation}", "" if width is None else f"x{width}")
+    return " ".join(filter(None, parts))
 
 
 def nvlink(gpu: Gpu) -> str:
-    """Active lanes, version and one-way rate: `18 x v4, 26.6 GB/s each`; lanes that are down are counted."""
+    """Return active lanes, version and one-way rate: `18 x v4, 26.6 GB/s each`."""
     active = [lane for lane in gpu.nvlinks if lane.active]
     if not gpu.nvlinks:
         return UNKNOWN
@@ -66,29 +61,25 @@ def nvlink(gpu: Gpu) -> str:
 
 
 def switches(gpu: Gpu) -> str:
-    """ECC, MIG, persistence and compute mode: only what is on, off where one expects on, or unusual."""
-    parts = []
-    if gpu.ecc is not None:
-        parts.append("ECC on" if gpu.ecc else "ECC off")
-    if gpu.ecc_uncorrected:
-        parts.append(f"{gpu.ecc_uncorrected} uncorrected errors")
-    if gpu.mig:
-        parts.append(f"MIG, {len(gpu.mig_instances)} instances")
-    if gpu.persistence is False:
-        parts.append("no persistence")
-    if gpu.compute_mode not in {None, "default"}:
-        parts.append(one_line(gpu.compute_mode or ""))
-    if not gpu.visible:
-        parts.append("hidden from CUDA")
-    return ", ".join(parts) or UNKNOWN
+    """Return ECC, MIG, persistence and compute mode, if on or unusual."""
+    parts = {
+        "ECC on": gpu.ecc,
+        "ECC off": gpu.ecc is False,
+        f"{gpu.ecc_uncorrected} uncorrected errors": gpu.ecc_uncorrected,
+        f"MIG, {len(gpu.mig_instances)} instances": gpu.mig,
+        "no persistence": gpu.persistence is False,
+        one_line(gpu.compute_mode or ""): gpu.compute_mode not in {None, "default"},
+        "hidden from CUDA": not gpu.visible,
+    }
+    return ", ".join(words for words, applies in parts.items() if applies) or UNKNOWN
 
 
-def state(gpu: Gpu) -> str:
-    """Why its clocks are where they are, and who holds it."""
+def limits(gpu: Gpu) -> str:
+    """Return throttle reasons and the number of other processes on the GPU."""
     parts = [one_line(reason) for reason in gpu.throttle_reasons]
-    held = sum(not process.own for process in gpu.processes)
-    if held:
-        parts.append(f"{held} process" + ("es" if held > 1 else ""))
+    others = sum(not process.own for process in gpu.processes)
+    if others:
+        parts.append(f"{others} process{'es' * (others > 1)}")
     if parts:
         return ", ".join(parts)
     read = gpu.sm_clock.current_mhz is not None and "throttle_reasons" not in gpu.reasons
@@ -96,6 +87,6 @@ def state(gpu: Gpu) -> str:
 
 
 def models(gpus: Iterable[Gpu]) -> str:
-    """`4 x NVIDIA H200`, or several such joined by `+`."""
+    """Return `4 x NVIDIA H200`, several models joined by `+`."""
     counts = Counter(one_line(gpu.name)[:60] for gpu in gpus)
     return " + ".join(f"{count} {TIMES} {name}" for name, count in counts.items())

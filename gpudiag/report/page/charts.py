@@ -1,121 +1,128 @@
-"""Charts: curves with intervals, stacked bars, the waterfall, bars of shares. Each returns a finished drawing."""
+"""Charts as finished drawings: curves with intervals, waterfalls, horizontal bars."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 
 import msgspec
 
 from gpudiag.report import figures
 from gpudiag.report.page.svg import Drawing, ticks
 
-_WIDTH = 430.0
+_WIDTH, _HEIGHT = 430.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 30.0, 38.0
-#: The page has this many colours for series.
-SERIES = 8
+#: Number of series colors of the page.
+SERIES_COLORS = 8
+#: Width of a letter of a label in the page's font; most are narrower.
+_LETTER = 6.9
 
 
-class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One curve: (x, y, low, high) by x, and which of the page's series colours it has."""
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Points (x, y, low, high) by x, and the number of the page's series color."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
-    colour: int
+    color: int
 
 
 def curves(
     title: str,
-    series: Sequence[Series],
+    series: Sequence[Curve],
     *,
     ideal: Callable[[float], float] | None,
     y_label: str,
     percent: bool = False,
 ) -> str:
-    """Curves over numbers of devices (logarithmic, base 2), with 95 % intervals and the ideal as a dashed line.
+    """Draw curves over numbers of devices, with 95 % intervals and the ideal as a dashed line.
 
     Args:
-        title: what is shown, for screen readers.
+        title: description for screen readers.
         series: at least one, with at least one point each.
-        ideal: the ideal value for a number of devices.
-        y_label: of the vertical axis.
+        ideal: returns the ideal value for a number of devices.
+        y_label: label of the vertical axis.
         percent: y is a share, shown in percent.
     """
     xs = sorted({x for curve in series for x, *_ in curve.points})
-    high = max(point[3] for curve in series for point in curve.points)
-    if ideal is not None:
-        high = max(high, *(ideal(x) for x in xs))
-    marks = ticks(1.0 if percent and high <= 1.05 else high)
-    height = 300.0
-    drawing = Drawing(_WIDTH, height, title)
-    room, rise = _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    places = {x: _LEFT + room * (0.5 + i) / len(xs) for i, x in enumerate(xs)}
+    ideals = [] if ideal is None else [ideal(x) for x in xs]
+    highest = _highest(series, ideals)
+    marks = ticks(1.0 if percent and highest <= 1.05 else highest)
+    drawing = Drawing(_WIDTH, _HEIGHT, title)
+    room, rise = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+    columns = {x: _LEFT + room * (0.5 + i) / len(xs) for i, x in enumerate(xs)}
 
     def y(value: float) -> float:
         return _TOP + rise * (1 - min(value, marks[-1] * 1.04) / marks[-1])
 
     for mark in marks:
         drawing.line((_LEFT, y(mark)), (_WIDTH - _RIGHT, y(mark)), "grid")
-        words = f"{100 * mark:.0f} %" if percent else figures.thousands(mark) if marks[-1] >= 10 else f"{mark:g}"
-        drawing.text((_LEFT - 6, y(mark) + 4), words, "tick", anchor="end")
-    for x, place in places.items():
-        drawing.text((place, height - _BOTTOM + 17), f"{x:g}", "tick", anchor="middle")
-    drawing.text((_LEFT + room / 2, height - 4), "devices", "axis", anchor="middle")
+        drawing.text((_LEFT - 6, y(mark) + 4), _tick(mark, marks[-1], percent=percent), "tick", anchor="end")
+    for x, column in columns.items():
+        drawing.text((column, _HEIGHT - _BOTTOM + 17), f"{x:g}", "tick", anchor="middle")
+    drawing.text((_LEFT + room / 2, _HEIGHT - 4), "devices", "axis", anchor="middle")
     drawing.text((6, 12), y_label, "axis")
-    if ideal is not None:
-        drawing.path([(places[x], y(ideal(x))) for x in xs], "ideal")
+    if ideals:
+        drawing.path([(columns[x], y(value)) for x, value in zip(xs, ideals, strict=True)], "ideal")
     for curve in series:
-        colour = f"s{curve.colour % SERIES}"
-        line = [(places[x], y(value)) for x, value, _, _ in curve.points]
-        drawing.path(line, "curve", colour=colour)
+        color = f"s{curve.color % SERIES_COLORS}"
+        drawing.path([(columns[x], y(value)) for x, value, _, _ in curve.points], "curve", color=color)
         for x, value, low, top in curve.points:
-            drawing.line((places[x], y(low)), (places[x], y(top)), "whisker")
-            words = f"{100 * value:.1f} %" if percent else figures.throughput(value)
-            drawing.dot((places[x], y(value)), 4, colour, f"{curve.name}, {x:g} devices: {words}")
+            drawing.line((columns[x], y(low)), (columns[x], y(top)), "whisker")
+            tip = f"{curve.name}, {x:g} devices: {_figure(value, percent=percent)}"
+            drawing.dot((columns[x], y(value)), 4, color, tip)
     return drawing.markup()
 
 
-def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colours: Sequence[str]) -> str:
-    """From the ideal (first row) down to what was reached (last row), in percent; rows are (name, percent, tip)."""
+def _highest(series: Sequence[Curve], ideals: Sequence[float]) -> float:
+    return max([*(top for curve in series for *_, top in curve.points), *ideals])
+
+
+def _figure(value: float, *, percent: bool) -> str:
+    return f"{100 * value:.1f} %" if percent else figures.throughput(value)
+
+
+def _tick(mark: float, highest: float, *, percent: bool) -> str:
+    if percent:
+        return f"{100 * mark:.0f} %"
+    return figures.thousands(mark) if highest >= 10 else f"{mark:g}"
+
+
+def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequence[str]) -> str:
+    """Draw losses from the ideal (first row) to what was reached (last row); rows are (name, percent, tooltip)."""
     label, bar, gap = 112.0, 21.0, 7.0
-    width = 460.0  # all of it fits on a phone: the losses are at its right end
-    levels = [rows[0][1]]
-    for _, percent, _ in rows[1:-1]:
-        levels.append(levels[-1] + percent)
-    most = max(100.0, *levels, rows[-1][1])
-    scale = (width - label - 58) / most
+    width = 460.0  # fits on a phone: the losses are at the right end
+    levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
+    scale = (width - label - 58) / max(100.0, *levels)
     drawing = Drawing(width, len(rows) * (bar + gap), title)
-    for number, ((name, percent, tip), colour) in enumerate(zip(rows, colours, strict=True)):
+    last = len(rows) - 1
+    for number, ((name, percent, tip), color) in enumerate(zip(rows, colors, strict=True)):
         top = number * (bar + gap)
-        total = number in (0, len(rows) - 1)
-        before = 0.0 if total else levels[number - 1]
-        after = percent if total else levels[number]
-        low, high = sorted((before, after))
+        total = number in (0, last)
+        low, high = sorted((0.0 if total else levels[number - 1], levels[number]))
         drawing.text((label - 8, top + bar * 0.7), name, "tick", anchor="end")
-        drawing.box(label + scale * low, top, max(scale * (high - low), 1.0), bar, colour, tip)
-        words = f"{percent:.1f} %" if total else f"{percent + 0.0:+.1f} %".replace("-", figures.MINUS)
-        if not total and abs(percent) < 0.05:
-            words = "0 %"
+        drawing.box(label + scale * low, top, max(scale * (high - low), 1.0), bar, color, tip)
+        words = f"{percent:.1f} %" if total else _loss(percent)
         drawing.text((label + scale * high + 6, top + bar * 0.7), words, "tick")
-        if number < len(rows) - 1:
-            edge = label + scale * (levels[number] if number < len(levels) else after)
+        if number < last:
+            edge = label + scale * levels[number]
             drawing.line((edge, top + bar), (edge, top + bar + gap), "grid")
     return drawing.markup()
 
 
-#: Width of a letter of a label, in the font's size of the page; wide enough for most.
-_LETTER = 6.9
+def _loss(percent: float) -> str:
+    return "0 %" if abs(percent) < 0.05 else f"{percent:+.1f} %".replace("-", figures.MINUS)
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
-    """Horizontal bars: (label, value from 0 to 1 of the longest, words at its end, colour)."""
+    """Draw horizontal bars: (label, value from 0 to 1 of the longest, text at its end, color)."""
     bar, gap = 20.0, 7.0
     width = 720.0
     label = min(300.0, 16 + _LETTER * max((len(name) for name, *_ in rows), default=0))
     drawing = Drawing(width, max(1, len(rows)) * (bar + gap), title)
     scale = width - label - 170
-    for number, (name, value, words, colour) in enumerate(rows):
+    for number, (name, value, words, color) in enumerate(rows):
         top = number * (bar + gap)
         drawing.text((label - 8, top + bar * 0.7), name, "tick", anchor="end")
-        drawing.box(label, top, max(1.0, scale * value), bar, colour, f"{name}: {words}")
+        drawing.box(label, top, max(1.0, scale * value), bar, color, f"{name}: {words}")
         drawing.text((label + scale * value + 6, top + bar * 0.7), words, "tick")
     return drawing.markup()

@@ -1,4 +1,4 @@
-"""Puts the page together: one file, nothing loaded, every text escaped, only its own script allowed to run."""
+"""Assemble HTML pages: one file that loads nothing, every text escaped, only the page's own script allowed to run."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from gpudiag.errors import UsageError
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.benchmarks.scaling import Scaling
 from gpudiag.model.facts import Facts
+from gpudiag.model.run_directory import write_output
+from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import StepView
+from gpudiag.report import figures
+from gpudiag.report.facts import tables, words
 from gpudiag.report.page.machine import machine_part
 from gpudiag.report.page.run import run_part
 from gpudiag.report.page.scaling import scaling_part
-from gpudiag.report.page.templating import templates, write_page
 
 _LONGEST = 1000
-#: Drawings and JSON made by this package, which have been escaped already.
+_LONGEST_FACT = 400
+#: Variables with drawings and JSON of this package, which are escaped already.
 _FINISHED = frozenset(
     {"graph", "throughput", "efficiency", "relative", "drawing", "step_json", "buckets_json", "others_packed"}
 )
@@ -36,6 +40,11 @@ def write_report(path: Path, **nouns: Any) -> None:
     write_page(report(**nouns), path)
 
 
+def write_page(page: str, path: Path) -> None:
+    """Write a page as `write_output` does."""
+    write_output(path, page.encode())
+
+
 def report(
     *,
     analysis: Analysis | None = None,
@@ -44,21 +53,21 @@ def report(
     scaling: Scaling | None = None,
     run_heading: str = "",
 ) -> str:
-    """The page's HTML, of whatever is given.
+    """Return the HTML of a run, a benchmark, or both.
 
     Args:
         analysis: of one run.
         step: one step of it.
         facts: of the machine.
         scaling: of a benchmark.
-        run_heading: which run of the benchmark `analysis` is.
+        run_heading: names the run of the benchmark that `analysis` describes.
 
     Raises:
         UsageError: neither an analysis nor a scaling result is given.
     """
     if analysis is None and scaling is None:
         raise UsageError("there is nothing to report", "Give a run directory, traces, or a directory of a scale run.")
-    environment = templates(_LONGEST)
+    environment = _templates(_LONGEST)
     environment.filters["slug"] = _slug
     source, _, _ = environment.loader.get_source(environment, "timeline.js")
     run = _finished(run_part(analysis, step, run_heading)) if analysis is not None else None
@@ -79,26 +88,76 @@ def report(
     return page
 
 
+def bandwidth_page(facts: Facts) -> str:
+    """Return the HTML of a machine's measured bandwidth."""
+    total = facts.probes.get("total")
+    wrong, unchecked, paths = tables.checks(facts)
+    page: str = (
+        _templates(_LONGEST_FACT)
+        .get_template("bandwidth.html.j2")
+        .render(
+            facts=facts,
+            models=words.models(facts.gpus) if facts.gpus else "no NVIDIA GPU",
+            total_s=total.get("seconds") if isinstance(total, dict) else None,
+            matrices=tables.copy_matrices(facts),
+            collectives=tables.collective_matrix(facts),
+            fits=tables.fits(facts),
+            latency=tables.latency_rows(facts),
+            host_memory=tables.host_memory_rows(facts),
+            ceilings=tables.ceiling_sources(facts),
+            above_ceilings=tables.above_ceilings(facts),
+            wrong=wrong,
+            unchecked=unchecked,
+            paths=paths,
+        )
+    )
+    return page
+
+
 def style_sheet() -> str:
-    """The page's style, with its colours for light and dark, for drawings that stand by themselves."""
-    text: str = templates(_LONGEST).get_template("page.css").render()
+    """Return the page's style sheet with light and dark colors, for drawings outside of a page."""
+    text: str = _templates(_LONGEST).get_template("page.css").render()
     return text
 
 
+def _templates(longest: int) -> Any:
+    """Return the `jinja2.Environment`; foreign texts are cut at `longest` characters."""
+    import jinja2  # noqa: PLC0415  # only pages pay for it
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("gpudiag.report.page", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["figure"] = figures.rate
+    environment.filters["heat"] = heat_bucket
+    environment.filters["line"] = lambda text: one_line(str(text))[:longest]
+    return environment
+
+
+def heat_bucket(share: float | None) -> int:
+    """Return 0 to 10 for a share of the ceiling; the pages have a color for each."""
+    return 0 if share is None else max(0, min(10, round(10 * share)))
+
+
 def _contents(run: dict[str, Any] | None, scaled: dict[str, Any] | None, machine: dict[str, Any] | None) -> list[str]:
-    names = []
+    """Return the headings of the page's sections."""
+    sections: dict[str, Any] = {}
     if scaled is not None:
-        names.append("Scaling")
-        names += ["Waterfall"] if scaled["waterfalls"] else []
-        names += ["More devices"] if scaled["prospects"] else []
+        sections |= {"Scaling": True, "Waterfall": scaled["waterfalls"], "More devices": scaled["prospects"]}
     if run is not None:
-        names += ["Summary", "Where a step's time goes"]
-        names += ["One step"] if run["timeline"] else []
-        names += ["Findings"] if run["findings"] else []
-        names += ["Top kernels"] if run["kernels"] else []
-        names += ["Modules"] if run["module_rows"] or run["modules_note"] else []
-        names.append("How far to trust this")
-    return [*names, *(["Machine"] if machine is not None else [])]
+        sections |= {
+            "Summary": True,
+            "Where a step's time goes": True,
+            "One step": run["timeline"],
+            "Findings": run["findings"],
+            "Top kernels": run["kernels"],
+            "Modules": run["module_rows"] or run["modules_note"],
+            "How far to trust this": True,
+        }
+    return [name for name, present in {**sections, "Machine": machine}.items() if present]
 
 
 def _slug(text: str) -> str:
@@ -106,7 +165,7 @@ def _slug(text: str) -> str:
 
 
 def _finished(value: Any, name: str = "") -> Any:
-    """The variables with this package's own drawings marked as such, so that only they are not escaped again."""
+    """Mark this package's own drawings in the variables, so that only they are not escaped again."""
     if isinstance(value, dict):
         return {key: _finished(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
@@ -117,4 +176,4 @@ def _finished(value: Any, name: str = "") -> Any:
 def _markup(text: str) -> Any:
     import markupsafe  # noqa: PLC0415  # comes with the template engine
 
-    return markupsafe.Markup(text)  # noqa: S704  # the callers pass what this package itself has drawn and escaped
+    return markupsafe.Markup(text)  # noqa: S704  # callers pass only what this package has drawn and escaped

@@ -1,4 +1,4 @@
-"""What a run's part of the page shows, from its analysis and one typical step."""
+"""The run's section of the page, from its analysis and one typical step."""
 
 from __future__ import annotations
 
@@ -8,25 +8,12 @@ from typing import Any
 from gpudiag.model.analysis import Analysis, CollectiveSummary, Finding, Modules
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
-from gpudiag.report import figures
+from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.header import (
-    estimate_matters,
-    header_lines,
-    on_processors,
-    real_step_ms,
-    recorded_steps_note,
-    software_line,
-    step_line,
-    unit_of,
-    what_ran,
-)
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
 from gpudiag.report.palette import LABELS
-from gpudiag.report.rank_rows import Row, cells, duration, headings, largest_collectives, largest_kernels, rows_of
-from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, buckets_seen, overlaps
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
@@ -34,84 +21,76 @@ _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs
 _MOST_KERNELS = 12
 _MOST_LINES = 12
 _MOST_MODULES = 20
-#: What is shorter than this share of a bar cannot be seen hatched.
+#: Hatching is invisible on less than this share of a bar.
 _SEEN_SHARE = 0.01
+
+#: Label, segments (color, percent of the longest bar, tooltip), and text at the end.
+Bar = tuple[str, list[tuple[str, float, str]], str]
 
 
 def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> dict[str, Any]:
-    """The template's variables. Texts are printable; the template escapes them.
+    """Return the template's variables. Texts are printable; the template escapes them.
 
     Args:
         analysis: what to show.
-        step: one step to draw; None leaves the timeline out.
-        heading: which of several runs this is.
+        step: one step to draw; None omits the timeline.
+        heading: names the run if there are several.
     """
-    rows, note = rows_of(analysis.devices)
-    buckets = buckets_seen(rows) if rows else []
-    unit = "operator" if on_processors(analysis) else "kernel"
+    rows, note = rank_rows.rows_of(analysis.devices)
+    buckets = rank_rows.buckets_seen(rows) if rows else []
     bars = _bars(analysis, rows)
     verdict = words.verdict_of(analysis)
-    assumed = any(colour == "unmarked" for _, parts, _ in bars for colour, *_ in parts)
+    assumed = any(color == "unmarked" for _, segments, _ in bars for color, *_ in segments)
     return {
         "heading": heading,
-        "title": what_ran(analysis),
-        "subtitle": [step_line(analysis).plain, *header_lines(analysis), software_line(analysis)],
+        "title": header.what_ran(analysis),
+        "subtitle": [header.step_line(analysis).plain, *header.header_lines(analysis), header.software_line(analysis)],
         "verdict": _verdict(analysis, verdict),
         "steps": verdict.steps,
         "path_heading": words.PATH_HEADING,
         "path": verdict.path,
         "time_heading": time_heading(analysis),
-        "recorded_note": recorded_steps_note(analysis),
         "explained": words.explained_lines(analysis),
-        "overlapped_words": f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else "",
         "cards": _cards(analysis),
         "bars": bars,
         "legend": [
             *((LABELS[bucket], bucket) for bucket in buckets),
             *([(ASSUMED_INPUT, "unmarked")] if assumed else []),
         ],
-        "rank_headings": headings(buckets),
-        "rank_rows": [cells(row, buckets) for row in rows],
-        "rank_note": note,
+        "rank_headings": rank_rows.headings(buckets),
+        "rank_rows": [rank_rows.cells(row, buckets) for row in rows],
+        "rank_notes": list(filter(None, (header.recorded_steps_note(analysis), rank_rows.overlapped_note(rows), note))),
         "timeline": None if step is None else steps_part(step),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "kernels": _kernels(analysis),
-        "kernels_heading": f"Top {unit}s",
+        "kernels_heading": "Top operators" if header.on_processors(analysis) else "Top kernels",
         **_modules(analysis.modules),
         "collective_headings": _COLLECTIVE_HEADINGS,
-        "collectives": [_collective(call) for call in largest_collectives(analysis.collectives, _MOST_LINES)],
+        "collectives": [_collective(call) for call in rank_rows.largest_collectives(analysis.collectives, _MOST_LINES)],
         "doubts": words.doubts(analysis),
     }
 
 
 def finding_part(finding: Finding, analysis: Analysis | None) -> dict[str, Any]:
-    """One finding for the template; without an analysis, of a machine."""
-    place = words.where(finding)
+    """Return one finding for the template; `analysis` is None for a finding about a machine."""
+    location = words.where(finding)
+    lines = () if analysis is None else (words.savings(finding, analysis), words.or_instead(finding, analysis))
     return {
         "severity": finding.severity,
         "title": words.title_of(finding),
         "code": finding.code,
         "ranks": finding.ranks,
         "about": words.about(finding) + ("" if analysis else f" · {finding.confidence} confidence"),
-        "savings": "" if analysis is None else words.savings(finding, analysis),
-        "where": f"Where: {place}" if place else "",
-        "instead": "" if analysis is None else words.or_instead(finding, analysis),
+        "lines": [line for line in (*lines[:1], location and f"Where: {location}", *lines[1:]) if line],
         "evidence": words.evidence_of(finding),
         "advice": finding.advice,
     }
 
 
-def _verdict(analysis: Analysis, verdict: words.Verdict) -> dict[str, Any]:
-    """The verdict for the template: its finding's place, under the sentence that leads the report."""
-    lines = {
-        "title": verdict.title,
-        "gain": f"Gain: {verdict.gain}" if verdict.gain else "",
-        "parts": f"Of which {verdict.parts}." if verdict.parts else "",
-        "confidence": f"Confidence: {verdict.confidence}." if verdict.confidence else "",
-        "where": f"Where: {verdict.where}" if verdict.where else "",
-        "instead": verdict.instead,
-    }
+def _verdict(analysis: Analysis, verdict: words.ReportVerdict) -> dict[str, Any]:
+    """Return the verdict for the template, with the code and ranks of its finding."""
+    lines = {"title": verdict.title, "lines": words.verdict_lines(verdict)}
     if verdict.headline is None:
         return {**lines, "severity": "info" if analysis.source.input_only else "warning", "code": "", "ranks": ()}
     finding = verdict.headline.finding
@@ -120,13 +99,12 @@ def _verdict(analysis: Analysis, verdict: words.Verdict) -> dict[str, Any]:
 
 def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     steps = analysis.steps
-    unit = unit_of(analysis)
+    unit = header.unit_of(analysis)
     per = f"per {unit}" if unit != "recording" else "recorded"
     estimated = "" if steps.unprofiled_mean_ms is not None else ", estimated"
-    times = [(f"{per}{estimated}", real_step_ms(analysis)), (f"{per}, while profiling", steps.mean_ms)]
-    if steps.unprofiled_mean_ms is None and not estimate_matters(analysis):
-        times = times[1:]
-    cards = [(name, f"{figures.milliseconds(ms)} ms") for name, ms in times]
+    cards = [(f"{per}, while profiling", f"{figures.milliseconds(steps.mean_ms)} ms")]
+    if steps.unprofiled_mean_ms is not None or header.estimate_matters(analysis):
+        cards.insert(0, (f"{per}{estimated}", f"{figures.milliseconds(header.real_step_ms(analysis))} ms"))
     if analysis.source.samples_per_s is not None:
         cards.append(("samples/s", figures.throughput(analysis.source.samples_per_s)))
         if steps.unprofiled_mean_ms:
@@ -136,47 +114,54 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
     if analysis.inference is not None:
         cards.append(("Mvox/s written", figures.throughput(analysis.inference.mvox_per_s)))
     names = Counter(one_line(device.name or device.device)[:40] for device in analysis.devices)
-    cards += [(f"{name}", f"{count} {figures.TIMES}") for name, count in names.most_common(2)]
-    return cards
+    return [*cards, *((name, f"{count} {figures.TIMES}") for name, count in names.most_common(2))]
 
 
-def _bars(analysis: Analysis, rows: list[Row]) -> list[tuple[str, list[tuple[str, float, str]], str]]:
-    """Of each row its label, its parts (colour, percent of the longest step, tip), and its step."""
+def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
+    """Return a bar per row, with assumed data loading split from idle time."""
     longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
-    assumed = [one.device_ms for one in analysis.portions if (one.bucket, one.name) == ("idle", UNMARKED_INPUT)]
+    assumed = _assumed_input_ms(analysis)
+    if len(assumed) != len(rows):
+        assumed = [0.0] * len(rows)
     bars = []
-    for place, row in enumerate(rows):
-        parts = [(LABELS[bucket], bucket, ms) for bucket, ms in row.buckets_ms.items()]
-        if assumed and len(rows) == len(analysis.devices) == len(assumed[0]):
-            label, bucket, idle = parts.pop()
-            loading = min(duration(assumed[0][place]), idle)
-            seen = loading if loading >= _SEEN_SHARE * longest else 0.0
-            parts += [(ASSUMED_INPUT, "unmarked", seen), (label, bucket, idle - seen)]
+    for row, loading_ms in zip(rows, assumed, strict=True):
+        loading = min(loading_ms, row.buckets_ms["idle"])
+        unmarked = loading if loading >= _SEEN_SHARE * longest else 0.0
+        segments = [(LABELS[bucket], bucket, ms) for bucket, ms in row.buckets_ms.items() if bucket != "idle"]
+        segments += [(ASSUMED_INPUT, "unmarked", unmarked), ("idle", "idle", row.buckets_ms["idle"] - unmarked)]
         drawn = [
-            (colour, 100 * ms / longest, f"{row.label}, {label}: {figures.milliseconds(ms)} ms")
-            for label, colour, ms in parts
+            (color, 100 * ms / longest, f"{row.label}, {label}: {figures.milliseconds(ms)} ms")
+            for label, color, ms in segments
             if ms > 0
         ]
         bars.append((row.label, drawn, f"{figures.milliseconds(row.step_ms)} ms"))
     return bars
 
 
-def _kernels(analysis: Analysis) -> list[tuple[str, list[tuple[str, float, str]], str]]:
-    """The same of each kernel: its label, its one part, its figures."""
-    kernels = largest_kernels(analysis.kernels, _MOST_KERNELS)
-    longest = max((duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
-    colour = "launch" if on_processors(analysis) else "compute"
-    rows = []
+def _assumed_input_ms(analysis: Analysis) -> list[float]:
+    """Return each device's idle time that is probably data loading without marks."""
+    for portion in analysis.portions:
+        if (portion.bucket, portion.name) == ("idle", UNMARKED_INPUT) and len(portion.device_ms) == len(
+            analysis.devices
+        ):
+            return [rank_rows.duration(ms) for ms in portion.device_ms]
+    return []
+
+
+def _kernels(analysis: Analysis) -> list[Bar]:
+    kernels = rank_rows.largest_kernels(analysis.kernels, _MOST_KERNELS)
+    longest = max((rank_rows.duration(kernel.ms_per_step) for kernel in kernels), default=0.0) or 1.0
+    color = "launch" if header.on_processors(analysis) else "compute"
+    bars = []
     for kernel in kernels:
-        ms, name = duration(kernel.ms_per_step), kernel_label(kernel.name, 60)
-        calls = duration(kernel.per_step)
-        words = f"{figures.milliseconds(ms)} ms, {calls:.4g} call{'s' if calls != 1 else ''}"
-        rows.append((name, [(colour, 100 * ms / longest, f"{name}: {words}")], words))
-    return rows
+        ms, name = rank_rows.duration(kernel.ms_per_step), kernel_label(kernel.name, 60)
+        calls = rank_rows.duration(kernel.per_step)
+        text = f"{figures.milliseconds(ms)} ms, {calls:.4g} call{'s' if calls != 1 else ''}"
+        bars.append((name, [(color, 100 * ms / longest, f"{name}: {text}")], text))
+    return bars
 
 
 def _modules(modules: Modules | None) -> dict[str, Any]:
-    """The variables of the part on modules: headings, rows, and a line below them; no rows where nothing is known."""
     if modules is None:
         return {"module_rows": [], "modules_note": ""}
     if modules.reason:
@@ -191,9 +176,9 @@ def _collective(call: CollectiveSummary) -> list[str]:
         call.operation,
         f"{call.group or 'default'} ({call.ranks} ranks)",
         figures.size(call.size_bytes),
-        f"{duration(call.per_step):.3g}",
-        figures.thousands(duration(call.transfer_us)),
-        figures.thousands(duration(call.wait_us)),
+        f"{rank_rows.duration(call.per_step):.3g}",
+        figures.thousands(rank_rows.duration(call.transfer_us)),
+        figures.thousands(rank_rows.duration(call.wait_us)),
         figures.rate(call.busbw_gb_per_s),
         figures.rate(call.probe_busbw_gb_per_s),
     ]

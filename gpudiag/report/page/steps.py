@@ -1,4 +1,4 @@
-"""The steps that the page's timeline draws: one as JSON, the others packed until somebody chooses them."""
+"""Steps of the page's timeline: the typical one as JSON, the others compressed until they are selected."""
 
 from __future__ import annotations
 
@@ -15,34 +15,36 @@ from gpudiag.model.step_view import UNMARKED_INPUT, StepView, Track
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: The script counts in these: what is shorter is below a pixel at any zoom, and digits are most of a page.
+#: Time unit of the script: shorter times are below a pixel at any zoom, and digits are most of a page.
 _TICK_NS = 100
 _LONGEST_NAME = 160
 ASSUMED_INPUT = "no events: assumed data loading"
 
 
 def steps_part(step: StepView) -> dict[str, Any]:
-    """The template's variables; `step_json`, `buckets_json` and `others_packed` are escaped already.
+    """Return the template's variables; `step_json`, `buckets_json` and `others_packed` are escaped already.
 
-    `others_packed` is gzipped JSON in base64, of the same kind as `step_json` in a list and without the names.
+    `others_packed` is gzipped JSON in base64: a list of steps as in `step_json`, without the names.
     """
-    shown = sorted(
-        [(step, -1), *((other, place) for place, other in enumerate(step.others))], key=lambda one: one[0].step
-    )
+    choices = sorted([(step, -1), *((other, index) for index, other in enumerate(step.others))], key=_step_number)
     names = [one_line(name)[:_LONGEST_NAME] for name in step.names]
     others = msgspec.json.encode([_drawn(other) for other in step.others])
     return {
         "step_json": _json({**_drawn(step), "names": names}),
         "buckets_json": _json(BUCKETS),
         "others_packed": base64.b64encode(gzip.compress(others, mtime=0)).decode() if step.others else "",
-        "steps": [(place, _choice(one, place < 0), _words(one)) for one, place in shown],
+        "steps": [(index, _choice(view, typical=index < 0), _words(view)) for view, index in choices],
         "step_words": _words(step),
         "step_legend": _legend(step),
     }
 
 
+def _step_number(choice: tuple[StepView, int]) -> int:
+    return choice[0].step
+
+
 def _drawn(step: StepView) -> dict[str, Any]:
-    """A step as the script reads it: times in ticks, starts as differences from the start before."""
+    """Return a step as the script reads it: times in ticks, each start relative to the previous one."""
     ranks = [
         {
             "rank": rank.rank,
@@ -71,22 +73,25 @@ def _track(track: Track) -> dict[str, Any]:
     }
 
 
-def _choice(step: StepView, typical: bool) -> str:
-    longest = max((rank.end - rank.begin for rank in step.ranks), default=0)
-    return f"step {step.step}: {figures.milliseconds(longest / 1e6)} ms{', typical' if typical else ''}"
+def _longest(step: StepView) -> str:
+    return figures.milliseconds(max((rank.end - rank.begin for rank in step.ranks), default=0) / 1e6)
+
+
+def _choice(step: StepView, *, typical: bool) -> str:
+    return f"step {step.step}: {_longest(step)} ms{', typical' if typical else ''}"
 
 
 def _words(step: StepView) -> str:
     left_out = sum(track.left_out for rank in step.ranks for track in rank.tracks)
-    longest = figures.milliseconds(max((rank.end - rank.begin for rank in step.ranks), default=0) / 1e6)
+    longest = _longest(step)
     length = figures.milliseconds(step.length / 1e6)
     words = f"Step {step.step}: {longest} ms on its slowest rank."
     if length != longest:
-        words += f" Drawn are {length} ms, from its start on the first rank to its end on the last."
+        words += f" The timeline covers {length} ms, from the first rank's start to the last rank's end."
     if step.ranks_left_out:
-        words += f" {step.ranks_left_out} more ranks are not drawn."
+        words += f" {step.ranks_left_out} more ranks are not shown."
     if left_out:
-        words += f" {left_out} spans too short to see are left out."
+        words += f" {left_out} events too short to see are omitted."
     return words
 
 
@@ -103,6 +108,6 @@ def _legend(step: StepView) -> list[tuple[str, str]]:
 
 
 def _json(noun: object) -> str:
-    """JSON that cannot end the script element it stands in."""
+    """Return JSON that cannot close its script element."""
     text = msgspec.json.encode(noun).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

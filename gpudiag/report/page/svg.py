@@ -1,6 +1,6 @@
-"""Drawings as SVG elements. Text goes in as text and is escaped on the way out; colours are the page's own variables.
+"""SVG drawings, built with ElementTree so that no string of a trace or facts file becomes markup.
 
-Built with the standard library's ElementTree, so that no string of a trace or a facts file is ever markup.
+Colors are the page's CSS variables.
 """
 
 from __future__ import annotations
@@ -11,83 +11,65 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpudiag.model.sanitize import one_line
 
-#: Fits a phone as it is.
+#: Narrower drawings fit on a phone.
 _NARROW = 520.0
-#: No label that a drawing has room for is longer.
+#: Longer labels are cut.
 _LONGEST = 60
 
 
 class Drawing:
-    """One SVG image in user units of about a pixel; it shrinks with the page and grows no wider than it is.
-
-    Args:
-        width, height: of the drawing.
-        title: what it shows, for those who cannot see it.
-    """
+    """One SVG image in user units of about a pixel, which shrinks with the page; `title` is for screen readers."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height = width, height
-        self.root = Element(
-            "svg",
-            {
-                "viewBox": f"0 0 {width:g} {height:g}",
-                "role": "img",
-                "aria-label": one_line(title)[:400],
-                "class": "drawing",
-            },
-        )
-        # A wide drawing scrolls sideways on a phone sooner than its words become too small to read.
+        box, label = f"0 0 {width:g} {height:g}", one_line(title)[:400]
+        self.root = Element("svg", {"viewBox": box, "role": "img", "aria-label": label, "class": "drawing"})
+        # On a phone a wide drawing scrolls sideways before its text becomes too small to read.
         least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
         self.root.set("style", f"max-width:{width:g}px{least}")
 
     def line(self, begin: tuple[float, float], end: tuple[float, float], style: str, tip: str = "") -> None:
-        """A straight line of a CSS class."""
+        """Add a straight line of a CSS class."""
         (x1, y1), (x2, y2) = begin, end
-        made = self._add("line", style, tip)
-        for name, value in (("x1", x1), ("y1", y1), ("x2", x2), ("y2", y2)):
-            made.set(name, _number(value))
+        self._add("line", style, tip, x1=x1, y1=y1, x2=x2, y2=y2)
 
-    def path(self, points: Sequence[tuple[float, float]], style: str, *, colour: str = "") -> None:
-        """A line through several points."""
-        made = self._add("polyline", style, "")
-        made.set("points", " ".join(f"{_number(x)},{_number(y)}" for x, y in points))
-        if colour:
-            made.set("style", f"stroke:var(--{colour})")
+    def path(self, points: Sequence[tuple[float, float]], style: str, *, color: str = "") -> None:
+        """Add a line through several points."""
+        element = self._add("polyline", style)
+        element.set("points", " ".join(f"{_number(x)},{_number(y)}" for x, y in points))
+        if color:
+            element.set("style", f"stroke:var(--{color})")
 
     def box(  # noqa: PLR0917  # x, y, width and height are read in this order everywhere
-        self, x: float, y: float, width: float, height: float, colour: str, tip: str = ""
+        self, x: float, y: float, width: float, height: float, color: str, tip: str = ""
     ) -> None:
-        """A filled rectangle, in one of the page's colours."""
-        made = self._add("rect", "", tip)
-        for name, value in (("x", x), ("y", y), ("width", max(0.0, width)), ("height", max(0.0, height))):
-            made.set(name, _number(value))
-        made.set("style", f"fill:var(--{colour})")
+        """Add a filled rectangle."""
+        element = self._add("rect", "", tip, x=x, y=y, width=max(0.0, width), height=max(0.0, height))
+        element.set("style", f"fill:var(--{color})")
 
-    def dot(self, centre: tuple[float, float], radius: float, colour: str, tip: str = "") -> None:
-        """A filled circle."""
-        made = self._add("circle", "", tip)
-        for name, value in (("cx", centre[0]), ("cy", centre[1]), ("r", radius)):
-            made.set(name, _number(value))
-        made.set("style", f"fill:var(--{colour})")
+    def dot(self, center: tuple[float, float], radius: float, color: str, tip: str = "") -> None:
+        """Add a filled circle."""
+        element = self._add("circle", "", tip, cx=center[0], cy=center[1], r=radius)
+        element.set("style", f"fill:var(--{color})")
 
     def text(self, at: tuple[float, float], words: str, style: str = "", *, anchor: str = "start") -> None:
-        """Words; `anchor` is start, middle or end."""
-        made = self._add("text", style, "")
-        made.set("x", _number(at[0]))
-        made.set("y", _number(at[1]))
-        made.set("text-anchor", anchor)
+        """Add text; `anchor` is start, middle or end."""
+        element = self._add("text", style, x=at[0], y=at[1])
+        element.set("text-anchor", anchor)
         line = one_line(words)
-        made.text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+        element.text = line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
     def markup(self) -> str:
-        """The whole image as text for a page."""
+        """Return the image as text for a page."""
         return tostring(self.root, encoding="unicode")
 
-    def _add(self, name: str, style: str, tip: str) -> Element:
-        made = SubElement(self.root, name, {"class": style} if style else {})
+    def _add(self, name: str, style: str, tip: str = "", **numbers: float) -> Element:
+        element = SubElement(self.root, name, {"class": style} if style else {})
+        for key, value in numbers.items():
+            element.set(key, _number(value))
         if tip:
-            SubElement(made, "title").text = one_line(tip)[:400]
-        return made
+            SubElement(element, "title").text = one_line(tip)[:400]
+        return element
 
 
 def _number(value: float) -> str:
@@ -95,7 +77,7 @@ def _number(value: float) -> str:
 
 
 def ticks(high: float, count: int = 5) -> list[float]:
-    """Round values from 0 to at least `high`, about `count` of them.
+    """Return about `count` round values from 0 to at least `high`.
 
     >>> ticks(93)
     [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]

@@ -1,1 +1,1 @@
-"""Scaling results: `words` has their headings and cells, drawn in a `terminal` or as `text` (Markdown, CSV)."""
+"""Scaling results: `words` has cells and sentences, shown in a `terminal` or as `text` (Markdown, CSV)."""

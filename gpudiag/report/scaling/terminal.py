@@ -1,4 +1,4 @@
-"""Scaling results in a terminal: tables, the waterfall as bars, forecasts, and what to be wary of."""
+"""Scaling results in a terminal: tables, waterfalls as bars, forecasts, remarks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from rich.text import Text
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.layout import heading, print_trimmed
+from gpudiag.report.console import drop_columns, heading, print_trimmed
 from gpudiag.report.scaling import words
 
-#: Left out on narrow consoles, in this order.
+#: Columns that narrow consoles lose, in this order.
 _DISPENSABLE = ("median", "warm-up", "steps", "it/min", "jitter", "±", "step ms", "speedup")
-_LEFT = {"strategy"}
 _BAR = 30
 
 
@@ -25,19 +24,11 @@ def render_scaling(result: Scaling, console: Console) -> None:
     for setting, points in words.groups(result.points):
         _print_heading(setting, console)
         print_trimmed(console, _table(points, console.width))
-        _print_failures(points, console)
+        for point in points:
+            if point.status != "measured":
+                console.print(Text(one_line(words.failure(point)), style="yellow"))
         _print_relative(points, console)
-    if result.alone:
-        _print_heading("Each device alone", console)
-        for gpu in result.alone:
-            mark = "  unlike the rest" if gpu.odd else ""
-            share = f"{100 * gpu.relative:.1f} % of the median{mark}"
-            console.print(Text(f"{gpu.index}  {figures.throughput(gpu.samples_per_s)} samples/s, {share}"))
-    if result.links:
-        _print_heading("Pairs by link, beside the sum of their two devices alone", console)
-        for link in result.links:
-            pairs = f"{one_line(link.link)}  {one_line(link.strategy)}  {link.pairs} pair{'s' * (link.pairs != 1)}"
-            console.print(Text(f"{pairs}: {words.share(link.efficiency, (link.lowest, link.highest))}"))
+    _print_devices(result, console)
     for fall in result.waterfalls:
         _print_waterfall(fall, console)
     _print_forecasts(result, console)
@@ -53,37 +44,22 @@ def render_scaling(result: Scaling, console: Console) -> None:
             console.print(Text(f"{one_line(remark.code)}: {one_line(remark.message)}"))
 
 
-def _print_heading(words_: str, console: Console) -> None:
+def _print_heading(title: str, console: Console) -> None:
     console.print()
-    console.print(heading(words_))
+    console.print(heading(title))
 
 
 def _table(points: list[PointRecord], width: int) -> Table:
     rows = [words.cells(point) for point in points if point.status == "measured"]
-    shown = list(words.HEADINGS)
-    for name in _DISPENSABLE:
-        if _needed(shown, rows) <= width:
-            break
-        shown.remove(name)
-    columns = [words.HEADINGS.index(name) for name in shown]
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(words.HEADINGS)}
+    drop_columns(columns, _DISPENSABLE, width)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
-    for name, column in zip(shown, columns, strict=True):
-        widest = max((len(row[column]) for row in rows), default=0)  # a heading may be cut, a figure not
-        table.add_column(name, justify="left" if name in _LEFT else "right", no_wrap=True, min_width=widest)
-    for row in rows:
-        table.add_row(*(Text(row[column]) for column in columns))
+    for name, cells in columns.items():
+        widest = max(map(len, cells), default=0)  # headings may be cut, figures not
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True, min_width=widest)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
     return table
-
-
-def _needed(shown: list[str], rows: list[tuple[str, ...]]) -> int:
-    columns = [words.HEADINGS.index(name) for name in shown]
-    return sum(2 + max([len(words.HEADINGS[i]), *(len(row[i]) for row in rows)]) for i in columns)
-
-
-def _print_failures(points: list[PointRecord], console: Console) -> None:
-    for point in points:
-        if point.status != "measured":
-            console.print(Text(one_line(words.failure(point)), style="yellow"))
 
 
 def _print_relative(points: list[PointRecord], console: Console) -> None:
@@ -96,6 +72,19 @@ def _print_relative(points: list[PointRecord], console: Console) -> None:
         console.print(Text(f"{point.strategy:<16} {100 * relative:5.1f} %  {bar}"))
 
 
+def _print_devices(result: Scaling, console: Console) -> None:
+    if result.alone:
+        _print_heading("Each device alone", console)
+        for gpu in result.alone:
+            rate, share, mark = words.alone_cells(gpu)
+            console.print(Text(f"{gpu.index}  {rate} samples/s, {share} of the median  {mark}".rstrip()))
+    if result.links:
+        _print_heading("Pairs by link, relative to the sum of both devices alone", console)
+        for link in result.links:
+            pairs = f"{one_line(link.link)}  {one_line(link.strategy)}  {link.pairs} pair{'s' * (link.pairs != 1)}"
+            console.print(Text(f"{pairs}: {words.share(link.efficiency, (link.lowest, link.highest))}"))
+
+
 def _print_waterfall(fall: Waterfall, console: Console) -> None:
     _print_heading(words.waterfall_title(fall), console)
     level = 0.0
@@ -103,27 +92,23 @@ def _print_waterfall(fall: Waterfall, console: Console) -> None:
     for name, percent, rate, ms in words.waterfall_rows(fall):
         total = name in {"ideal", "reached"}
         before = 0.0 if total else level
-        after = percent if total else level + percent
-        level = after
-        begin, end = sorted((round(scale * before), round(scale * after)))
+        level = before + percent
+        begin, end = sorted((round(scale * before), round(scale * level)))
         bar = " " * begin + ("█" if total else "▒") * max(end - begin, 1 if abs(percent) >= 0.05 else 0)
-        each = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
-        console.print(
-            Text(f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.throughput(rate):>9}  {each}".rstrip())
-        )
-    if fall.hidden_communication_ms > 0:
-        console.print(Text(f"hidden communication: {fall.hidden_communication_ms:.2f} ms per step", style="dim"))
-    for note in fall.notes:
-        console.print(Text(one_line(note), style="dim"))
+        lost = "" if total else f"{figures.milliseconds(ms, beside=10)} ms"
+        line = f"{name:<18}{percent:z7.1f} %  {bar:<{_BAR + 1}} {figures.throughput(rate):>9}  {lost}"
+        console.print(Text(line.rstrip()))
+    for note in words.waterfall_notes(fall):
+        console.print(Text(note, style="dim"))
 
 
 def _print_forecasts(result: Scaling, console: Console) -> None:
     for prospect in result.prospects:
-        _print_heading("What to expect of more devices", console)
+        _print_heading("Forecast for more devices", console)
         console.print(Text(words.prospect_title(prospect)))
         table = Table(box=None, padding=(0, 2, 0, 0))
         for name in words.FORECAST_HEADINGS:
-            table.add_column(name, justify="left" if name == "joined by" else "right")
+            table.add_column(name, justify="left" if name == "network" else "right")
         for forecast in prospect.forecasts:
             table.add_row(*map(Text, words.forecast_cells(forecast)))
         print_trimmed(console, table)

@@ -1,4 +1,4 @@
-"""Scaling results in words and cells, for the terminal, Markdown, CSV and the page alike."""
+"""Scaling results in words and cells, for the terminal, Markdown, CSV and the HTML page."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from gpudiag.model.benchmarks.scaling import (
     NOT_RECORDED,
+    AloneGpu,
     Duration,
     Forecast,
     Machine,
@@ -19,30 +20,27 @@ from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
-#: Losses as people read them.
+#: Losses of a waterfall as labels.
 LOSSES = {
     "input": "input",
     "slower_compute": "slower compute",
     "launch": "launch and host",
     "exposed_transfer": "exposed transfer",
-    "waiting": "waiting for peers",
+    "waiting": "waiting for ranks",
     "together": "running together",
-    "exchange": "the exchange",
-    "rest": "rest",
+    "exchange": "communication",
+    "rest": "unexplained",
 }
-
-#: Of a table of points.
+#: Headings of `cells`.
 HEADINGS = (
     *("devices", "strategy", "samples/s", "±", "step ms", "median", "jitter", "steps"),
     *("warm-up", "speedup", "efficiency", "it/min"),
 )
-
-
-FORECAST_HEADINGS = ("devices", "efficiency", "samples/s", "joined by")
+FORECAST_HEADINGS = ("devices", "efficiency", "samples/s", "network")
 
 
 def machine(known: Machine) -> str:
-    """What it ran on, in one line: the GPUs with their number, and the software's versions."""
+    """Return GPUs or CPUs and the software versions in one line."""
     if known.gpus:
         names = ", ".join(
             f"{known.gpus.count(name)} {figures.TIMES} {one_line(name)}" for name in dict.fromkeys(known.gpus)
@@ -55,13 +53,13 @@ def machine(known: Machine) -> str:
 
 
 def setting(point: PointRecord) -> str:
-    """What the rows of one table share: `resnet50 · weak: 64 samples per device · bf16 · nhwc · data on device`."""
+    """Return what the rows of a table share: `resnet50 · weak scaling, 64 samples per device · bf16 · nhwc`."""
     batch = (
         f"weak scaling, {_samples(point.batch_per_device)} per device"
         if point.mode == "weak"
         else f"strong scaling, {point.global_batch} samples per step"
     )
-    if not point.batch_per_device:  # a loop of one's own that did not say
+    if not point.batch_per_device:  # a user-defined loop that did not report it
         batch = "samples per step not recorded"
     known = [word for word in (point.precision, point.memory_format) if word != NOT_RECORDED]
     known += [f"data: {point.data}"] if point.data != NOT_RECORDED else []
@@ -75,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Points that may be ranked together, with what they share; points on other devices than the first are left out."""
+    """Group points that may be ranked together by setting; points on other devices than the first are omitted."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -84,12 +82,12 @@ def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]
 
 
 def failure(point: PointRecord) -> str:
-    """Which point was not measured, and why."""
+    """Say which point was not measured, and why."""
     return f"{point.devices} {figures.TIMES} {point.batch_per_device}, {point.strategy}: {point.error or point.status}"
 
 
 def cells(point: PointRecord) -> tuple[str, ...]:
-    """One point under `HEADINGS`."""
+    """Return one point under `HEADINGS`."""
     if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
         why = one_line(point.error or point.status)
         return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], why)
@@ -112,29 +110,35 @@ def cells(point: PointRecord) -> tuple[str, ...]:
 
 
 def throughput(samples_per_s: float, mvox_per_s: float | None) -> str:
-    """Samples per second, and what they come to where a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
+    """Return samples per second, and voxels per second if a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
     if mvox_per_s is None or math.isnan(mvox_per_s):
         return figures.throughput(samples_per_s)
     return f"{figures.throughput(samples_per_s)}, {figures.throughput(mvox_per_s)} Mvox/s"
 
 
 def warmup(point: PointRecord) -> str:
-    """`40 steps, 2.1 s`; a question mark where step times had not settled."""
+    """Return `40, 2.1 s`, with a question mark if step times had not reached a steady state."""
     if point.warmup_steps is None or point.warmup_seconds is None:
         return figures.UNKNOWN
     return f"{point.warmup_steps}, {point.warmup_seconds:.1f} s{'' if point.settled else ' ?'}"
 
 
 def share(value: float | None, interval: tuple[float, float] | None = None) -> str:
-    """A share in percent with its interval: `94.2 % (93.9 to 94.5)`; `—` for a missing one."""
+    """Return a share in percent with its interval: `94.2 % (93.9 to 94.5)`; `—` if missing."""
     if value is None:
         return figures.UNKNOWN
     text = f"{100 * value:.1f} %"
     return text if interval is None else f"{text} ({100 * interval[0]:.1f} to {100 * interval[1]:.1f})"
 
 
+def alone_cells(gpu: AloneGpu) -> tuple[str, str, str]:
+    """Return rate, share of the median and a mark of a device measured alone."""
+    mark = "differs from the others" if gpu.odd else ""
+    return figures.throughput(gpu.samples_per_s), f"{100 * gpu.relative:.1f} %", mark
+
+
 def waterfall_title(fall: Waterfall) -> str:
-    """What was reached, in one line."""
+    """Return the efficiency in one line."""
     return (
         f"{one_line(fall.workload)}, {one_line(fall.strategy)}, {fall.devices} devices: "
         f"{fall.reached_percent:.1f} % of {fall.devices} {figures.TIMES} one device"
@@ -142,14 +146,21 @@ def waterfall_title(fall: Waterfall) -> str:
 
 
 def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
-    """(name, percent, samples/s, ms per step) from the ideal down to what was reached; losses are negative."""
+    """Return (name, percent, samples/s, ms per step) from the ideal to what was reached; losses are negative."""
     rows = [("ideal", 100.0, fall.ideal_samples_per_s, 0.0)]
     rows += [(LOSSES[loss.name], -loss.percent, -loss.samples_per_s, loss.ms_per_step) for loss in fall.losses]
     return [*rows, ("reached", fall.reached_percent, fall.reached_samples_per_s, 0.0)]
 
 
+def waterfall_notes(fall: Waterfall) -> list[str]:
+    """Return the overlapped communication and the notes of a waterfall."""
+    hidden = fall.hidden_communication_ms
+    overlapped = [f"Overlapped communication, which adds no time: {hidden:.2f} ms per step."] if hidden > 0.005 else []
+    return [*overlapped, *map(one_line, fall.notes)]
+
+
 def prospect_title(prospect: Prospect) -> str:
-    """Which curve, and the fitted cost."""
+    """Return the curve and its fitted step time."""
     what = (
         f"{one_line(prospect.workload)}, {one_line(prospect.strategy)}, {prospect.batch_per_device} samples per device"
     )
@@ -161,7 +172,7 @@ def prospect_title(prospect: Prospect) -> str:
 
 
 def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
-    """One forecast under `FORECAST_HEADINGS`, each figure with its range."""
+    """Return one forecast under `FORECAST_HEADINGS`, each figure with its range."""
     rates, efficiency = forecast.samples_per_s, forecast.efficiency
     return (
         figures.thousands(forecast.devices),
@@ -172,7 +183,7 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
 
 
 def duration_words(duration: Duration, point: PointRecord) -> str:
-    """How long, in one line that says the batch."""
+    """Return the time for so many iterations, samples or voxels in one line."""
     where = (
         f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"
     )
@@ -188,8 +199,8 @@ def duration_words(duration: Duration, point: PointRecord) -> str:
     if duration.like_one_device_hours is None:
         return line
     return (
-        f"{line}; these are {point.devices} times the samples of as many iterations on one device, "
-        f"which would take {_hours(duration.like_one_device_hours)} here"
+        f"{line}; that is {point.devices} times the samples of the same iterations on one device, "
+        f"whose samples take {_hours(duration.like_one_device_hours)} here"
     )
 
 
@@ -210,9 +221,9 @@ def _hours(hours: float) -> str:
 
 
 def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
-    """Strategies on the most devices that one group has, fastest first, each beside the fastest that exchanges.
+    """Return strategies on the largest number of devices, fastest first, with their rate relative to the fastest.
 
-    `independent` does not train one model and is left out; so is everything where a baseline decides nothing.
+    `independent` does not train one model and is omitted. Empty if a baseline is not valid.
     """
     if any(point.baseline is not None and point.speedup is None for point in points):
         return []
@@ -225,6 +236,6 @@ def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecor
 
 
 def title(result: Scaling) -> str:
-    """The heading of every form of the result."""
+    """Return the heading of the result."""
     workloads = one_line(", ".join(result.workload.split(",")))
     return f"{'Strong' if result.mode == 'strong' else 'Weak'} scaling of {workloads or 'nothing'}"

@@ -1,4 +1,1 @@
-"""Reports in a terminal.
-
-`report` is what `analyze` prints, from `bars`, `ranks`, `findings` and `traffic`; the others are each one command's.
-"""
+"""Terminal reports of a run (`report`), a recommendation and the selftest."""

@@ -1,8 +1,9 @@
-"""The table per rank, in the form that the terminal's width allows."""
+"""Step time per rank: a stacked bar each, and a table in the form that the terminal's width allows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,49 +11,93 @@ from rich.text import Text
 
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.report import figures
-from gpudiag.report.layout import plain_table
-from gpudiag.report.palette import LABELS
-from gpudiag.report.rank_rows import Row
+from gpudiag.report.console import plain_grid, plain_table
+from gpudiag.report.palette import LABELS, Fill
+from gpudiag.report.rank_rows import OVERLAPPED, RankRow, buckets_seen, overlaps
 
-#: A bucket below this on every rank would be a column of zeros.
+#: Longer bars show nothing more.
+WIDEST_BAR = 100
+#: Shorter times are dimmed.
 _SEEN_MS = 0.005
-#: Heading of the communication that runs beside compute, which is no bucket, and what it means.
-OVERLAPPED = "overlapped"
-OVERLAPPED_WORDS = "communication during compute (costs no step time by itself)"
 
 
-def buckets_seen(rows: Sequence[Row]) -> list[str]:
-    """The buckets that some row has, in their order."""
-    seen = min([_SEEN_MS, *(_SEEN_MS * row.step_ms for row in rows if row.step_ms > 0)])
-    return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
+def stacked_bars(rows: Sequence[RankRow], fill: Mapping[str, Fill], width: int) -> Table:
+    """Return a bar per row, all to the scale of the longest step."""
+    longest = max((row.step_ms for row in rows), default=0.0)
+    labels = max((len(row.label) for row in rows), default=0)
+    times = max((len(figures.milliseconds(row.step_ms)) for row in rows), default=0)
+    cells = max(min(width - labels - times - len(" " * 2 + " ms"), WIDEST_BAR), 1)
+    table = plain_grid({"no_wrap": True}, {"no_wrap": True}, {"no_wrap": True, "justify": "right"}, gap=1)
+    for row in rows:
+        share = row.step_ms / longest if longest > 0 else 0.0
+        table.add_row(
+            Text(row.label),
+            stacked_bar(row.buckets_ms, fill, round(cells * share)),
+            Text(f"{figures.milliseconds(row.step_ms)} ms"),
+        )
+    return table
 
 
-def overlaps(rows: Sequence[Row]) -> bool:
-    """Whether some row has communication beside its compute."""
-    return any(row.hidden_ms >= _SEEN_MS for row in rows)
+def stacked_bar(buckets_ms: Mapping[str, float], fill: Mapping[str, Fill], cells: int) -> Text:
+    """Return one bar of `cells` characters, divided among the buckets."""
+    bar = Text()
+    for bucket, count in zip(BUCKETS, apportion([buckets_ms.get(b, 0.0) for b in BUCKETS], cells), strict=True):
+        bar.append(fill[bucket].glyph * count, style=fill[bucket].style)
+    return bar
 
 
-def rank_table(rows: Sequence[Row], console: Console) -> RenderableType:
-    """Milliseconds per step by rank and bucket.
+def apportion(shares: Sequence[float], cells: int) -> list[int]:
+    """Divide `cells` in proportion to the shares (Hamilton's method); 0 for values that are no share.
 
-    The first of these that fits: a line per rank with shares in percent, the same without them, a line per bucket with
-    a column per rank, and that in as many pieces as it takes.
+    Worked example: 29.4, 0.8 and 26.1 of 56.3 in 10 cells are 5.22, 0.14 and 4.64: floors 5, 0, 4; the remaining cell
+    goes to the largest remainder, so 5, 0, 5.
+    """
+    valid = [share if math.isfinite(share) and share > 0 else 0.0 for share in shares]
+    total = sum(valid)  # not fsum, which raises if a hostile file makes the sum infinite
+    if total <= 0 or not math.isfinite(total):
+        return [0] * len(shares)
+    exact = [share / total * cells for share in valid]
+    counts = [math.floor(value) for value in exact]
+    by_remainder = sorted(range(len(exact)), key=lambda i: (counts[i] - exact[i], i))
+    for index in by_remainder[: cells - sum(counts)]:
+        counts[index] += 1
+    return counts
+
+
+def legend(buckets: Sequence[str], fill: Mapping[str, Fill], width: int) -> Group:
+    """Return the meaning of each fill; a fill and its name stay on one line."""
+    lines = [Text()]
+    for bucket in buckets:
+        entry = Text("  " if lines[-1] else "")
+        entry.append(fill[bucket].glyph, style=fill[bucket].style).append(f" {LABELS[bucket]}")
+        if len(lines[-1]) + len(entry) > width:
+            entry = entry[2:]
+            lines.append(Text())
+        lines[-1].append_text(entry)
+    return Group(*lines)
+
+
+def rank_table(rows: Sequence[RankRow], console: Console) -> RenderableType:
+    """Return milliseconds per step by rank and bucket, in the first of these forms that fits.
+
+    A line per rank with shares in percent, the same without shares, a line per bucket with a column per rank, and that
+    split into as many tables as necessary.
     """
     for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
         if _fits(table, console):
             return table
-    for at_once in range(len(rows) - 1, 0, -1):
-        pieces = [_column_per_rank(rows[start : start + at_once]) for start in range(0, len(rows), at_once)]
+    for columns in range(len(rows) - 1, 0, -1):
+        pieces = [_column_per_rank(rows[start : start + columns]) for start in range(0, len(rows), columns)]
         if all(_fits(piece, console) for piece in pieces):
             break
-    return Group(*(part for piece in pieces for part in (piece, Text())))
+    return Group(*(item for piece in pieces for item in (piece, Text())))
 
 
 def _fits(table: Table, console: Console) -> bool:
     return console.measure(table, options=console.options.update(width=10_000)).maximum <= console.width
 
 
-def _line_per_rank(rows: Sequence[Row], *, shares: bool) -> Table:
+def _line_per_rank(rows: Sequence[RankRow], *, shares: bool) -> Table:
     buckets = buckets_seen(rows)
     overlapped = [OVERLAPPED] if overlaps(rows) else []
     headings = ("ms per step", *(LABELS[bucket] for bucket in buckets), "step", *overlapped)
@@ -63,7 +108,7 @@ def _line_per_rank(rows: Sequence[Row], *, shares: bool) -> Table:
     return table
 
 
-def _column_per_rank(rows: Sequence[Row]) -> Table:
+def _column_per_rank(rows: Sequence[RankRow]) -> Table:
     table = plain_table(("ms", *(row.label.removeprefix("rank ") for row in rows)), left=("ms",), no_wrap=True)
     for bucket in buckets_seen(rows):
         table.add_row(LABELS[bucket], *(_cell(row.buckets_ms[bucket], row, share=False) for row in rows))
@@ -73,16 +118,16 @@ def _column_per_rank(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _cell(value_ms: float, row: Row, *, share: bool) -> Text:
+def _cell(value_ms: float, row: RankRow, *, share: bool) -> Text:
     text = Text(figures.milliseconds(value_ms, beside=row.step_ms), style="" if value_ms >= _SEEN_MS else "dim")
     if share:
         text.append(f" {figures.percent(value_ms, row.step_ms).replace(' ', ''):>4}", style="dim")
     return text
 
 
-def _step(row: Row) -> Text:
+def _step(row: RankRow) -> Text:
     return Text(figures.milliseconds(row.step_ms), style="bold")
 
 
-def _hidden(row: Row) -> Text:
+def _hidden(row: RankRow) -> Text:
     return Text(figures.milliseconds(row.hidden_ms, beside=row.step_ms), style="dim")

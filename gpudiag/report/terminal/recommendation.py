@@ -1,4 +1,4 @@
-"""A recommendation in a terminal: the verdict in words, the ranking as a table, what to change, what to expect."""
+"""The terminal report of a recommendation: verdict, ranking, what to change, expected scaling."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from gpudiag.model.benchmarks.recommendation import Ranked, Recommendation
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.sanitize import one_line, printable
 from gpudiag.report import figures
-from gpudiag.report.layout import indented, print_trimmed
+from gpudiag.report.console import drop_columns, indented, print_trimmed
 
 _GOOD, _DIM = "bold green", "dim"
-#: Columns left out where it is narrow, in this order.
+_RANKING = ("strategy", "predicted ms", "exposed ms", "measured ms", "slower by", "samples/s")
+#: Columns that narrow terminals lose, in this order.
 _DISPENSABLE = ("exposed ms", "samples/s", "predicted ms", "slower by")
-#: From this width on what is expected has all its columns.
+#: Width from which expected scaling has all its columns.
 _ALL_EXPECTED = 52
 
 
 def render_recommendation(result: Recommendation, console: Console) -> None:
-    """Draw it."""
+    """Print the recommendation."""
     console.print(Text(_title(result), style="bold"))
     console.print()
     console.print(Text(_verdict(result), style=_GOOD))
-    for line in _why(result):
+    for line in _reasons(result):
         console.print(indented(line))
     console.print()
     print_trimmed(console, _ranking(result, console.width))
-    left_out = [f"{one_line(ranked.strategy)}: {one_line(ranked.cannot)}" for ranked in result.ranking if ranked.cannot]
-    if left_out:
+    excluded = [f"{one_line(ranked.strategy)}: {one_line(ranked.cannot)}" for ranked in result.ranking if ranked.cannot]
+    if excluded:
         console.print()
-        console.print(Text("Left out", style="bold"))
-        for line in left_out:
+        console.print(Text("Excluded", style="bold"))
+        for line in excluded:
             console.print(indented(line))
     if result.scaling:
         console.print()
@@ -42,7 +43,7 @@ def render_recommendation(result: Recommendation, console: Console) -> None:
         console.print(Text("To use it", style="bold"))
         console.print(indented(f"gpudiag profile {one_line(result.workload)} {' '.join(result.flags)}"))
     if result.code:
-        console.print(Text("In a loop of your own", style="bold"))
+        console.print(Text("In your own training loop", style="bold"))
         console.print(indented(printable(result.code, keep="\n")))
     for note in _notes(result):
         console.print(Text(f"Note: {note}", style="yellow"))
@@ -52,61 +53,70 @@ def _title(result: Recommendation) -> str:
     device = one_line(result.device_name) or "device"
     batch = f", batch {result.batch_size_per_device} each" if result.batch_size_per_device else ""
     access = {True: ", peer access", False: ", no peer access", None: ""}[result.peer_access]
-    how = "measured by turns" if result.basis == "measured" else "predicted, nothing was run"
-    return f"{one_line(result.workload)} on {result.devices} x {device}{batch}{access}: {how}"
+    basis = "measured in alternating rounds" if result.basis == "measured" else "predicted without running anything"
+    return f"{one_line(result.workload)} on {result.devices} x {device}{batch}{access}: {basis}"
 
 
 def _verdict(result: Recommendation) -> str:
-    if result.verdict == "tie":
-        others = [one for one in result.ranking if one.strategy in result.tied and one.strategy != result.recommended]
-        names = ", ".join(one_line(one.strategy) for one in others)
-        told = all(one.unranked is None and one.cannot is None for one in result.ranking if one.strategy in result.tied)
-        how = "Tie" if told else "Cannot tell which is fastest"
-        return f"{how}: take {one_line(result.recommended)} ({'' if told else 'may be '}as fast: {names})"
-    return f"Take {one_line(result.recommended)}"
+    recommended = one_line(result.recommended)
+    if result.verdict != "tie":
+        return f"Use {recommended}"
+    tied = [ranked for ranked in result.ranking if ranked.strategy in result.tied]
+    others = ", ".join(one_line(ranked.strategy) for ranked in tied if ranked.strategy != result.recommended)
+    if all(ranked.unranked is None and ranked.cannot is None for ranked in tied):
+        return f"Tie: use {recommended} (equally fast: {others})"
+    return f"Cannot tell which is fastest: use {recommended} (possibly as fast: {others})"
 
 
-def _why(result: Recommendation) -> list[str]:
+def _reasons(result: Recommendation) -> list[str]:
     lines = [one_line(result.reason)]
     if result.gain is not None:
         saved = f"saves {result.gain.ms:.2f} ms per step ({result.gain.percent:.1f} %)"
-        lines.append(f"{saved} against {one_line(result.gain.over)}{'' if result.gain.measured else ', by prediction'}")
+        predicted = "" if result.gain.measured else " (predicted)"
+        lines.append(f"{saved} compared with {one_line(result.gain.over)}{predicted}")
     if result.ceiling is not None:
         left = result.ceiling.percent_left
-        more = "" if left is None else f"; {max(0.0, left):.1f} % of the step could still be saved at most"
-        lines.append(f"without any exchange the step takes {result.ceiling.step_ms:.2f} ms{more}")
+        more = "" if left is None else f"; at most {max(0.0, left):.1f} % of the step can still be saved"
+        lines.append(f"without any communication the step takes {result.ceiling.step_ms:.2f} ms{more}")
     return lines
 
 
 def _ranking(result: Recommendation, width: int) -> Table:
-    """Whole columns are left out where it is narrow, and no figure is cut."""
-    rows = [entry for entry in result.ranking if entry.cannot is None]
-    columns = {
-        "strategy": [one_line(ranked.strategy) for ranked in rows],
-        "predicted ms": [_ms(ranked.predicted_step_ms) for ranked in rows],
-        "exposed ms": [_ms(ranked.exposed_ms) for ranked in rows],
-        "measured ms": [ranked.step_words() for ranked in rows],
-        "slower by": [_slower(ranked) for ranked in rows],
-        "samples/s": [figures.throughput(ranked.samples_per_s) for ranked in rows],
-    }
+    """Return the ranking; narrow terminals lose whole columns, so that no figure is cut."""
+    rows = [ranked for ranked in result.ranking if ranked.cannot is None]
+    cells = map(_ranked_cells, rows)
+    columns = {heading: column for heading, *column in zip(_RANKING, *cells, strict=True)}
     if result.basis != "measured":
         del columns["measured ms"], columns["slower by"]
-    for name in _DISPENSABLE:
-        if sum(2 + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
-            break
-        columns.pop(name, None)
+    drop_columns(columns, _DISPENSABLE, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for heading in columns:
         table.add_column(heading, justify="left" if heading == "strategy" else "right", no_wrap=heading != "strategy")
-    for ranked, *cells in zip(rows, *columns.values(), strict=True):
-        chosen = ranked.strategy == result.recommended
-        table.add_row(*map(Text, cells), style=_GOOD if chosen else _DIM if ranked.strategy == INDEPENDENT else "")
+    for ranked, *words in zip(rows, *columns.values(), strict=True):
+        table.add_row(*map(Text, words), style=_row_style(ranked, result))
     return table
+
+
+def _ranked_cells(ranked: Ranked) -> tuple[str, ...]:
+    return (
+        one_line(ranked.strategy),
+        _ms(ranked.predicted_step_ms),
+        _ms(ranked.exposed_ms),
+        ranked.step_words(),
+        _slower(ranked),
+        figures.throughput(ranked.samples_per_s),
+    )
+
+
+def _row_style(ranked: Ranked, result: Recommendation) -> str:
+    if ranked.strategy == result.recommended:
+        return _GOOD
+    return _DIM if ranked.strategy == INDEPENDENT else ""
 
 
 def _scaling(result: Recommendation, width: int) -> Table:
     table = Table(
-        title=Text(f"Expected with {one_line(result.scaling[0].strategy)}, the same batch on each device"),
+        title=Text(f"Expected scaling of {one_line(result.scaling[0].strategy)}, same batch per device"),
         title_justify="left",
         title_style="bold",
         box=None,
@@ -123,8 +133,8 @@ def _scaling(result: Recommendation, width: int) -> Table:
 def _notes(result: Recommendation) -> list[str]:
     notes = [one_line(note) for note in result.notes]
     if result.assumed:
-        taken = ", ".join(f"{one_line(what)} {one_line(value)}" for what, value in result.assumed.items())
-        notes.append(f"not measured, and taken as usual: {taken}")
+        values = ", ".join(f"{one_line(what)} {one_line(value)}" for what, value in result.assumed.items())
+        notes.append(f"assumed, not measured: {values}")
     return notes
 
 

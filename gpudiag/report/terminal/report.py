@@ -1,112 +1,173 @@
-"""The report in a terminal: what ran, the verdict, where the time went, other findings, how far to trust it."""
+"""The terminal report of a run: header, verdict, step time by bucket, other findings, warnings."""
 
 from __future__ import annotations
 
 from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
 from rich.text import Text
 
-from gpudiag.model.analysis import Analysis
-from gpudiag.report.header import (
-    header_lines,
-    on_processors,
-    recorded_steps_note,
-    software_line,
-    step_line,
-    unit_of,
-    what_ran,
-)
-from gpudiag.report.layout import print_trimmed, under_headings
-from gpudiag.report.palette import fills
-from gpudiag.report.rank_rows import rows_of
-from gpudiag.report.terminal.bars import legend, stacked_bars
-from gpudiag.report.terminal.findings import findings_section, other_findings_section, trust_section, verdict_section
-from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, buckets_seen, overlaps, rank_table
+from gpudiag.model.analysis import Analysis, Finding
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import header
+from gpudiag.report import verdict as words
+from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
+from gpudiag.report.palette import SEVERITY_STYLE, fills
+from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
+from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
 from gpudiag.report.terminal.traffic import collectives_table, kernels_table, modules_section, wait_lines
-from gpudiag.report.verdict import explained_lines, verdict_of
 
-#: Lines on waits that a short report has.
+#: Pieces of advice, and findings besides the verdict, in a short report.
+_FEW_STEPS = 3
+_FEW_FINDINGS = 4
+_INDENT = 2
+#: Far more findings than an analysis has; rendering 20,000 of a hostile file would take a minute.
+_MOST_FINDINGS = 200
+#: Lines on waits in a short report.
 _FEW_WAITS = 2
 _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
 
 
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report on `console`, without the spaces with which tables fill their lines.
+    """Print the report.
 
     Args:
         analysis: what to show.
         console: where, and how wide.
-        all_ranks: draw every rank, however many there are.
-        full: also show the evidence of each finding, all advice, collectives, kernels and modules.
+        all_ranks: show every rank, however many there are.
+        full: also show evidence, all advice, collectives, kernels and modules.
     """
-    report = analysis_report(analysis, console, all_ranks=all_ranks, full=full)
-    print_trimmed(console, report)
-
-
-def analysis_report(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> Group:
-    """Return the report as one renderable, laid out for this console's width, colours and encoding."""
-    verdict = verdict_of(analysis)
-    sections: list[tuple[str, RenderableType]] = []
-    time = _time_section(analysis, console, all_ranks=all_ranks, full=full)
-    if time is not None:
-        sections.append((time_heading(analysis), time))
+    verdict = words.verdict_of(analysis)
+    sections: list[tuple[str, RenderableType | None]] = [
+        (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
+    ]
     if full:
         sections += _details(analysis, console)
     else:
-        others = other_findings_section(analysis, verdict)
-        sections += [("Other findings", others)] if others is not None else []
-    doubts = trust_section(analysis, full=full)
-    if doubts is not None:
-        sections.append(("How far to trust this", doubts))
-    parts = [*_header(analysis, full=full), Text(), verdict_section(verdict, full=full), *under_headings(sections)]
-    return Group(*parts) if full else Group(*parts, Text(), Text(_MORE, style="dim"))
+        sections.append(("Other findings", _other_findings(analysis, verdict)))
+    sections.append(("How far to trust this", _warnings(analysis, full=full)))
+    present = [(heading, section) for heading, section in sections if section is not None]
+    more = [] if full else [Text(), Text(_MORE, style="dim")]
+    head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]
+    print_trimmed(console, Group(*head, *under_headings(present), *more))
 
 
 def time_heading(analysis: Analysis) -> str:
     """Return the heading above bars and table."""
-    unit = unit_of(analysis)
+    unit = header.unit_of(analysis)
     return "Where the recording's time goes" if unit == "recording" else f"Where a {unit}'s time goes"
 
 
 def _header(analysis: Analysis, *, full: bool) -> list[Text]:
-    software = software_line(analysis) if full else ""
+    software = header.software_line(analysis) if full else ""
     return [
-        Text(what_ran(analysis), style="bold"),
+        Text(header.what_ran(analysis), style="bold"),
         *([Text(software, style="dim")] if software else []),
-        step_line(analysis),
-        *(Text(line, style="dim") for line in header_lines(analysis)),
+        header.step_line(analysis),
+        *(Text(line, style="dim") for line in header.header_lines(analysis)),
     ]
 
 
 def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full: bool) -> Group | None:
-    """Return bars, table, what explains them and who waited for whom; None without a device."""
+    """Return bars, table, explanations and waits; None without a device."""
     rows, note = rows_of(analysis.devices, all_ranks=all_ranks)
     if not rows:
         return None
     fill = fills(console)
-    bars = stacked_bars(rows, fill, console.width)
-    parts: list[RenderableType] = [bars, legend(buckets_seen(rows), fill, console.width), Text()]
-    parts.append(rank_table(rows, console))
-    recorded = recorded_steps_note(analysis)
-    overlapped = f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else ""
-    parts += [Text(line, style="dim") for line in (recorded, overlapped, note) if line]
-    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
-    below = [Text(line) for line in explained_lines(analysis, unexplained_only=not full)]
-    below += [] if full else waits[:_FEW_WAITS]
-    return Group(*parts, *([Text(), *below] if below else []))
+    notes = (header.recorded_steps_note(analysis), overlapped_note(rows), note)
+    below = [Text(line) for line in words.explained_lines(analysis, unexplained_only=not full)]
+    below += [] if full else wait_lines(analysis.waits, analysis.steps.mean_ms)[:_FEW_WAITS]
+    return Group(
+        stacked_bars(rows, fill, console.width),
+        legend(buckets_seen(rows), fill, console.width),
+        Text(),
+        rank_table(rows, console),
+        *(Text(line, style="dim") for line in notes if line),
+        *([Text(), *below] if below else []),
+    )
 
 
-def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType]]:
-    sections: list[tuple[str, RenderableType]] = []
+def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType | None]]:
     waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
-    if waits:
-        sections.append(("Waits", Group(*waits)))
-    if analysis.findings:
-        sections.append(("Findings", findings_section(analysis)))
-    if analysis.collectives:
-        sections.append(("Collectives", collectives_table(analysis.collectives, console.width)))
-    if analysis.kernels:
-        heading = "Operators" if on_processors(analysis) else "Kernels"
-        sections.append((heading, kernels_table(analysis.kernels, heading, console.width)))
-    if analysis.modules is not None:
-        sections.append(("Modules", modules_section(analysis.modules, console.width)))
-    return sections
+    kernels = "Operators" if header.on_processors(analysis) else "Kernels"
+    width = console.width
+    return [
+        ("Waits", Group(*waits) if waits else None),
+        ("Findings", _findings(analysis) if analysis.findings else None),
+        ("Collectives", collectives_table(analysis.collectives, width) if analysis.collectives else None),
+        (kernels, kernels_table(analysis.kernels, kernels, width) if analysis.kernels else None),
+        ("Modules", modules_section(analysis.modules, width) if analysis.modules is not None else None),
+    ]
+
+
+def _verdict_section(verdict: words.ReportVerdict, *, full: bool) -> RenderableType:
+    """Return severity, title, gain, location and advice."""
+    headline = Text()
+    if verdict.severity is not None:
+        headline.append(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]).append("  ")
+    headline.append(verdict.title, style="bold")
+    confidence = f"confidence: {verdict.confidence}" if verdict.confidence else ""
+    if confidence and not verdict.gain:
+        headline.append(f" ({confidence})")
+    rows = plain_grid({"no_wrap": True}, {}, gap=2)
+    if verdict.gain:
+        rows.add_row(Text("Gain"), Text(f"{verdict.gain}; {confidence}"))
+        if verdict.parts and full:
+            rows.add_row(Text(), Text(f"saved time: {verdict.parts}"))
+    if verdict.where:
+        rows.add_row(Text("Where"), Text(verdict.where))
+    if verdict.instead:
+        rows.add_row(Text(), Text(verdict.instead))
+    steps = verdict.steps if full else verdict.steps[:_FEW_STEPS]
+    rows.add_row(Text("Try" if verdict.advised else "Next"), _numbered(steps))
+    if verdict.path and full:
+        rows.add_row(Text(), Group(Text(words.PATH_HEADING), _numbered(verdict.path)))
+    return Group(headline, Padding(rows, (0, 0, 0, _INDENT), expand=False))
+
+
+def _numbered(lines: tuple[str, ...]) -> RenderableType:
+    if len(lines) == 1:
+        return Text(lines[0])
+    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
+    for number, line in enumerate(lines, start=1):
+        table.add_row(Text(f"{number}."), Text(line))
+    return table
+
+
+def _other_findings(analysis: Analysis, verdict: words.ReportVerdict) -> RenderableType | None:
+    """Return the findings besides the verdict, each with its title and a line on its savings."""
+    others = words.other_findings(analysis, verdict)
+    table = plain_grid({"no_wrap": True}, {}, gap=1)
+    for finding in others[:_FEW_FINDINGS]:
+        saves = words.saves(finding, analysis)
+        facts = (words.about(finding), saves[:1].lower() + saves[1:], f"confidence: {finding.confidence}")
+        about = Text(" · ".join(filter(None, facts)), style="dim")
+        table.add_row(Text("-"), Group(Text(words.title_of(finding)), about))
+    return Group(table, *and_more([], len(others) - _FEW_FINDINGS)) if others else None
+
+
+def _findings(analysis: Analysis) -> RenderableType:
+    """Return every finding with its evidence, and with advice that the verdict has not given."""
+    headline = words.verdict_of(analysis).headline
+    given = () if headline is None else headline.advice
+    table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
+    for number, finding in enumerate(analysis.findings[:_MOST_FINDINGS], start=1):
+        title = Text(words.title_of(finding), style="bold")
+        advice = tuple(step for step in finding.advice if step not in given)
+        table.add_row(Text(f"{number}."), Group(title, _finding_details(finding, advice, analysis)))
+    return Group(table, *and_more([], len(analysis.findings) - _MOST_FINDINGS))
+
+
+def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analysis) -> RenderableType:
+    facts = Text(words.about(finding))
+    facts.stylize(SEVERITY_STYLE[finding.severity], 0, len(one_line(finding.code)[: words.LONGEST_TEXT]))
+    steps = plain_grid({"no_wrap": True}, {}, gap=1)
+    for step in advice:
+        steps.add_row(Text("→"), Text(one_line(step)[: words.LONGEST_TEXT]))
+    return Group(facts, *map(Text, words.finding_lines(finding, analysis)), steps)
+
+
+def _warnings(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
+    """Return the reasons to trust the figures less, and if `full` the missing figures; None without any."""
+    doubts = words.doubts(analysis, missing=full)
+    lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
+    return Group(*lines) if lines else None

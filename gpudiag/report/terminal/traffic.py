@@ -1,4 +1,4 @@
-"""Who waited for whom, what the collectives carried, and which kernels and modules take the time."""
+"""Waits between ranks, collectives, kernels and modules in a terminal report."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rich.text import Text
 from gpudiag.model.analysis import CollectiveSummary, KernelSummary, Modules, Wait
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
-from gpudiag.report.layout import and_more, plain_table
 from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
 
 MOST_LINES = 5
-#: Waits below this share of the step are the ordinary jitter of arrival.
+#: Waits below this share of the step are ordinary jitter of arrival.
 WAIT_SHARE = 0.01
-#: Room that a collective's probe figure and group need beside the other columns.
-_ROOM_FOR_PROBE = 84
-_ROOM_FOR_GROUP = 104
-_ROOM_FOR_WAIT = 56
+#: Terminal widths from which collectives have the columns wait, probe and group.
+_WIDE_FOR_WAIT = 56
+_WIDE_FOR_PROBE = 84
+_WIDE_FOR_GROUP = 104
 _NAME_WIDTH = 24
 _MOST_MODULES = 6
 
 
 def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
-    """One line for each late rank and cause, the most waited-for first."""
+    """Return one line per late rank and cause, longest waits first."""
     groups: dict[tuple[int, str], list[Wait]] = defaultdict(list)
     for wait in waits:
         if duration(wait.ms_per_step) >= WAIT_SHARE * duration(step_ms) and wait.ms_per_step > 0:
@@ -39,59 +39,57 @@ def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
         wait_line(on_rank, [(wait.rank, wait.ms_per_step) for wait in group], cause=cause)
         for (on_rank, cause), group in ordered[:MOST_LINES]
     ]
-    return and_more(lines, len(ordered) - MOST_LINES, of="for ")
+    return and_more(lines, len(ordered) - MOST_LINES, prefix="for ")
 
 
-def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], how: str = "", cause: str = "") -> Text:
-    """Which ranks waited how many milliseconds for whom.
+def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = "", cause: str = "") -> Text:
+    """Return `Ranks 0 and 1 waited 26.0 ms per step for rank 2 (cause: input)`.
 
     Args:
-        on_rank: the rank waited for.
+        on_rank: rank waited for.
         waits: each waiting rank and its milliseconds per step.
-        how: ` longer` or ` less` where they are differences.
-        cause: what made the rank late, where it is known.
+        change: ` longer` or ` less` if the times are differences between runs.
+        cause: why the rank was late, if known.
     """
-    longest = max(ms for _, ms in waits)
-    low, high = figures.milliseconds(min(ms for _, ms in waits), beside=longest), figures.milliseconds(longest)
     line = Text(f"{figures.ranks((rank for rank, _ in waits), capital=True)} waited ")
-    line.append(low if low == high else f"{low}{figures.EN_DASH}{high}", style="bold").append(f" ms per step{how} for ")
+    line.append(figures.span([ms for _, ms in waits]), style="bold").append(f" ms per step{change} for ")
     line.append(f"rank {on_rank}", style="bold")
     return line.append(f" (cause: {cause})" if cause else "")
 
 
 def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
-    """The collectives that take the most time; narrow terminals lose the group first, then the probe, then the wait."""
-    columns = ["size", "per step", "transfer µs"]
-    columns += ["wait µs"] if width >= _ROOM_FOR_WAIT else []
-    columns += ["busbw GB/s"] if width >= _ROOM_FOR_WAIT else ["GB/s"]
-    columns += ["peak GB/s"] if width >= _ROOM_FOR_PROBE else []
-    columns += ["group"] if width >= _ROOM_FOR_GROUP else []
-    if width < _ROOM_FOR_WAIT:
+    """Return the longest collectives; narrow terminals lose group, probe and wait, in this order."""
+    if width < _WIDE_FOR_WAIT:
         columns = ["size", "µs", "GB/s"]
+    else:
+        columns = ["size", "per step", "transfer µs", "wait µs", "busbw GB/s"]
+        columns += ["peak GB/s"] if width >= _WIDE_FOR_PROBE else []
+        columns += ["group"] if width >= _WIDE_FOR_GROUP else []
     table = plain_table(("collective", *columns), left=("collective", "group"), no_wrap=True)
     for call in largest_collectives(collectives, MOST_LINES):
+        transfer, busbw = figures.thousands(duration(call.transfer_us)), figures.rate(call.busbw_gb_per_s)
         cells = {
             "size": figures.size(call.size_bytes),
             "per step": figures.count(duration(call.per_step)),
-            "transfer µs": figures.thousands(duration(call.transfer_us)),
-            "µs": figures.thousands(duration(call.transfer_us)),
+            "transfer µs": transfer,
+            "µs": transfer,
             "wait µs": figures.thousands(duration(call.wait_us)),
-            "busbw GB/s": figures.rate(call.busbw_gb_per_s),
-            "GB/s": figures.rate(call.busbw_gb_per_s),
+            "busbw GB/s": busbw,
+            "GB/s": busbw,
             "peak GB/s": figures.rate(call.probe_busbw_gb_per_s),
             "group": f"{shorten_middle(one_line(call.group), _NAME_WIDTH)} ({call.ranks} ranks)",
         }
-        name = shorten_middle(one_line(call.operation), _NAME_WIDTH if width >= _ROOM_FOR_WAIT else 14)
+        name = shorten_middle(one_line(call.operation), _NAME_WIDTH if width >= _WIDE_FOR_WAIT else 14)
         table.add_row(Text(name), *(Text(cells[column]) for column in columns))
     return table
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
-    """The kernels (on CPU runs the operators) that take the most time."""
+    """Return the longest kernels (operators of a run on CPUs)."""
+    wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
-    columns = ("ms per step" if width >= _ROOM_FOR_WAIT else "ms", "calls", what)
-    table = plain_table(columns, left=(what,), no_wrap=True)
-    room = max(width - 22 if width >= _ROOM_FOR_WAIT else width - 16, 16)
+    table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)
+    room = max(width - (22 if wide else 16), 16)
     for kernel in largest_kernels(kernels, MOST_LINES):
         table.add_row(
             Text(figures.milliseconds(duration(kernel.ms_per_step))),
@@ -102,15 +100,15 @@ def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) ->
 
 
 def modules_section(modules: Modules, width: int) -> RenderableType:
-    """The modules that take the most time; narrow terminals lose what is forward and what backward."""
+    """Return the modules that take the most time; narrow terminals lose the columns forward and backward."""
     if modules.reason:
         return Text(f"not known: {one_line(modules.reason)}")
-    wide = width >= _ROOM_FOR_WAIT
+    wide = width >= _WIDE_FOR_WAIT
     columns = ("ms per step", "forward", "backward", "calls", "module") if wide else ("ms", "calls", "module")
     table = plain_table(columns, left=("module",), no_wrap=True)
     rows, rest = module_rows(modules, _MOST_MODULES)
     most = max((row.ms for row in rows), default=0.0)
-    room = max(width - 42 if wide else width - 16, 16)
+    room = max(width - (42 if wide else 16), 16)
     for row in rows:
         times = (row.ms, row.forward_ms, row.backward_ms) if wide else (row.ms,)
         cells = [figures.milliseconds(ms, beside=most) for ms in times]

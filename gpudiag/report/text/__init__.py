@@ -1,1 +1,1 @@
-"""Reports as Markdown and CSV: of one `run`, and of the `results` of many."""
+"""Markdown and CSV of a run (`run`), and of many results (`results`, `forms`)."""

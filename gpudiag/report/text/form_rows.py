@@ -1,4 +1,4 @@
-"""Results arranged in the forms in which earlier benchmarks gave theirs."""
+"""Arrange results in the tables that earlier benchmarks published."""
 
 from __future__ import annotations
 
@@ -12,58 +12,68 @@ from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind,
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 
-#: Iterations that the 3D U-Net's systems were timed for, and those to which they were extrapolated.
+#: Iterations for which the 3D U-Net's systems were timed, and to which times were extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
-#: Voxels of the volume that they predicted, and of Platynereis.
+#: Voxels of the predicted volume, and of Platynereis.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
-_BESIDE = "cpu-reduce"
-#: Where it was measured, and nothing follows from it.
-_SURE = ", or no baseline that decides anything: see what `gpudiag scale --from` remarks"
+_REFERENCE = "cpu-reduce"
+_VALID = " with a valid baseline (see the remarks of `gpudiag scale --from`)"
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
-Rows = list[tuple[Value, ...]]
+FormRow = tuple[Value, ...]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What one path has: its benchmark, the points that were measured, and those on the first devices of them."""
+class FormSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The benchmark of one path; `several`: other paths are shown beside it."""
 
     source: str
     scaling: Scaling
     several: bool
-    """Other paths are shown beside it."""
 
     @property
-    def measured(self) -> list[PointRecord]:
-        """With a throughput."""
-        return [point for point in self.scaling.points if point.samples_per_s and point.step_ms]
-
-    @property
-    def whole(self) -> list[PointRecord]:
-        """On the first devices, as many as there are."""
-        return [point for point in self.measured if point.device_indices == tuple(range(point.devices))]
+    def points(self) -> list[PointRecord]:
+        """Measured points on the first devices of the machine."""
+        return [
+            point
+            for point in self.scaling.points
+            if point.samples_per_s and point.step_ms and point.device_indices == tuple(range(point.devices))
+        ]
 
     def groups(self) -> list[tuple[str, list[PointRecord]]]:
-        """Points that may be compared, with what they share."""
-        found = words.groups(self.whole)
-        return [(f"{self.source}: {what}", members) for what, members in found] if self.several else found
+        """Return comparable points with the settings that they share."""
+        return [(self.labelled(setting), points) for setting, points in words.groups(self.points)]
 
     def system(self, point: PointRecord) -> str:
-        """A workload and how many devices."""
-        name = f"{point.workload} (x{point.devices})"
+        """Return workload and number of devices."""
+        return self.labelled(f"{point.workload} (x{point.devices})")
+
+    def labelled(self, name: str) -> str:
+        """Return the name, with the path if there are several."""
         return f"{self.source}: {name}" if self.several else name
+
+    def main_strategy(self, workload: str) -> str:
+        """Return the strategy with the most points of a workload, `independent` only if there is no other."""
+        names = [p.strategy for p in self.points if p.workload == workload and p.strategy != INDEPENDENT]
+        return max(dict.fromkeys(names), key=names.count) if names else INDEPENDENT
+
+    def with_speedup(self) -> list[PointRecord]:
+        """Return the points of each workload's main strategy that have a speedup."""
+        points = [point for point in self.points if point.speedup is not None]
+        return [point for point in points if point.strategy == self.main_strategy(point.workload)]
 
 
 def form_tables(results: Sequence[tuple[str, Scaling]], forms: Iterable[str], left_out: Sequence[str]) -> FormTables:
     """Arrange results.
 
     Args:
-        results: each with the path that it comes from.
+        results: each with its path.
         forms: names among `FORMS`.
-        left_out: what could not be read.
+        left_out: paths that could not be read.
     """
-    known = [Result(source=source, scaling=scaling, several=len(results) > 1) for source, scaling in results]
+    sources = [FormSource(source=source, scaling=scaling, several=len(results) > 1) for source, scaling in results]
     return FormTables(
         machines={source: words.machine(scaling.machine) for source, scaling in results},
-        tables=tuple(_MAKE[form](known) for form in forms),
+        tables=tuple(_MAKE[form](sources) for form in forms),
         left_out=tuple(left_out),
     )
 
@@ -72,19 +82,19 @@ def _columns(*columns: tuple[str, Kind] | str) -> tuple[Column, ...]:
     return tuple(Column(heading=c) if isinstance(c, str) else Column(heading=c[0], kind=c[1]) for c in columns)
 
 
-def _training(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        trained = [point for point in result.whole if point.mvox_per_s is None]
-        for point in sorted(trained, key=lambda one: (one.workload, words.setting(one), one.devices)):
-            if point.strategy != _exchanging(result.whole, point.workload):
+def _training(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        trained = [point for point in source.points if point.mvox_per_s is None]
+        for point in sorted(trained, key=lambda point: (point.workload, words.setting(point), point.devices)):
+            if point.strategy != source.main_strategy(point.workload):
                 continue
             rate, batch = point.samples_per_s or 0.0, point.global_batch
-            like_one = _ITERATIONS * (point.batch_per_device if point.mode == "weak" else batch)
+            one_device_samples = _ITERATIONS * (point.batch_per_device if point.mode == "weak" else batch)
             seconds = batch / rate
-            of = (result.system(point), point.strategy, point.precision, batch)
-            days = (_ITERATIONS * seconds / 86400, like_one / rate / 86400)
-            rows.append((*of, _TIMED * seconds, 60 / seconds, *days))
+            system = (source.system(point), point.strategy, point.precision, batch)
+            days = (_ITERATIONS * seconds / 86400, one_device_samples / rate / 86400)
+            rows.append((*system, _TIMED * seconds, 60 / seconds, *days))
     return FormTable(
         form="training",
         columns=_columns(
@@ -93,17 +103,17 @@ def _training(results: Sequence[Result]) -> FormTable:
             *(("100k iterations [d]", "days"), ("samples of 100k on one device [d]", "days")),
         ),
         rows=tuple(rows),
-        note="An iteration on N devices is N times the samples of one on a single device, so that the time to a number "
-        "of iterations compares nothing; the last column is the time to the samples of 100k one-device iterations.",
+        note="An iteration on N devices processes N times the samples of one on a single device, so times per "
+        "iteration are not comparable; the last column is the time for the samples of 100k one-device iterations.",
         missing="training (`gpudiag scale unet3d`)",
     )
 
 
-def _prediction(results: Sequence[Result]) -> FormTable:
-    rows: Rows = [
-        (result.system(point), point.precision, _VOLUME / rate / 1e6, rate, _PLATYNEREIS / rate / 3600e6)
-        for result in results
-        for point in result.whole
+def _prediction(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = [
+        (source.system(point), point.precision, _VOLUME / rate / 1e6, rate, _PLATYNEREIS / rate / 3600e6)
+        for source in sources
+        for point in source.points
         if (rate := point.mvox_per_s)
     ]
     return FormTable(
@@ -112,29 +122,29 @@ def _prediction(results: Sequence[Result]) -> FormTable:
             *("system", "precision", ("1.9 Gvox [s]", "seconds"), ("Mvox/s", "rate"), ("8.1 Tvox [h]", "hours"))
         ),
         rows=tuple(rows),
-        note="Each voxel counts once, when it is written, however many blocks it is seen in.",
+        note="Each voxel counts once, when it is written, even if several blocks contain it.",
         missing="prediction of a volume (`gpudiag scale unet3d-predict`)",
     )
 
 
-def _strategies(results: Sequence[Result]) -> FormTable:
-    names = list(dict.fromkeys(point.strategy for result in results for point in result.whole))
-    rows: Rows = []
-    for result in results:
-        for what, members in result.groups():
-            for devices in sorted({point.devices for point in members}):
-                rates = {point.strategy: point.samples_per_s for point in members if point.devices == devices}
-                rows.append((what, devices, *(rates.get(name) for name in names)))
+def _strategies(sources: Sequence[FormSource]) -> FormTable:
+    names = list(dict.fromkeys(point.strategy for source in sources for point in source.points))
+    rows: list[FormRow] = []
+    for source in sources:
+        for setting, points in source.groups():
+            for devices in sorted({point.devices for point in points}):
+                rates = {point.strategy: point.samples_per_s for point in points if point.devices == devices}
+                rows.append((setting, devices, *map(rates.get, names)))
     columns = _columns("setting", ("#GPU", "count"), *((name, "rate") for name in names))
     return FormTable(form="strategies", columns=columns, rows=tuple(rows), missing="any point")
 
 
-def _speedup(results: Sequence[Result]) -> FormTable:
-    rows: Rows = [
-        (what, point.devices, point.strategy, point.samples_per_s, point.speedup, _percent(point.efficiency))
-        for result in results
-        for what, members in result.groups()
-        for point in members
+def _speedup(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = [
+        (setting, point.devices, point.strategy, point.samples_per_s, point.speedup, _percent(point.efficiency))
+        for source in sources
+        for setting, points in source.groups()
+        for point in points
     ]
     return FormTable(
         form="speedup",
@@ -143,50 +153,39 @@ def _speedup(results: Sequence[Result]) -> FormTable:
             *(("speedup", "ratio"), ("efficiency", "percent")),
         ),
         rows=tuple(rows),
-        note="Against one device of the same strategy and setting; none where that baseline decides nothing.",
+        note="Relative to one device with the same strategy and setting; empty if that baseline is not valid.",
         missing="any point",
     )
 
 
-def _batches(results: Sequence[Result]) -> FormTable:
-    points = [(result, point) for result in results for point in result.whole if point.speedup is not None]
+def _batches(sources: Sequence[FormSource]) -> FormTable:
+    points = [(source, point) for source in sources for point in source.points if point.speedup is not None]
     sizes = sorted({point.batch_per_device for _, point in points}, reverse=True)
-    found: dict[tuple[Value, ...], dict[int, PointRecord]] = {}
-    for result, point in points:
-        system = f"{result.source}: {point.workload}" if result.several else point.workload
-        found.setdefault((system, point.strategy, point.precision, point.devices), {})[point.batch_per_device] = point
-    rows: Rows = []
-    for key, by_size in found.items():
-        known = [by_size.get(size) for size in sizes]
-        cells = [(None, None) if one is None else (one.speedup, _percent(one.efficiency)) for one in known]
-        rows.append((*key, *(value for pair in cells for value in pair)))
-    across: list[tuple[str, Kind]] = []
+    by_system: dict[FormRow, dict[int, PointRecord]] = {}
+    for source, point in points:
+        key = (source.labelled(point.workload), point.strategy, point.precision, point.devices)
+        by_system.setdefault(key, {})[point.batch_per_device] = point
+    rows: list[FormRow] = []
+    for system, by_size in by_system.items():
+        pairs = ((p.speedup, _percent(p.efficiency)) if p else (None, None) for p in map(by_size.get, sizes))
+        rows.append((*system, *(value for pair in pairs for value in pair)))
+    batch_columns: list[tuple[str, Kind]] = []
     for size in sizes:
-        across += [(f"{size}: speedup", "ratio"), (f"{size}: efficiency", "percent")]
-    columns = _columns("model", "strategy", "precision", ("gpu count", "count"), *across)
-    return FormTable(
-        form="batches", columns=columns, rows=tuple(rows), missing=f"a speedup (`--batch-size 32,512`){_SURE}"
-    )
+        batch_columns += [(f"{size}: speedup", "ratio"), (f"{size}: efficiency", "percent")]
+    columns = _columns("model", "strategy", "precision", ("gpu count", "count"), *batch_columns)
+    missing = f"a speedup (`--batch-size 32,512`){_VALID}"
+    return FormTable(form="batches", columns=columns, rows=tuple(rows), missing=missing)
 
 
-def _on_most(result: Result) -> list[PointRecord]:
-    """Of each workload the strategy that was measured most, where there is a speedup."""
-    return [
-        point
-        for point in result.whole
-        if point.speedup is not None and point.strategy == _exchanging(result.whole, point.workload)
-    ]
-
-
-def _models(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        points = _on_most(result)
+def _models(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        points = source.with_speedup()
         most = max((point.devices for point in points), default=0)
         rows += [
-            (result.system(one), one.strategy, one.precision, one.parameters, one.speedup, _percent(one.efficiency))
-            for one in points
-            if one.devices == most > 1
+            (source.system(p), p.strategy, p.precision, p.parameters, p.speedup, _percent(p.efficiency))
+            for p in points
+            if p.devices == most > 1
         ]
     return FormTable(
         form="models",
@@ -195,52 +194,42 @@ def _models(results: Sequence[Result]) -> FormTable:
             *(("speedup", "ratio"), ("efficiency", "percent")),
         ),
         rows=tuple(rows),
-        missing=f"a speedup on several devices{_SURE}",
+        missing=f"a speedup on several devices{_VALID}",
     )
 
 
-def _medians(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        points = [point for point in _on_most(result) if point.devices > 1]
+def _medians(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        points = [point for point in source.with_speedup() if point.devices > 1]
         for devices in sorted({point.devices for point in points}):
             speedups = [point.speedup or 0.0 for point in points if point.devices == devices]
-            middle = statistics.median(speedups)
-            system = result.source if result.several else "all"
-            rows.append((system, devices, len(speedups), middle, 100 * middle / devices))
+            median = statistics.median(speedups)
+            system = source.source if source.several else "all"
+            rows.append((system, devices, len(speedups), median, 100 * median / devices))
     return FormTable(
         form="medians",
         columns=_columns(
             *("results", ("GPUs", "count"), ("models", "count"), ("median speedup", "ratio")),
-            *(("median efficiency", "percent"),),
+            ("median efficiency", "percent"),
         ),
         rows=tuple(rows),
-        missing=f"a speedup on several devices{_SURE}",
+        missing=f"a speedup on several devices{_VALID}",
     )
 
 
-def _ladder(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        most = max((point.devices for point in result.whole), default=0)
-        there = [point for point in result.whole if point.devices == most]
-        if any(point.strategy != INDEPENDENT for point in there):
-            there = [point for point in there if point.strategy != INDEPENDENT]
-        for workload, strategy in dict.fromkeys((point.workload, point.strategy) for point in there):
-            rungs = [point for point in there if (point.workload, point.strategy) == (workload, strategy)]
-            rungs.sort(key=_rung)
-            base = rungs[0].samples_per_s or 1.0
-            rows += [
-                (
-                    result.system(point),
-                    strategy,
-                    *_of_rung(point),
-                    point.samples_per_s,
-                    (point.samples_per_s or 0) / base,
-                )
-                for point in rungs
-                if len(rungs) > 1
-            ]
+def _ladder(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        most = max((point.devices for point in source.points), default=0)
+        points = [point for point in source.points if point.devices == most]
+        points = [point for point in points if point.strategy != INDEPENDENT] or points
+        by_key: dict[tuple[str, str], list[PointRecord]] = {}
+        for point in points:
+            by_key.setdefault((point.workload, point.strategy), []).append(point)
+        for rungs in by_key.values():
+            if len(rungs) > 1:
+                rows += _rungs(source, sorted(rungs, key=_rung))
     return FormTable(
         form="ladder",
         columns=_columns(
@@ -248,13 +237,21 @@ def _ladder(results: Sequence[Result]) -> FormTable:
             *(("samples/s", "rate"), ("of the first", "ratio")),
         ),
         rows=tuple(rows),
-        note="Unlike the others this form puts side by side what differs in more than the strategy: that is its point.",
+        note="Unlike the other tables, this one compares points that differ in more than the strategy.",
         missing="several precisions, layouts, batches or compilers "
         "(`--precision fp32,fp16 --batch-size 64,128 --compile-both`)",
     )
 
 
-_PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
+def _rungs(source: FormSource, points: list[PointRecord]) -> list[FormRow]:
+    base = points[0].samples_per_s or 1.0
+    rows: list[FormRow] = []
+    for point in points:
+        compiled = "yes" if _compiled(point) else ""
+        setting = (point.precision, point.memory_format, point.batch_per_device, point.data, compiled)
+        rate = point.samples_per_s or 0.0
+        rows.append((source.system(point), point.strategy, *setting, rate, rate / base))
+    return rows
 
 
 def _rung(point: PointRecord) -> tuple[int, ...]:
@@ -263,74 +260,65 @@ def _rung(point: PointRecord) -> tuple[int, ...]:
     return (precision, point.batch_per_device, point.memory_format == "nhwc", _compiled(point))
 
 
-def _of_rung(point: PointRecord) -> tuple[Value, ...]:
-    compiled = "yes" if _compiled(point) else ""
-    return (point.precision, point.memory_format, point.batch_per_device, point.data, compiled)
-
-
 def _compiled(point: PointRecord) -> bool:
     return point.options.get("compile", "").lower() == "true"
 
 
-def _devices(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        for gpu in result.scaling.alone:
-            name = f"{result.source}: {gpu.index}" if result.several else str(gpu.index)
-            share = 100 * gpu.samples_per_s / (result.scaling.alone[0].samples_per_s or 1.0)
-            rows.append((name, gpu.name, gpu.samples_per_s, share, "unlike the rest" if gpu.odd else ""))
+def _devices(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        for gpu in source.scaling.alone:
+            share = 100 * gpu.samples_per_s / (source.scaling.alone[0].samples_per_s or 1.0)
+            mark = "differs from the others" if gpu.odd else ""
+            rows.append((source.labelled(str(gpu.index)), gpu.name, gpu.samples_per_s, share, mark))
     columns = _columns("GPU", "name", ("total samples/s", "rate"), ("%", "percent"), "")
     return FormTable(form="devices", columns=columns, rows=tuple(rows), missing="several GPUs, each alone")
 
 
-def _pairs(results: Sequence[Result]) -> FormTable:
-    names = list(dict.fromkeys(pair.strategy for result in results for pair in result.scaling.pairs))
-    found: dict[tuple[Value, ...], dict[str, float]] = {}
-    for result in results:
-        for pair in result.scaling.pairs:
-            which = ",".join(map(str, pair.indices))
-            key = (f"{result.source}: {pair.link}" if result.several else pair.link, which)
-            found.setdefault(key, {})[pair.strategy] = pair.samples_per_s
-            found[key][f"{pair.strategy}, of its two alone"] = 100 * pair.efficiency
-    across: list[tuple[str, Kind]] = []
+def _pairs(sources: Sequence[FormSource]) -> FormTable:
+    names = list(dict.fromkeys(pair.strategy for source in sources for pair in source.scaling.pairs))
+    by_pair: dict[tuple[str, str], dict[str, float]] = {}
+    for source in sources:
+        for pair in source.scaling.pairs:
+            rates = by_pair.setdefault((source.labelled(pair.link), ",".join(map(str, pair.indices))), {})
+            rates[pair.strategy] = pair.samples_per_s
+            rates[f"{pair.strategy}, of its two alone"] = 100 * pair.efficiency
+    columns: list[tuple[str, Kind]] = []
     for name in names:
-        across += [(name, "rate"), (f"{name}, of its two alone", "percent")]
-    rows = tuple((*key, *(rates.get(name) for name, _ in across)) for key, rates in sorted(found.items()))
-    columns = _columns("link", "GPUs", *across)
-    return FormTable(form="pairs", columns=columns, rows=rows, missing=f"pairs of devices (`--subsets pairs`){_SURE}")
-
-
-def _relative(results: Sequence[Result]) -> FormTable:
-    rows: Rows = []
-    for result in results:
-        for what, members in result.groups():
-            if not words.relative_performance(members):
-                continue  # a baseline decides nothing, and so does what was measured beside it
-            most = max(point.devices for point in members)
-            rates = {point.strategy: point.samples_per_s or 0.0 for point in members if point.devices == most}
-            beside = rates.get(_BESIDE)
-            rows += [(what, most, name, rate, 100 * rate / beside) for name, rate in rates.items() if beside]
+        columns += [(name, "rate"), (f"{name}, of its two alone", "percent")]
     return FormTable(
-        form="relative",
-        columns=_columns(
-            *("setting", ("GPUs", "count"), "strategy", ("samples/s", "rate"), (f"of {_BESIDE}", "percent"))
-        ),
-        rows=tuple(rows),
-        missing=f"{_BESIDE} on several devices{_SURE}",
+        form="pairs",
+        columns=_columns("link", "GPUs", *columns),
+        rows=tuple((*key, *(rates.get(name) for name, _ in columns)) for key, rates in sorted(by_pair.items())),
+        missing=f"pairs of devices (`--subsets pairs`){_VALID}",
     )
 
 
-def _exchanging(points: Iterable[PointRecord], workload: str) -> str:
-    """The strategy in which most was measured of a workload, of those that exchange gradients."""
-    names = [point.strategy for point in points if point.workload == workload and point.strategy != INDEPENDENT]
-    return max(dict.fromkeys(names), key=names.count) if names else INDEPENDENT
+def _relative(sources: Sequence[FormSource]) -> FormTable:
+    rows: list[FormRow] = []
+    for source in sources:
+        for setting, points in source.groups():
+            if not words.relative_performance(points):
+                continue  # a baseline is not valid, so neither are the rates relative to it
+            most = max(point.devices for point in points)
+            rates = {point.strategy: point.samples_per_s or 0.0 for point in points if point.devices == most}
+            reference = rates.get(_REFERENCE)
+            rows += [(setting, most, name, rate, 100 * rate / reference) for name, rate in rates.items() if reference]
+    return FormTable(
+        form="relative",
+        columns=_columns(
+            *("setting", ("GPUs", "count"), "strategy", ("samples/s", "rate"), (f"of {_REFERENCE}", "percent"))
+        ),
+        rows=tuple(rows),
+        missing=f"{_REFERENCE} on several devices{_VALID}",
+    )
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-_MAKE: dict[str, Callable[[Sequence[Result]], FormTable]] = {
+_MAKE: dict[str, Callable[[Sequence[FormSource]], FormTable]] = {
     "training": _training,
     "prediction": _prediction,
     "strategies": _strategies,

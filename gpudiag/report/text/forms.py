@@ -1,4 +1,4 @@
-"""The forms of earlier benchmarks in a terminal, as Markdown, as CSV."""
+"""Tables in the formats of earlier benchmarks: in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ import csv
 import io
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Value
 from gpudiag.model.sanitize import not_a_formula, one_line
 from gpudiag.report import figures
-from gpudiag.report.layout import heading, print_trimmed
-from gpudiag.report.scaling.text import escaped, table
+from gpudiag.report.console import heading, plain_table, print_trimmed
+from gpudiag.report.markup import escaped, markdown_table
 
 
 def render_forms(result: FormTables, console: Console) -> None:
-    """Print every form, or what would have to be measured for it."""
+    """Print every form, or what must be measured for it."""
     for form in result.tables:
         console.print(heading(form.title))
         if form.rows:
-            drawn = Table(box=None, padding=(0, 2, 0, 0))
-            for column in form.columns:
-                drawn.add_column(
-                    one_line(column.heading), justify="left" if column.kind == "word" else "right", overflow="fold"
-                )
+            words = {one_line(column.heading) for column in form.columns if column.kind == "word"}
+            table = plain_table([one_line(column.heading) for column in form.columns], left=words, overflow="fold")
             for row in _cells(form):
-                drawn.add_row(*map(Text, row))
-            print_trimmed(console, drawn)
+                table.add_row(*map(Text, row))
+            print_trimmed(console, table)
         for line in _below(form):
             console.print(Text(line, style="dim"))
         console.print()
@@ -37,23 +33,23 @@ def render_forms(result: FormTables, console: Console) -> None:
 
 
 def to_markdown(result: FormTables) -> str:
-    """A page: the machines, then every form."""
+    """Return the machines, then every form."""
     several = len(result.machines) > 1
-    lines = ["# In the forms of earlier benchmarks", ""]
+    lines = ["# In the formats of earlier benchmarks", ""]
     for source, machine in result.machines.items():
         lines += [f"{f'{escaped(source)}: ' if several else ''}{escaped(machine)}.", ""]
     for form in result.tables:
         left = sum(column.kind == "word" for column in form.columns)
         lines += [f"## {escaped(form.title)}", ""]
         if form.rows:
-            lines += [*table([column.heading for column in form.columns], _cells(form), left=left), ""]
-        lines += [part for line in _below(form) for part in (escaped(line), "")]
+            lines += [*markdown_table([column.heading for column in form.columns], _cells(form), left=left), ""]
+        lines += [text for line in _below(form) for text in (escaped(line), "")]
     lines += [f"- Left out: {escaped(line)}" for line in result.left_out]
     return "\n".join([*lines, ""]).rstrip("\n") + "\n"
 
 
 def to_csv_rows(form: FormTable) -> str:
-    """The form with its figures in full; missing ones are empty."""
+    """Return the form with full precision; missing values are empty."""
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
     rows.writerow([_safe(column.heading) for column in form.columns])

@@ -1,4 +1,4 @@
-"""The table of many results: in a terminal, as Markdown, as CSV."""
+"""The table of many results in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -9,36 +9,34 @@ from numbers import Integral
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.benchmarks.tables import Comparable, ResultRow, ResultsTable
 from gpudiag.model.frames import results_frame
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.csv_text import csv_text
-from gpudiag.report.layout import and_more, print_trimmed
+from gpudiag.report.console import and_more, heading, plain_table, print_trimmed
+from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.scaling import words
-from gpudiag.report.scaling.text import escaped, table
 
 VERDICT = "verdict"
 HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "MFU", "machine", "from")
-
-#: What is drawn in a terminal; a second for each 200 tables. Files have all.
+_WORDS = {"strategy", "machine", "from", VERDICT}
+#: Name of an environment of which nothing is known.
+_UNKNOWN_MACHINE = "unknown machine"
+#: Limits of terminal output, which takes a second per 200 tables; files have all.
 _MOST_GROUPS, _MOST_ROWS = 500, 1000
 
 
 def render_table(result: ResultsTable, console: Console) -> None:
-    """Print every group, what is not ranked and why, and what could not be read."""
+    """Print every group, what is not ranked, and what could not be read."""
     shown = result.groups[:_MOST_GROUPS]
     for group, rows in zip(shown, _rows_of_each(shown), strict=True):
-        console.print(Text(_heading(group), style="bold underline"))
-        drawn = Table(box=None, padding=(0, 2, 0, 0))
-        for heading in _headings(group):
-            drawn.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
+        console.print(heading(_title(group)))
+        table = plain_table(_headings(group), left=_WORDS, overflow="fold")
         for row in rows[:_MOST_ROWS]:
-            drawn.add_row(*map(Text, row))
-        print_trimmed(console, drawn)
+            table.add_row(*map(Text, row))
+        print_trimmed(console, table)
         for more in and_more([], len(rows) - _MOST_ROWS):
             console.print(more)
         for line in _not_measured(group)[:_MOST_ROWS]:
@@ -54,17 +52,12 @@ def render_table(result: ResultsTable, console: Console) -> None:
         console.print(Text(f"Left out: {one_line(line)}", style="yellow"))
 
 
-_WORDS = {"strategy", "machine", "from", VERDICT}
-#: What an environment of which nothing is known is called.
-_UNKNOWN_MACHINE = "unknown machine"
-
-
 def to_markdown(result: ResultsTable) -> str:
-    """The same for documentation."""
+    """Return every group as Markdown."""
     lines = []
     for group, rows in zip(result.groups, _rows_of_each(result.groups), strict=True):
-        lines += [f"## {escaped(_heading(group))}", "", *table(_headings(group), rows, left=2), ""]
-        lines += [part for line in _not_measured(group) for part in (escaped(line), "")]
+        lines += [f"## {escaped(_title(group))}", "", *markdown_table(_headings(group), rows, left=2), ""]
+        lines += [text for line in _not_measured(group) for text in (escaped(line), "")]
         lines += [f"Not ranked together: {escaped(refusal)}.\n" for refusal in group.refusals]
     lines += [f"- Not ranked together: {escaped(refusal)}." for refusal in result.refusals]
     lines += [f"- Left out: {escaped(line)}" for line in result.left_out]
@@ -72,11 +65,11 @@ def to_markdown(result: ResultsTable) -> str:
 
 
 def to_csv_rows(result: ResultsTable) -> str:
-    """All points with their source, machine and rank, one row each."""
+    """Return one row per point with its source, machine and rank."""
     return csv_text(results_frame(result.groups))
 
 
-def _heading(group: Comparable) -> str:
+def _title(group: Comparable) -> str:
     point = group.environments[0].rows[0].point
     return f"{words.setting(point)} · {point.devices} device{'s' * (point.devices != 1)}"
 
@@ -86,25 +79,25 @@ def _members(group: Comparable) -> list[ResultRow]:
 
 
 def _headings(group: Comparable) -> tuple[str, ...]:
-    """Return what stands above `_rows`; the verdict only where a run has one."""
+    """Return the headings; `verdict` only if a run has one."""
     return (*HEADINGS, VERDICT) if any(row.verdict for row in _members(group)) else HEADINGS
 
 
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
-    """Return the rows of each group. One frame is made for all of them, since making one takes milliseconds."""
+    """Return the rows of each group; one frame serves all, because making one takes milliseconds."""
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
-    found = []
+    rows_of_each = []
     for group in groups:
         members = _members(group)
         rows = list(islice(cells, len(members)))
         if len(_headings(group)) > len(HEADINGS):
             rows = [(*row, one_line(member.verdict)) for row, member in zip(rows, members, strict=True)]
-        found.append(rows)
-    return found
+        rows_of_each.append(rows)
+    return rows_of_each
 
 
 def _not_measured(group: Comparable) -> list[str]:
-    """Return a line for each result without figures: which, and why."""
+    """Return a line for each result without figures."""
     return [
         f"{one_line(row.source)}, {one_line(row.point.strategy)}: {one_line(row.point.error or row.point.status)}"
         for row in _members(group)

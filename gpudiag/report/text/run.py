@@ -1,17 +1,15 @@
-"""One run's report as Markdown and CSV."""
+"""The report of one run as Markdown and CSV."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gpudiag.model.analysis import BUCKETS, Analysis, Modules
-from gpudiag.report import figures
+from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
-from gpudiag.report.csv_text import csv_text
-from gpudiag.report.header import header_lines, recorded_steps_note, step_line, what_ran
 from gpudiag.report.kernel_names import kernel_label
+from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
-from gpudiag.report.rank_rows import cells, duration, headings, largest_kernels, rows_of
-from gpudiag.report.scaling.text import escaped, table
-from gpudiag.report.terminal.ranks import OVERLAPPED, OVERLAPPED_WORDS, overlaps
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
@@ -20,72 +18,83 @@ _MOST_MODULES = 12
 
 
 def to_csv(analysis: Analysis) -> str:
-    """One row per device: step time, the eight buckets, and hidden communication, in milliseconds per step."""
+    """Return one row per device: step time, buckets and overlapped communication, in milliseconds per step."""
     buckets = [f"{bucket}_ms" for bucket in BUCKETS]
     devices = analysis.frames().devices
     chosen = devices.reindex(columns=["rank", "device", "step_ms", *buckets, "hidden_communication_ms"])
-    return csv_text(chosen.assign(**{name: [duration(ms) for ms in chosen[name]] for name in buckets}))
+    return csv_text(chosen.assign(**{name: [rank_rows.duration(ms) for ms in chosen[name]] for name in buckets}))
 
 
 def to_markdown(analysis: Analysis) -> str:
-    """What the terminal shows, for tickets and documentation."""
-    lines = [f"# {escaped(what_ran(analysis))}", ""]
-    for line in (step_line(analysis).plain, *header_lines(analysis)):
-        lines += [f"{escaped(line)}.", ""]
+    """Return the full report, for tickets and documentation."""
+    waits = [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)]
+    doubts = [f"{code}: {message}" for code, message in words.doubts(analysis)]
+    lines = [f"# {escaped(header.what_ran(analysis))}", ""]
+    lines += _paragraphs(f"{line}." for line in (header.step_line(analysis).plain, *header.header_lines(analysis)))
     lines += _verdict(words.verdict_of(analysis))
-    rows, note = rows_of(analysis.devices)
-    if rows:
-        seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]
-        ranks = table(headings(seen), [cells(row, seen) for row in rows], left=1)
-        lines += [f"## {time_heading(analysis)}", "", *ranks, ""]
-        overlapped = f"{OVERLAPPED}: {OVERLAPPED_WORDS}." if overlaps(rows) else ""
-        lines += [part for text in (recorded_steps_note(analysis), overlapped, note) if text for part in (text, "")]
-        lines += [*(f"- {escaped(line)}" for line in words.explained_lines(analysis)), ""] if analysis.explained else []
-    waits = wait_lines(analysis.waits, analysis.steps.mean_ms)
-    lines += ["## Waits", "", *(f"- {escaped(line.plain)}" for line in waits), ""] if waits else []
-    if analysis.findings:
-        lines += ["## Findings", ""]
-    for finding in analysis.findings:
-        lines += [f"**{escaped(words.title_of(finding))}** ({escaped(words.about(finding))})", ""]
-        lines += [part for line in words.finding_lines(finding, analysis) for part in (escaped(line), "")]
-        lines += [*(f"- {escaped(advice)}" for advice in finding.advice), ""]
-    if analysis.kernels:
-        kernels = [
-            (kernel_label(k.name, 80), figures.milliseconds(duration(k.ms_per_step)), f"{k.per_step:.4g}")
-            for k in largest_kernels(analysis.kernels, _MOST_KERNELS)
-        ]
-        lines += ["## Top kernels", "", *table(("kernel", "ms per step", "calls"), kernels, left=1), ""]
+    lines += _time(analysis)
+    lines += _listed("Waits", waits)
+    lines += _findings(analysis)
+    lines += _kernels(analysis)
     lines += _modules(analysis.modules) if analysis.modules is not None else []
-    doubts = words.doubts(analysis)
-    if doubts:
-        lines += ["## How far to trust this", "", *(f"- {escaped(code)}: {escaped(why)}" for code, why in doubts), ""]
+    lines += _listed("How far to trust this", doubts)
     return "\n".join(lines)
 
 
-def _verdict(verdict: words.Verdict) -> list[str]:
-    """The answer, what fixing it gains, and what to do."""
+def _paragraphs(texts: Iterable[str]) -> list[str]:
+    return [line for text in texts if text for line in (escaped(text), "")]
+
+
+def _listed(heading: str, texts: list[str]) -> list[str]:
+    return [f"## {heading}", "", *(f"- {escaped(text)}" for text in texts), ""] if texts else []
+
+
+def _numbered(texts: Iterable[str]) -> list[str]:
+    return [*(f"{number}. {escaped(text)}" for number, text in enumerate(texts, start=1)), ""]
+
+
+def _verdict(verdict: words.ReportVerdict) -> list[str]:
     severity = f"{verdict.severity.upper()}: " if verdict.severity is not None else ""
-    lines = [f"**{severity}{escaped(verdict.title)}**", ""]
-    said = (
-        f"Gain: {verdict.gain}" if verdict.gain else "",
-        f"Of which {verdict.parts}." if verdict.parts else "",
-        f"Confidence: {verdict.confidence}." if verdict.confidence else "",
-        f"Where: {verdict.where}" if verdict.where else "",
-        verdict.instead,
-    )
-    lines += [part for line in said if line for part in (escaped(line), "")]
-    lines += ["## Next", ""]
-    if len(verdict.steps) == 1:
-        lines += [escaped(verdict.steps[0]), ""]
-    else:
-        lines += [*(f"{number}. {escaped(step)}" for number, step in enumerate(verdict.steps, start=1)), ""]
-    path = [f"{number}. {escaped(line)}" for number, line in enumerate(verdict.path, start=1)]
-    return [*lines, words.PATH_HEADING, "", *path, ""] if path else lines
+    lines = [f"**{severity}{escaped(verdict.title)}**", "", *_paragraphs(words.verdict_lines(verdict)), "## Next", ""]
+    lines += _paragraphs(verdict.steps) if len(verdict.steps) == 1 else _numbered(verdict.steps)
+    return [*lines, words.PATH_HEADING, "", *_numbered(verdict.path)] if verdict.path else lines
+
+
+def _time(analysis: Analysis) -> list[str]:
+    rows, note = rank_rows.rows_of(analysis.devices)
+    if not rows:
+        return []
+    seen = [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] > 0 for row in rows)]
+    table = markdown_table(rank_rows.headings(seen), [rank_rows.cells(row, seen) for row in rows], left=1)
+    overlapped = rank_rows.overlapped_note(rows)
+    explained = [f"- {escaped(line)}" for line in words.explained_lines(analysis)]
+    return [
+        *(f"## {time_heading(analysis)}", "", *table, ""),
+        *_paragraphs((header.recorded_steps_note(analysis), overlapped and f"{overlapped}.", note)),
+        *([*explained, ""] if explained else []),
+    ]
+
+
+def _findings(analysis: Analysis) -> list[str]:
+    lines = ["## Findings", ""] if analysis.findings else []
+    for finding in analysis.findings:
+        lines += [f"**{escaped(words.title_of(finding))}** ({escaped(words.about(finding))})", ""]
+        lines += _paragraphs(words.finding_lines(finding, analysis))
+        lines += [*(f"- {escaped(advice)}" for advice in finding.advice), ""]
+    return lines
+
+
+def _kernels(analysis: Analysis) -> list[str]:
+    rows = [
+        (kernel_label(k.name, 80), figures.milliseconds(rank_rows.duration(k.ms_per_step)), f"{k.per_step:.4g}")
+        for k in rank_rows.largest_kernels(analysis.kernels, _MOST_KERNELS)
+    ]
+    return ["## Top kernels", "", *markdown_table(("kernel", "ms per step", "calls"), rows, left=1), ""] if rows else []
 
 
 def _modules(modules: Modules) -> list[str]:
     if modules.reason:
         return ["## Modules", "", f"Not known: {escaped(modules.reason)}.", ""]
     rows, rest = module_rows(modules, _MOST_MODULES)
-    cells = table(MODULE_COLUMNS, [module_cells(row) for row in rows], left=1)
-    return ["## Modules", "", *cells, "", *(f"{line}." for line in rest_of_modules(modules, rest)), ""]
+    table = markdown_table(MODULE_COLUMNS, map(module_cells, rows), left=1)
+    return ["## Modules", "", *table, "", *(f"{line}." for line in rest_of_modules(modules, rest)), ""]

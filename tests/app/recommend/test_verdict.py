@@ -182,7 +182,7 @@ def test_what_is_special_has_to_be_faster_than_a_plain_one_that_scatters() -> No
     assert found.ceiling.percent_left is None
     assert found.reason.startswith("nccl is the plainest. cpu-reduce (2.11 ± 0.0")
     assert "cannot be told from it (about 2.26 ms)" in found.reason
-    assert "Cannot tell which is fastest: take nccl (may be as fast: cpu-reduce)" in _drawn(found)
+    assert "Cannot tell which is fastest: use nccl (possibly as fast: cpu-reduce)" in _drawn(found)
 
 
 def test_what_the_budget_left_out_is_said() -> None:

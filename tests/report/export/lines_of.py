@@ -1,4 +1,4 @@
-"""How many events each line of a written file has and how long they last together, read without gpudiag's readers."""
+"""Number and total duration of the events of each line of a file, read without gpudiag's readers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def of_perfetto(path: Path) -> Lines:
 
 
 def of_xspace(path: Path) -> Lines:
-    """Without the lines that are there for xprof's overview alone."""
+    """Omit the lines that serve only xprof's overview."""
     space = message_type("xplane", "XSpace").FromString(path.read_bytes())
     return _summed(
         [

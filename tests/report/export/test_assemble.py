@@ -1,4 +1,4 @@
-"""Own lines say what the attribution says, and rows hold only what can be drawn in one."""
+"""gpudiag's tracks equal the attribution; rows have only nested or disjoint events."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.app.analyze import analyze
-from gpudiag.report.export.model import Track, TrackKind, rows_apart
-from tests.report.export.exported import shown
+from gpudiag.report.export.model import ExportTrack, TrackKind, rows_apart
+from tests.report.export.exported import exported_job, total_ns
 from tests.trace.documents import TRACES
 
 
-def track_of(spans: list[tuple[int, int]]) -> Track:
+def track_of(spans: list[tuple[int, int]]) -> ExportTrack:
     spans = sorted(((begin, begin + length) for begin, length in spans), key=lambda span: (span[0], -span[1]))
     table = np.array(spans, np.int64).reshape(-1, 2)
-    return Track(
+    return ExportTrack(
         kind=TrackKind.THREAD,
         title="",
         ident=0,
@@ -37,20 +37,20 @@ def test_events_of_a_row_are_nested_or_disjoint(spans: list[tuple[int, int]]) ->
                 assert track.start[b] >= track.end[a] or track.end[b] <= track.end[a]
 
 
-def test_what_is_nested_takes_one_row() -> None:
+def test_nested_events_take_one_row() -> None:
     assert len(rows_apart(track_of([(0, 10), (1, 3), (1, 2), (5, 5), (10, 4)]))) == 1
     assert len(rows_apart(track_of([(0, 4), (2, 4)]))) == 2
 
 
-def test_own_lines_are_the_attribution() -> None:
+def test_gpudiag_tracks_equal_the_attribution() -> None:
     job = "slow_loader_rank2"
     analysis = analyze([TRACES / job])
-    groups = [group for group in shown(job).export_model.groups if group.device is not None]
+    groups = [group for group in exported_job(job).export_model.groups if group.device is not None]
     for group, device in zip(groups, analysis.devices, strict=True):
         lines = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
         steps, parts = lines["gpudiag steps"], lines["gpudiag buckets"]
         assert group.ranks == (device.rank,)
-        assert steps.total_ns() == parts.total_ns() == round(device.step_ms * 1e6 * len(steps))
+        assert total_ns(steps) == total_ns(parts) == round(device.step_ms * 1e6 * len(steps))
         assert parts.start[0] == steps.start[0]
         assert (parts.start[1:] == parts.end[:-1]).all(), "buckets tile the steps"
         lengths = parts.end - parts.start
@@ -64,7 +64,7 @@ def test_own_lines_are_the_attribution() -> None:
 
 def test_one_clock() -> None:
     """All ranks leave an all-reduce together, so its kernels end together in the export model."""
-    groups = [group for group in shown("clean").export_model.groups if group.device is not None]
+    groups = [group for group in exported_job("clean").export_model.groups if group.device is not None]
     ends = []
     for group in groups:
         for track in group.tracks:
@@ -81,7 +81,7 @@ def test_one_clock() -> None:
 
 
 def test_nothing_begins_before_zero() -> None:
-    exported = shown("slow_loader_rank2").export_model
+    exported = exported_job("slow_loader_rank2").export_model
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks]
     assert min(starts) == 0
     assert exported.origin_ns > 1_700_000_000 * 10**9

@@ -1,4 +1,4 @@
-"""No event is lost: counts and total durations per line equal the source's, in every format."""
+"""Every format keeps the number and total duration of events per line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudiag.report.export.assemble import export_model_of
 from gpudiag.report.export.formats import format_named, formats
 from gpudiag.report.export.model import ExportModel, TrackKind
 from gpudiag.trace import read_traces
-from tests.report.export.exported import shown
+from tests.report.export.exported import exported_job, total_ns
 from tests.report.export.lines_of import Lines, of_chrome, of_csv, of_perfetto, of_xspace
 from tests.trace.documents import TRACES, read_one
 from tests.trace.marked_modules import job
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOBS = ("slow_loader_rank2", "gloo_dataloader", "tensorflow")
-#: Categories that hold no event of the job: the profiler's own span.
+#: Categories without events of the job: the profiler's span.
 _NOT_EVENTS = {"Trace"}
 _SHADOW = "gpu_user_annotation"
 
 
 def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
-    """(on a device, stream or thread) → (events, total ns) in the JSON that PyTorch wrote."""
+    """Return (on a device, stream or thread) → (events, total ns) of PyTorch's JSON."""
     events = json.loads(gzip.decompress(rank_file.read_bytes()))["traceEvents"]
     lines: dict[tuple[bool, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for event in events:
@@ -45,11 +45,11 @@ def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
     return dict(lines)
 
 
-def scene_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], tuple[int, int]]:
+def model_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], tuple[int, int]]:
     return {
         (group.device is not None, f"{track.ident}{'s' * (track.kind is TrackKind.SHADOWS)}"): (
             len(track),
-            track.total_ns(),
+            total_ns(track),
         )
         for group in exported.groups
         if group.process == process
@@ -60,11 +60,11 @@ def scene_lines(exported: ExportModel, process: int) -> dict[tuple[bool, str], t
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", ["slow_loader_rank2", "clean", "vgg_p2poff", "gloo_dataloader"])
-def test_the_scene_has_every_event_that_pytorch_wrote(job: str) -> None:
+def test_export_model_has_every_event_of_the_trace(job: str) -> None:
     files = sorted((TRACES / job).glob("rank*.json.gz"))
     assert files
     for process, path in enumerate(files):
-        assert scene_lines(shown(job).export_model, process) == source_lines(path)
+        assert model_lines(exported_job(job).export_model, process) == source_lines(path)
 
 
 def totals(exported: ExportModel, key: Any) -> Lines:
@@ -72,76 +72,75 @@ def totals(exported: ExportModel, key: Any) -> Lines:
     for group in exported.groups:
         for track in group.tracks:
             count, total = lines[key(group, track)]
-            lines[key(group, track)] = count + len(track), total + track.total_ns()
+            lines[key(group, track)] = count + len(track), total + total_ns(track)
     return dict(lines)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_chrome(job: str, tmp_path: Path) -> None:
-    format_named("chrome").write(shown(job).export_model, path := tmp_path / "a.json.gz")
-    assert of_chrome(path) == totals(shown(job).export_model, lambda group, track: (group.title, track.title))
+    format_named("chrome").write(exported_job(job).export_model, path := tmp_path / "a.json.gz")
+    assert of_chrome(path) == totals(exported_job(job).export_model, lambda group, track: (group.title, track.title))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_perfetto(job: str, tmp_path: Path) -> None:
-    format_named("perfetto").write(shown(job).export_model, path := tmp_path / "a.pftrace")
-    assert of_perfetto(path) == totals(shown(job).export_model, lambda group, track: (group.title, track.title))
+    format_named("perfetto").write(exported_job(job).export_model, path := tmp_path / "a.pftrace")
+    assert of_perfetto(path) == totals(exported_job(job).export_model, lambda group, track: (group.title, track.title))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_csv(job: str, tmp_path: Path) -> None:
-    format_named("csv").write(shown(job).export_model, path := tmp_path / "a.csv")
+    format_named("csv").write(exported_job(job).export_model, path := tmp_path / "a.csv")
 
     def key(group: Any, track: Any) -> tuple[str, str]:
         return f"{' '.join(map(str, group.ranks))}/{'' if group.device is None else group.device}", track.title
 
-    assert of_csv(path) == totals(shown(job).export_model, key)
+    assert of_csv(path) == totals(exported_job(job).export_model, key)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
 def test_xspace(job: str, tmp_path: Path) -> None:
-    format_named("xspace").write(shown(job).export_model, path := tmp_path / "a.xplane.pb")
+    format_named("xspace").write(exported_job(job).export_model, path := tmp_path / "a.xplane.pb")
     found = of_xspace(path)
-    exported = shown(job).export_model
+    exported = exported_job(job).export_model
     assert sum(count for count, _ in found.values()) == exported.events()
-    assert sum(total for _, total in found.values()) == sum(t.total_ns() for g in exported.groups for t in g.tracks)
+    assert sum(total for _, total in found.values()) == sum(total_ns(t) for g in exported.groups for t in g.tracks)
     devices = [group for group in exported.groups if group.device is not None]
-    for place, group in enumerate(devices):
+    for position, group in enumerate(devices):
         for track in group.tracks:
             rank = f"rank {group.ranks[0]}"
             if track.kind is TrackKind.GPUDIAG:
-                assert found[f"/device:CUSTOM:{rank} · gpudiag", track.title] == (len(track), track.total_ns())
+                assert found[f"/device:CUSTOM:{rank} · gpudiag", track.title] == (len(track), total_ns(track))
             elif track.kind is TrackKind.STREAM:
                 (line,) = [
                     value
                     for (plane, name), value in found.items()
-                    if plane == f"/device:GPU:{place}" and name.startswith(f"Stream #{track.ident}(")
+                    if plane == f"/device:GPU:{position}" and name.startswith(f"Stream #{track.ident}(")
                 ]
-                assert line == (len(track), track.total_ns())
+                assert line == (len(track), total_ns(track))
 
 
-def test_a_converted_trace_is_read_again(tmp_path: Path) -> None:
-    """What PyTorch recorded, written as an XSpace and read as one, has the same work on the same devices."""
-    exported = shown("slow_loader_rank2").export_model
+def test_xspace_of_a_pytorch_trace_is_read_with_the_same_device_work(tmp_path: Path) -> None:
+    exported = exported_job("slow_loader_rank2").export_model
     format_named("xspace").write(exported, path := tmp_path / "a.xplane.pb")
     converted = read_traces([path])
     sources = read_traces([TRACES / "slow_loader_rank2"])
     assert len(converted) == len(sources) == 4
-    for one, source in zip(converted, sources, strict=True):
-        assert [call.operation for call in one.collectives] == [call.operation for call in source.collectives]
-        assert one.origin_ns > 10**18
-        lengths = [(e.end_ns - e.start_ns)[e.device >= 0].sum() for e in (one.events, source.events)]
+    for trace, source in zip(converted, sources, strict=True):
+        assert [call.operation for call in trace.collectives] == [call.operation for call in source.collectives]
+        assert trace.origin_ns > 10**18
+        lengths = [(e.end_ns - e.start_ns)[e.device >= 0].sum() for e in (trace.events, source.events)]
         shadows = source.events
         hidden = (shadows.end_ns - shadows.start_ns)[(shadows.device >= 0) & (shadows.kind == 6)].sum()
         assert lengths[0] == lengths[1] - hidden
 
 
-def test_correlation_ids_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
-    format_named("xspace").write(shown("slow_loader_rank2").export_model, path := tmp_path / "a.xplane.pb")
+def test_correlation_ids_are_unique_across_ranks(tmp_path: Path) -> None:
+    format_named("xspace").write(exported_job("slow_loader_rank2").export_model, path := tmp_path / "a.xplane.pb")
     space = message_type("xplane", "XSpace").FromString(path.read_bytes())
     seen: dict[int, str] = {}
     for plane in space.planes:
@@ -154,10 +153,10 @@ def test_correlation_ids_of_two_ranks_do_not_meet(tmp_path: Path) -> None:
     assert len(set(seen.values())) == 4
 
 
-def test_tensorflow_is_shown_as_it_is_with_own_lines_above_each_gpu() -> None:
+def test_tensorflow_profile_is_kept_with_gpudiag_lines_above_each_gpu() -> None:
     from gpudiag.report.export.formats.xspace import with_gpudiag_tracks
 
-    job = shown("tensorflow")
+    job = exported_job("tensorflow")
     (profile,) = job.profiles
     kind = message_type("xplane", "XSpace")
     before, after = kind.FromString(profile.data), kind.FromString(with_gpudiag_tracks(profile.data, job.export_model))
@@ -168,16 +167,16 @@ def test_tensorflow_is_shown_as_it_is_with_own_lines_above_each_gpu() -> None:
         assert planes.pop(plane.name) == plane
     assert sorted(planes) == [f"/device:CUSTOM:rank {rank} · gpudiag" for rank in range(4)]
     for rank in range(4):
-        own = planes[f"/device:CUSTOM:rank {rank} · gpudiag"]
-        assert [line.name for line in own.lines][:2] == ["gpudiag steps", "gpudiag buckets"]
+        added = planes[f"/device:CUSTOM:rank {rank} · gpudiag"]
+        assert [line.name for line in added.lines][:2] == ["gpudiag steps", "gpudiag buckets"]
         (gpu,) = [plane for plane in after.planes if plane.name == f"/device:GPU:{rank}"]
         begins = [line.timestamp_ns * 1000 + event.offset_ps for line in gpu.lines for event in line.events]
-        step = own.lines[0].events[0]
-        opens = own.lines[0].timestamp_ns * 1000 + step.offset_ps
+        step = added.lines[0].events[0]
+        opens = added.lines[0].timestamp_ns * 1000 + step.offset_ps
         assert any(opens <= begin < opens + step.duration_ps for begin in begins)
 
 
-def test_calls_of_modules_are_shown_in_every_format(tmp_path: Path) -> None:
+def test_every_format_has_module_calls(tmp_path: Path) -> None:
     timeline = build_timeline([read_one(tmp_path, job())])
     exported = export_model_of(timeline, attribute(timeline), timeline.traces)
     for name in formats():
@@ -185,13 +184,13 @@ def test_calls_of_modules_are_shown_in_every_format(tmp_path: Path) -> None:
         assert b"Net/a (Linear)" in (tmp_path / name).read_bytes()
     (again,) = read_traces([tmp_path / "chrome"])
     assert again.modules is not None
-    assert [one.path for one in again.modules.modules] == ["", "a", "b"]
+    assert [module.path for module in again.modules.modules] == ["", "a", "b"]
 
 
-def test_kernel_names_are_no_formulas(tmp_path: Path) -> None:
+def test_kernel_names_in_csv_are_no_formulas(tmp_path: Path) -> None:
     from msgspec.structs import replace
 
-    exported = shown("gloo_dataloader").export_model
+    exported = exported_job("gloo_dataloader").export_model
     track = replace(
         exported.groups[0].tracks[-1], names=("=cmd|' /C calc'!A0",) * len(exported.groups[0].tracks[-1].names)
     )

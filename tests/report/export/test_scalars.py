@@ -11,24 +11,24 @@ import pytest
 from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.protobuf import message_type
-from gpudiag.report.export.tensorboard.scalars import crc32c, write_events
-from tests.report.export.exported import shown
+from gpudiag.report.export.tensorboard.log_directory import crc32c, write_events
+from tests.report.export.exported import exported_job
 from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_crc32c_of_the_standard() -> None:
+def test_crc32c_matches_the_standard() -> None:
     """RFC 3720, appendix B.4."""
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
-def test_curves_are_the_analysis() -> None:
+def test_series_equal_the_analysis() -> None:
     analysis = analyze([TRACES / "slow_loader_rank2"])
-    curves = {curve.tag: curve.points for curve in shown("slow_loader_rank2").series}
+    curves = {curve.tag: curve.points for curve in exported_job("slow_loader_rank2").series}
     assert {step for step, _ in curves["step/ms"]} == {step for step, _ in curves["efficiency/compute"]} == {4, 5}
 
     def mean(tag: str) -> float:
@@ -41,8 +41,8 @@ def test_curves_are_the_analysis() -> None:
     assert 0.3 < mean("efficiency/compute") < 0.6
 
 
-def test_the_file_is_tfrecords_of_events(tmp_path: Path) -> None:
-    series = shown("slow_loader_rank2").series
+def test_event_file_is_tfrecords(tmp_path: Path) -> None:
+    series = exported_job("slow_loader_rank2").series
     path = tmp_path / "events.out.tfevents.gpudiag"
     write_events(series, "# What ran", path, 1.7e9)
     data, events = path.read_bytes(), []
@@ -64,7 +64,9 @@ def test_the_file_is_tfrecords_of_events(tmp_path: Path) -> None:
 def test_tensorboard_reads_it(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    write_events(shown("slow_loader_rank2").series, "# What ran", tmp_path / "events.out.tfevents.gpudiag", 1.7e9)
+    write_events(
+        exported_job("slow_loader_rank2").series, "# What ran", tmp_path / "events.out.tfevents.gpudiag", 1.7e9
+    )
     accumulator = EventAccumulator(str(tmp_path))
     accumulator.Reload()
     assert "step/ms" in accumulator.Tags()["scalars"]

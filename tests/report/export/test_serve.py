@@ -1,4 +1,4 @@
-"""Whom TensorBoard answers."""
+"""TensorBoard answers only this user."""
 
 from __future__ import annotations
 

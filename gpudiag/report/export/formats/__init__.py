@@ -1,22 +1,42 @@
-"""The formats that `gpudiag export` writes, a module each. A new one is one more module here, with its `FORMAT`."""
+"""Formats of `gpudiag export`, one module each. A new format is one more module here with a `FORMAT`."""
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import pkgutil
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
 
 from gpudiag.errors import UsageError, there_are
-from gpudiag.report.export.format import Format
+from gpudiag.model.run_directory import write_output
+from gpudiag.report.export.model import ExportModel
+
+
+class Format(msgspec.Struct, frozen=True, kw_only=True):
+    """Name, file ending, tools that open it, and encoder of a format."""
+
+    name: str
+    ending: str
+    opens: str
+    encode: Callable[[ExportModel], bytes]
+
+    def write(self, exported: ExportModel, path: Path) -> None:
+        """Write a file as `write_output` does, gzipped if its name ends in `.gz`."""
+        data = self.encode(exported)
+        write_output(path, gzip.compress(data, 6, mtime=0) if path.suffix == ".gz" else data)
 
 
 def formats() -> dict[str, Format]:
-    """Every format by its name."""
+    """Return every format by name."""
     modules = (importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__))
     return {module.FORMAT.name: module.FORMAT for module in modules}
 
 
 def format_named(name: str) -> Format:
-    """The format of that name.
+    """Return the format of that name.
 
     Raises:
         UsageError: there is none.

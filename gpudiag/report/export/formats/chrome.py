@@ -1,4 +1,4 @@
-"""An export model as a JSON trace, which Chrome (`about:tracing`), Perfetto and Speedscope open.
+"""JSON trace for Chrome (`about:tracing`), Perfetto and Speedscope.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds with
 three decimals, so nanoseconds are kept.
@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from gpudiag.model.event import NO_CORRELATION, NO_SIZE, EventKind
-from gpudiag.report.export.format import Format
-from gpudiag.report.export.model import ExportModel, Track, TrackKind
+from gpudiag.report.export.formats import Format
+from gpudiag.report.export.model import ExportModel, ExportTrack, TrackKind
 from gpudiag.units import NS_PER_US
 
-#: Kineto's own words, so that tools made for PyTorch's traces read what we write.
+#: Kineto's categories, so that tools for PyTorch's traces read the file.
 _CATEGORIES = {
     EventKind.OPERATOR: "cpu_op",
     EventKind.ANNOTATION: "user_annotation",
@@ -34,7 +34,7 @@ _GPUDIAG = "gpudiag"
 
 
 def encode_chrome(exported: ExportModel) -> bytes:
-    """The file's bytes."""
+    """Return the file's bytes."""
     document = {
         "displayTimeUnit": "ms",
         "baseTimeNanoseconds": exported.origin_ns,
@@ -44,7 +44,7 @@ def encode_chrome(exported: ExportModel) -> bytes:
 
 
 def _metadata(exported: ExportModel) -> Iterator[dict[str, Any]]:
-    """Names and order of groups (its processes) and tracks (its threads)."""
+    """Yield names and order of groups (processes in the format) and tracks (threads)."""
     for pid, group in enumerate(exported.groups):
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": group.title}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
@@ -67,20 +67,20 @@ def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
                     "ts": start / NS_PER_US,
                     "dur": (end - start) / NS_PER_US,
                 }
-                if told := arguments[row]:
-                    event["args"] = told
+                if arguments[row]:
+                    event["args"] = arguments[row]
                 yield event
 
 
-def _arguments(track: Track, device: int | None) -> list[dict[str, int]]:
-    """What is known of each event beyond its times."""
+def _arguments(track: ExportTrack, device: int | None) -> list[dict[str, int]]:
+    """Return each event's device, stream, correlation and size, if known."""
     if track.correlation is None or track.size_bytes is None:
         return [{} for _ in range(len(track))]
-    where = {} if device is None else {"device": device}
+    location = {} if device is None else {"device": device}
     if track.kind is TrackKind.STREAM:
-        where["stream"] = track.ident
+        location["stream"] = track.ident
     return [
-        where
+        location
         | ({"correlation": correlation} if correlation != NO_CORRELATION else {})
         | ({"bytes": size} if size != NO_SIZE else {})
         for correlation, size in zip(track.correlation.tolist(), track.size_bytes.tolist(), strict=True)

@@ -1,13 +1,13 @@
-"""An export model as Perfetto's own protobuf trace: https://perfetto.dev/docs/reference/synthetic-track-event.
+"""Perfetto's protobuf trace: https://perfetto.dev/docs/reference/synthetic-track-event.
 
-Events are pairs of a begin and an end on a track, so events that overlap without being nested get rows of their own.
+Events are pairs of a begin and an end on a track, so events that overlap without being nested get separate rows.
 """
 
 from __future__ import annotations
 
 from gpudiag.model.protobuf import message_type
-from gpudiag.report.export.format import Format
-from gpudiag.report.export.model import ExportModel, Group, Track, rows_apart
+from gpudiag.report.export.formats import Format
+from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, rows_apart
 
 _SEQUENCE = 1
 #: TracePacket.SequenceFlags: interned names begin here; interned names are needed.
@@ -17,7 +17,7 @@ _IN_ORDER = 3
 
 
 class _Writer:
-    """A trace that is being filled; tracks and names are numbered as they come."""
+    """Trace under construction; tracks and names are numbered in order of appearance."""
 
     def __init__(self, exported: ExportModel) -> None:
         self.trace = message_type("perfetto", "Trace")()
@@ -41,16 +41,16 @@ class _Writer:
             described.sibling_order_rank = rank
         return self._tracks
 
-    def _group(self, group: Group) -> None:
+    def _group(self, group: TrackGroup) -> None:
         parent = self._track(group.title, None, None)
-        place = 0
+        position = 0
         for track in group.tracks:
             for rows in rows_apart(track):
-                self._events(track, rows.tolist(), self._track(track.title, parent, place))
-                place += 1
+                self._events(track, rows.tolist(), self._track(track.title, parent, position))
+                position += 1
 
-    def _events(self, track: Track, rows: list[int], uuid: int) -> None:
-        """Begins and ends in order of time; at one instant ends come before begins, but for what lasts no time."""
+    def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
+        """Write begins and ends by time; ends before begins of the same instant, except for events without duration."""
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:
@@ -72,7 +72,7 @@ class _Writer:
 
 
 def encode_perfetto(exported: ExportModel) -> bytes:
-    """The file's bytes: a serialized `Trace` message."""
+    """Return a serialized `Trace` message."""
     data: bytes = _Writer(exported).trace.SerializeToString()
     return data
 

@@ -1,4 +1,4 @@
-"""An export model as CSV: one row per event, for a notebook or a spreadsheet."""
+"""CSV with one row per event, for a notebook or a spreadsheet."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 
 from gpudiag.model.event import NO_CORRELATION, NO_SIZE, EventKind
 from gpudiag.model.sanitize import not_a_formula, printable
-from gpudiag.report.export.format import Format
-from gpudiag.report.export.model import ExportModel, Track
+from gpudiag.report.export.formats import Format
+from gpudiag.report.export.model import ExportModel, ExportTrack
 
 COLUMNS = ("rank", "device", "line", "kind", "name", "start_ns", "duration_ns", "correlation", "bytes")
 _GPUDIAG = "gpudiag"
 
 
 def encode_csv(exported: ExportModel) -> bytes:
-    """The file's bytes, fit for a terminal. Unknown values are empty."""
+    """Return the file's bytes, printable in a terminal; unknown values are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -28,7 +28,7 @@ def encode_csv(exported: ExportModel) -> bytes:
     return text.getvalue().encode()
 
 
-def _rows(track: Track) -> Iterator[tuple[str, str, int, int, int | str, int | str]]:
+def _rows(track: ExportTrack) -> Iterator[tuple[str, str, int, int, int | str, int | str]]:
     count = len(track)
     kinds = (
         [_GPUDIAG] * count
@@ -39,8 +39,8 @@ def _rows(track: Track) -> Iterator[tuple[str, str, int, int, int | str, int | s
     sizes = [NO_SIZE] * count if track.size_bytes is None else track.size_bytes.tolist()
     names = {name: not_a_formula(printable(name)) for name in track.names}
     for (start, end, name), kind, call, size in zip(track.rows(), kinds, calls, sizes, strict=True):
-        told = "" if call == NO_CORRELATION else call, "" if size == NO_SIZE else size
-        yield kind, names[name], start, end - start, *told
+        known = "" if call == NO_CORRELATION else call, "" if size == NO_SIZE else size
+        yield kind, names[name], start, end - start, *known
 
 
 FORMAT = Format(name="csv", ending=".csv", opens="a notebook or a spreadsheet", encode=encode_csv)

@@ -1,1 +1,1 @@
-"""TensorBoard: its curves (`scalars`), its directory (`log_directory`), its process (`server`)."""
+"""TensorBoard: its log directory (`log_directory`) and its process (`server`, which runs `serve`)."""

@@ -1,44 +1,69 @@
-"""A directory that TensorBoard opens: for each run its curves, its verdict as a text, and its profile.
+"""Write a directory that TensorBoard opens: for each run its scalars, its report as a text, and its profile.
 
-<directory>/<run>/events.out.tfevents.gpudiag
-<directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
+    <directory>/<run>/events.out.tfevents.gpudiag
+    <directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
+
+Event files are written without TensorBoard's writer, because the interpreter that has TensorBoard may be another one.
 """
 
 from __future__ import annotations
 
 import re
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+import numpy as np
+
+from gpudiag.model.analysis import BUCKETS
+from gpudiag.model.attribution import Attribution
+from gpudiag.model.protobuf import message_type
+from gpudiag.model.timeline import Timeline
 from gpudiag.report.export.formats import xspace
 from gpudiag.report.export.model import ExportModel
-from gpudiag.report.export.tensorboard.scalars import Series, write_events
+from gpudiag.units import milliseconds
 
-_PLAIN = re.compile(r"[^\w.+-]+")
+_UNSAFE = re.compile(r"[^\w.+-]+")
+#: Name of the report among TensorBoard's texts.
+VERDICT_TAG = "gpudiag/verdict"
+#: TensorFlow's number of the type.
+_STRING = 7
+
+
+class ScalarSeries(msgspec.Struct, frozen=True, kw_only=True):
+    """Points (step number, value) under TensorBoard's `group/name`."""
+
+    tag: str
+    points: tuple[tuple[int, float], ...]
 
 
 def run_name(path: Path) -> str:
-    """A name for a run that is safe as a directory, from its path."""
-    return _PLAIN.sub("-", path.resolve().name).strip(".-") or "run"
+    """Return a name for a run that is safe as a directory, from its path."""
+    return _safe(path.resolve().name, "run")
+
+
+def _safe(name: str, default: str) -> str:
+    return _UNSAFE.sub("-", name).strip(".-") or default
 
 
 def write_run(
     directory: Path,
     exported: ExportModel,
-    series: tuple[Series, ...],
+    series: tuple[ScalarSeries, ...],
     verdict: str,
     profiles: Sequence[tuple[str, bytes]] = (),
 ) -> None:
     """Write what TensorBoard shows of one run.
 
     Args:
-        directory: the run's own, not there yet.
-        exported: everything that was recorded.
-        series: its curves.
-        verdict: its report in Markdown.
-        profiles: TensorFlow's own files (host name, XSpace): these are shown as they are, a single one with gpudiag's
-            tracks above its GPUs. Of PyTorch, none: the export model is converted.
+        directory: the run's, not yet existing.
+        exported: all events.
+        series: scalars.
+        verdict: the report in Markdown.
+        profiles: TensorFlow's files (host name, XSpace), which are shown unchanged, a single one with gpudiag's tracks
+            above its GPUs. Empty for PyTorch: the export model is converted.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
@@ -47,12 +72,96 @@ def write_run(
     write_events(series, verdict, directory / "events.out.tfevents.gpudiag", when)
     if not profiles:
         xspace.FORMAT.write(exported, recording / "gpudiag.xplane.pb")
-    elif len(profiles) == 1:
-        (recording / _file(profiles[0][0])).write_bytes(xspace.with_gpudiag_tracks(profiles[0][1], exported))
-    else:
-        for name, data in profiles:
-            (recording / _file(name)).write_bytes(data)
+    for host, data in profiles:
+        profile = xspace.with_gpudiag_tracks(data, exported) if len(profiles) == 1 else data
+        (recording / f"{_safe(host, 'host')}.xplane.pb").write_bytes(profile)
 
 
-def _file(host: str) -> str:
-    return f"{_PLAIN.sub('-', host).strip('.-') or 'host'}.xplane.pb"
+def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSeries, ...]:
+    """Return step time, buckets and efficiency per step, as means over device tracks, of steps that all tracks have.
+
+    `efficiency/compute` is the share of a step in which the devices compute.
+    """
+    tracks = [(track, cut) for track, cut in zip(timeline.tracks, attribution.tracks, strict=True) if len(cut.step_ns)]
+    common = sorted(set.intersection(*(set(track.window_steps.tolist()) for track, _ in tracks))) if tracks else []
+    if not common:
+        return ()
+    rows = [(cut, np.searchsorted(track.window_steps, common)) for track, cut in tracks]
+    length = np.mean([cut.step_ns[row] for cut, row in rows], axis=0)
+    buckets = np.mean([cut.buckets_ns[row] for cut, row in rows], axis=0)
+    hidden = np.mean([cut.hidden_ns[row] for cut, row in rows], axis=0)
+
+    def curve(tag: str, values: list[float]) -> ScalarSeries:
+        return ScalarSeries(tag=tag, points=tuple(zip(common, values, strict=True)))
+
+    return (
+        curve("step/ms", [milliseconds(value) for value in length.tolist()]),
+        curve("efficiency/compute", (buckets[:, BUCKETS.index("compute")] / length).tolist()),
+        *(
+            curve(f"buckets_ms/{bucket}", [milliseconds(value) for value in buckets[:, column].tolist()])
+            for column, bucket in enumerate(BUCKETS)
+        ),
+        curve("hidden_ms/communication", [milliseconds(value) for value in hidden.tolist()]),
+    )
+
+
+def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
+    """Write an event file.
+
+    Args:
+        series: scalars.
+        verdict: Markdown for TensorBoard's page of texts.
+        path: the file; TensorBoard reads files with `tfevents` in their names.
+        wall_time: time of the run, seconds since 1970.
+    """
+    event_type = message_type("summary", "Event")
+    records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
+    event = event_type(wall_time=wall_time, step=0)
+    value = event.summary.value.add(tag=VERDICT_TAG)
+    value.metadata.plugin_data.plugin_name = "text"
+    value.tensor.dtype = _STRING
+    value.tensor.string_val.append(verdict.encode())
+    records.append(event.SerializeToString())
+    by_step: dict[int, list[tuple[str, float]]] = {}
+    for curve in series:
+        for step, value in curve.points:
+            by_step.setdefault(step, []).append((curve.tag, value))
+    for step, values in sorted(by_step.items()):
+        event = event_type(wall_time=wall_time, step=step)
+        for tag, value in values:
+            event.summary.value.add(tag=tag, simple_value=value)
+        records.append(event.SerializeToString())
+    path.write_bytes(b"".join(map(_tf_record, records)))
+
+
+def _tf_record(data: bytes) -> bytes:
+    """Return length, its checksum, data, its checksum (tensorflow.org/tutorials/load_data/tfrecord)."""
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
+
+
+def _masked(data: bytes) -> int:
+    checksum = crc32c(data)
+    return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def _crc_table() -> tuple[int, ...]:
+    """Return the CRC-32C of every byte; 0x82F63B78 is Castagnoli's polynomial, lowest bit first."""
+    entries = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (0x82F63B78 if value & 1 else 0)
+        entries.append(value)
+    return tuple(entries)
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C (RFC 3720, appendix B.4: 32 bytes of zeros give 0x8A9136AA)."""
+    value = 0xFFFFFFFF
+    for byte in data:
+        value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ value >> 8
+    return value ^ 0xFFFFFFFF

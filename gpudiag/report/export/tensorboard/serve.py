@@ -1,11 +1,11 @@
-"""TensorBoard that answers only this user, and root, of all the users of this host.
+"""TensorBoard that answers only this user and root among the users of this host.
 
     python -P serve.py TENSORBOARD'S ARGUMENTS...
 
-TensorBoard asks nobody who they are, and a loopback address is open to every user of the host. Connections from other
-hosts are answered: TensorBoard listens for them only if the user gave another address.
+TensorBoard has no authentication, and a loopback address is open to every user of the host. Connections from other
+hosts are answered: TensorBoard accepts them only if the user gave another address.
 
-Needs nothing but the standard library and TensorBoard, and is run as a file.
+Runs as a file and needs only the standard library and TensorBoard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def is_admitted(connection: socket.socket) -> bool:
     """Return whether the process at the other end may be answered."""
     peer = _plain(connection.getpeername())
     from_here: bool = ipaddress.ip_address(peer[0]).is_loopback
-    known: bool = _TABLES[0].exists()  # only Linux says whose a socket is
+    known: bool = _TABLES[0].exists()  # only Linux shows the owner of a socket
     if not (from_here and known):
         return True
     here = _plain(connection.getsockname())
@@ -39,7 +39,7 @@ def is_admitted(connection: socket.socket) -> bool:
         for line in lines:
             words = line.split()
             if _endpoint(words[1]) == peer and _endpoint(words[2]) == here:
-                # A socket without an inode belongs to no process any more.
+                # A socket without inode no longer belongs to a process.
                 return int(words[9]) != 0 and int(words[7]) in {os.geteuid(), 0}
     return False
 
@@ -49,7 +49,7 @@ def _plain(address: tuple[Any, ...]) -> Endpoint:
 
 
 def _endpoint(text: str) -> Endpoint:
-    """The kernel writes addresses as words in the machine's order."""
+    """Parse an address, which the kernel writes as words in the machine's byte order."""
     address, _, port = text.partition(":")
     words = (int(address[begin : begin + 8], 16) for begin in range(0, len(address), 8))
     raw = b"".join(struct.pack("=I", word) for word in words)

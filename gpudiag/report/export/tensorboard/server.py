@@ -1,4 +1,4 @@
-"""TensorBoard as a process of its own: started, waited for until it serves, and checked for its profile plugin."""
+"""Start TensorBoard as a process, wait until it serves, and check that its profile plugin is loaded."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from pathlib import Path
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
 
-#: Seconds until TensorBoard serves: it imports much, from a cold disk.
+#: Seconds until TensorBoard serves; its imports are slow from a cold disk.
 _PATIENCE_S = 120.0
 _SERVE = Path(__file__).with_name("serve.py")
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
-#: What the interpreter is asked: does it have these, and which versions?
+#: Program that prints the versions of TensorBoard and its profile plugin.
 _ASK = """
 import sys
 del sys.path[0]  # the current directory, whose modules are not Python's own
 import importlib.metadata, importlib.util, json
 versions = {}
-for module, packages in {"tensorboard": ("tensorboard",), "xprof": ("xprof",), "tensorboard_plugin_profile":
-        ("tensorboard-plugin-profile",)}.items():
+for module in ("tensorboard", "xprof", "tensorboard_plugin_profile"):
     if importlib.util.find_spec(module) is not None:
-        for package in packages:
-            try:
-                versions[module] = importlib.metadata.version(package)
-            except importlib.metadata.PackageNotFoundError:
-                versions[module] = "of unknown version"
+        try:
+            versions[module] = importlib.metadata.version(module.replace("_", "-"))
+        except importlib.metadata.PackageNotFoundError:
+            versions[module] = "of unknown version"
 print(json.dumps(versions))
 """
 
 
 def check_interpreter(python: str) -> str:
-    """What this interpreter would serve with, in words: `TensorBoard 2.21.0 with xprof 2.24.2`.
+    """Return the versions of an interpreter: `TensorBoard 2.21.0 with xprof 2.24.2`.
 
     Raises:
-        FrameworkMissingError: it has no TensorBoard or no profile plugin, or is no Python.
+        FrameworkMissingError: it has no TensorBoard or no profile plugin, or does not run.
     """
     try:
         answer = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
         versions: dict[str, str] = json.loads(answer.stdout)
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise FrameworkMissingError(f"{python} is no Python that runs ({error})", "Check --python.") from error
+        raise FrameworkMissingError(
+            f"{python} does not run as a Python interpreter ({error})", "Check --python."
+        ) from error
     if "tensorboard" not in versions:
         raise FrameworkMissingError(f"{python} has no TensorBoard", _INSTALL)
     plugins = [name for name in ("xprof", "tensorboard_plugin_profile") if name in versions]
@@ -60,10 +60,10 @@ def check_interpreter(python: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """The port to serve on: the one that was asked for, or any free one for 0.
+    """Return the port to serve on: `port` if it is free, or any free one for 0.
 
     Raises:
-        UsageError: it is taken, or the host is none of this machine's.
+        UsageError: it is in use, or the host is not an address of this machine.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -76,29 +76,31 @@ def free_port(host: str, port: int) -> int:
     except OSError as error:
         if error.errno is not None and "in use" in (error.strerror or ""):
             raise UsageError(
-                f"port {port} of {host} is taken", "Choose another with --port, or 0 for any free one."
+                f"port {port} of {host} is in use", "Choose another with --port, or 0 for any free one."
             ) from error
-        raise UsageError(f"cannot serve on {host}, port {port}: {error.strerror}", "Choose others.") from error
+        raise UsageError(
+            f"cannot serve on {host}, port {port}: {error.strerror}", "Choose another --host or --port."
+        ) from error
 
 
 @contextmanager
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
-    """TensorBoard, serving `directory`; it ends with the context.
+    """Run TensorBoard on `directory` until the context ends.
 
     Args:
-        python: the interpreter that has it.
-        directory: what to show.
-        host: the address to bind to.
+        python: interpreter with TensorBoard.
+        directory: log directory.
+        host: address to bind to.
         port: a free port there.
-        versions: what `check_interpreter` said, for messages.
+        versions: result of `check_interpreter`, for messages.
 
     Raises:
         WorkerFailedError: it ended before it served, or did not serve in time.
         FrameworkMissingError: it serves, but did not load the profile plugin.
     """
-    own = directory / ".tensorboard"
-    own.mkdir()
-    log = own / "log"
+    private = directory / ".tensorboard"
+    private.mkdir()
+    log = private / "log"
     command = [python, "-P", str(_SERVE), "--logdir", str(directory), "--host", host, "--port", str(port)]
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -106,7 +108,7 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(own)},  # it leaves files behind when it is ended
+            env={**os.environ, "TMPDIR": str(private)},  # it leaves files behind when it is terminated
         )
     try:
         _wait_until_it_serves(process, url_of(host, port), log, versions)
@@ -121,8 +123,8 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
 
 
 def url_of(host: str, port: int) -> str:
-    """Where a browser on this machine finds it."""
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - told
+    """Return the URL for a browser on this machine."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return f"http://{name}:{port}/"
 
 
@@ -132,7 +134,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
         if process.poll() is not None:
             raise WorkerFailedError(
                 f"{versions} ended with exit code {process.returncode}: {_last_line(log)}",
-                "Their versions may not go together: pip install --upgrade tensorboard xprof.",
+                "Their versions may be incompatible: pip install --upgrade tensorboard xprof.",
             )
         try:
             with urllib.request.urlopen(f"{url}data/plugins_listing", timeout=5) as answer:  # noqa: S310 - our own URL
@@ -142,7 +144,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
             continue
         if "profile" not in plugins:
             raise FrameworkMissingError(
-                f"{versions}: the plugin was not loaded, so their versions do not go together",
+                f"{versions}: the plugin was not loaded because their versions are incompatible",
                 "Upgrade both: pip install --upgrade tensorboard xprof.",
             )
         return
@@ -153,4 +155,4 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
 
 def _last_line(log: Path) -> str:
     lines = log.read_bytes()[-4096:].decode("utf-8", "replace").strip().splitlines()
-    return lines[-1][:300] if lines else "it said nothing"
+    return lines[-1][:300] if lines else "no output"

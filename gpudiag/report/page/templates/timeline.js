@@ -1,5 +1,5 @@
 "use strict";
-// A step over all ranks on a canvas: wheel or pinch to zoom, drag to move, keys for both. The data is JSON in the page.
+// Timeline of a step over all ranks on a canvas: wheel or pinch to zoom, drag to move, keys for both. The data is JSON in the page.
 (() => {
   const canvas = document.getElementById("timeline");
   if (!canvas) return;
@@ -7,13 +7,13 @@
   const buckets = JSON.parse(document.getElementById("step-colours").textContent);
   const tip = document.getElementById("tip"), context = canvas.getContext("2d");
   const palettes = { buckets: buckets, device: ["compute", "communication", "copy"], host: ["operator", "annotation", "runtime"] };
-  const unmarked = names.indexOf("unmarked-input"), words = { "unmarked-input": "no events: assumed data loading", idle: "idle, its host records nothing", communication_transfer: "transfer", communication_wait: "wait" };
+  const unmarked = names.indexOf("unmarked-input"), words = { "unmarked-input": "no events: assumed data loading", idle: "idle, no host events", communication_transfer: "transfer", communication_wait: "wait" };
   const tick = 100; // ns
   const narrow = () => canvas.clientWidth < 600;
-  // On a phone the labels stand above their rows, so that these have all of its width.
+  // On a phone labels are above their rows, so that rows have the full width.
   const margin = () => (narrow() ? 0 : 156), above = () => (narrow() ? 13 : 0), rowHeight = 15, gap = 3, head = 20, rankGap = 12, axis = 22;
   let view, rows = [], height = 0, wasNarrow, whole = [0, 1], range = whole, colours = {}, marked = null;
-  function unpacked(step) { // times to ns, starts from their differences; what is known of each rank's lateness
+  function unpacked(step) { // convert times to ns and starts to absolute times; compute when each rank is late
     if (step.ready) return step;
     for (const rank of step.ranks) {
       rank.begin *= tick; rank.end *= tick;
@@ -31,7 +31,7 @@
     step.length *= tick; step.ready = true;
     return step;
   }
-  function lateness(rank, waits) { // when others wait for this rank, who, and what it does then
+  function lateness(rank, waits) { // the intervals in which others wait for this rank, who waits, and the rank's activity
     const late = [];
     for (const wait of waits) {
       const last = late[late.length - 1];
@@ -52,7 +52,7 @@
     }
     return late;
   }
-  function layout() { // rows from top to bottom, each with its place; a host row has one line per depth
+  function layout() { // assign each row its position; a host row has one line per depth
     wasNarrow = narrow(); rows = []; height = axis;
     const add = (row) => { row.top = height + above(); rows.push(row); height = row.top + row.lines * rowHeight + gap; };
     for (const rank of view.ranks) {
@@ -85,7 +85,7 @@
     while (low < high) { const middle = (low + high) >> 1; if (starts[middle] < value) low = middle + 1; else high = middle; }
     return low;
   }
-  function write(text, from, to, y) { // within a span, if there is room for some of it
+  function write(text, from, to, y) { // within a span, cut to its width
     const begin = Math.max(from, margin()), room = Math.floor((Math.min(to, canvas.clientWidth) - begin - 6) / 6);
     if (room > 4) context.fillText(text.slice(0, room), begin + 3, y);
   }
@@ -95,7 +95,7 @@
     for (let i = firstFrom(track.start, range[0] - track.longest); i < track.start.length && track.start[i] < range[1]; i++) {
       const x = place(track.start[i]), wide = track.length[i] * per, end = x + wide, depth = track.depthOf(i);
       if (end < left) continue;
-      // What would fall on the pixel that was drawn last is left out.
+      // Skip events on the pixel that was drawn last.
       if (wide < 1 && end <= edge && depth === edgeDepth && track.colour[i] === edgeColour) continue;
       const y = top + depth * rowHeight, assumed = track.name[i] === unmarked && track.kind === "buckets";
       context.fillStyle = assumed ? colours.unmarked : colours[palette[track.colour[i]]];
@@ -107,7 +107,7 @@
       }
     }
   }
-  function drawLate() { // who waits for whom: a bar on the late rank, a line to it from the end of each wait
+  function drawLate() { // draw waits: a bar on the late rank, a line to it from the end of each wait
     const tops = new Map(rows.filter((row) => row.track?.kind === "buckets").map((row) => [row.rank.rank, row.top]));
     context.strokeStyle = context.fillStyle = colours.communication_wait;
     for (const row of rows.filter((one) => one.late)) {
@@ -152,7 +152,7 @@
     context.save();
     context.beginPath(); context.rect(left, 0, width - left, height); context.clip();
     for (const row of rows) if (row.track) drawTrack(row, left);
-    // Steps before and after a rank's own are dimmed; a late rank's less, for what made it late may lie there.
+    // Dim the steps before and after; dim a late rank's less, because the cause of its lateness may be there.
     context.fillStyle = colours.card;
     for (const { track, rank, top, lines } of rows) {
       if (!track) continue;
@@ -163,7 +163,7 @@
     }
     context.globalAlpha = 1;
     drawLate();
-    if (marked) { // where a finding is
+    if (marked) { // location of a finding
       const of = rows.filter((row) => row.rank?.rank === marked.rank), last = of[of.length - 1];
       context.strokeStyle = colours.bad; context.lineWidth = 2;
       context.strokeRect(place(marked.from), of[0].top - 2, place(marked.to) - place(marked.from), last.top + last.lines * rowHeight - of[0].top + 2);
@@ -176,19 +176,19 @@
       else context.fillText(row.label.slice(0, 26), 4, narrow() ? row.top - above() / 2 : row.top + rowHeight / 2);
     }
   }
-  let pending = false; // one frame at a time
+  let pending = false; // draw one frame at a time
   function later() { if (!pending) { pending = true; requestAnimationFrame(() => { pending = false; draw(); }); } }
   function show(from, to) {
     const least = 500, length = Math.min(Math.max(to - from, least), whole[1] - whole[0]);
     const begin = Math.min(Math.max(from, whole[0]), whole[1] - length);
     range = [begin, begin + length]; later();
   }
-  function take(step) { // another step, whole
+  function take(step) { // show another step in full
     view = unpacked(step); whole = [0, view.length]; range = whole.slice(); marked = null;
     canvas.dataset.step = view.step;
     layout(); later(); markPlaces();
   }
-  // Where each finding is to be seen: the longest wait for a late rank, or the largest cluster of its buckets.
+  // Location of each finding: the longest wait for a late rank, or the largest cluster of the finding's buckets.
   const looks = { "input-bound": ["input", "unmarked-input"], "communication-bound": ["communication_transfer"], "launch-bound": ["launch"], "host-sync": ["sync"], "memory-allocation": ["sync", "launch"], "host-stall": ["launch", "idle", "unmarked-input"], "slow-copy": ["copy"], "compute-bound": ["compute"] };
   function placeOf(button) {
     const ranks = button.dataset.ranks ? button.dataset.ranks.split(" ").map(Number) : view.ranks.map((one) => one.rank);
@@ -219,7 +219,7 @@
   }
   for (const button of placeButtons) button.addEventListener("click", () => showPlace(button));
   const chooser = document.getElementById("which-step"), packed = document.getElementById("other-steps");
-  let others = null; // unpacked when the first of them is chosen
+  let others = null; // decompressed when one is first selected
   async function choose() {
     const index = Number(chooser.value);
     if (index >= 0 && !others) {
@@ -230,7 +230,7 @@
     take(index < 0 ? typical : others[index]);
   }
   chooser?.addEventListener("change", choose);
-  async function follow() { // #step-5 and #place-straggler lead to a step and to a finding's place in it
+  async function follow() { // #step-5 and #place-straggler select a step and a finding's location
     const option = [...(chooser?.options ?? [])].find((one) => location.hash === "#step-" + one.textContent.match(/\d+/)[0]);
     if (option) { chooser.value = option.value; await choose(); }
     showPlace(placeButtons.find((one) => location.hash === "#place-" + one.dataset.code));
@@ -238,7 +238,7 @@
   const zoom = (factor, at) => show(at - (at - range[0]) * factor, at + (range[1] - at) * factor);
   const timeAt = (x) => range[0] + (x - margin()) / scale();
   canvas.addEventListener("wheel", (event) => {
-    if (!event.ctrlKey && !event.shiftKey && Math.abs(event.deltaX) < Math.abs(event.deltaY) && document.activeElement !== canvas) return; // the page scrolls until the timeline was clicked
+    if (!event.ctrlKey && !event.shiftKey && Math.abs(event.deltaX) < Math.abs(event.deltaY) && document.activeElement !== canvas) return; // the page scrolls unless the timeline was clicked
     event.preventDefault();
     if (Math.abs(event.deltaX) > Math.abs(event.deltaY) || event.shiftKey) { const by = (event.deltaX || event.deltaY) / scale(); show(range[0] + by, range[1] + by); }
     else zoom(Math.exp(event.deltaY / 400), timeAt(event.offsetX));
@@ -265,7 +265,7 @@
     if (act) { event.preventDefault(); act(); }
   });
   const lasting = (length) => (length >= 1e6 ? (length / 1e6).toFixed(2) + " ms" : (length / 1e3).toFixed(1) + " µs");
-  function under(event) { // what the pointer is on, in words
+  function under(event) { // describe the event below the pointer
     const at = timeAt(event.offsetX), slack = 1.5 / scale();
     const row = rows.find((one) => one.lines && event.offsetY >= one.top && event.offsetY < one.top + one.lines * rowHeight);
     if (!row || event.offsetX < margin()) return "";

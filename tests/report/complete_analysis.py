@@ -1,4 +1,4 @@
-"""Analyses that say all that an analysis can: parts, a place, an alternative, the path, what explains each bucket."""
+"""An analysis with every optional field: parts, location, alternative, order of fixes, explained buckets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
 
-def told(analysis: Analysis) -> Analysis:
-    """The analysis of a late loader on rank 2, as if either of two causes could be fixed."""
+def completed(analysis: Analysis) -> Analysis:
+    """Return the analysis of a late loader on rank 2 as if fixing either of two causes were enough."""
     late = replace(
         analysis.findings[0],
         title="rank 2's data loading delays all ranks",
