@@ -1,6 +1,6 @@
 """Host time by lines of the user's source, as one rank records it.
 
-`lines/rank<r>.json` in a run directory holds one `RankLines`: means over unprofiled steps, and the line of every instant
+`lines/rank<r>.json` in a run directory holds one `RankLines`: means over unprofiled steps, and the line of each instant
 of the recorded steps.
 """
 

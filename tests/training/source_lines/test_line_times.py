@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -39,10 +40,8 @@ def busy(count: int) -> int:
 def train(recorder: LineRecorder, steps: int, spins: int = 0) -> None:
     for batch in batches():
         slow_helper()
-        try:
+        with contextlib.suppress(ValueError):
             fails()
-        except ValueError:
-            pass
         if batch % 2:
             time.sleep(0.003)
         busy(spins)
