@@ -14,6 +14,8 @@ from gpudiag.model.quantities import Count, Milliseconds, Ordinal
 
 LINES_SCHEMA: Literal["gpudiag/lines/1"] = "gpudiag/lines/1"
 LINES_DIR = "lines"
+#: The file of one worker process of a DataLoader, in `LINES_DIR`.
+WORKER_LINES = "rank{rank}-worker{pid}.json"
 
 #: What a line does, as far as it is known: the call below it that takes most of its time.
 LineWork = Literal["input", "forward", "backward", "optimizer", "compile", "other"]
@@ -88,11 +90,32 @@ class LineSpans(msgspec.Struct, frozen=True, kw_only=True):
     position: tuple[int, ...]
 
 
+class Compilation(msgspec.Struct, frozen=True, kw_only=True):
+    """A function that `torch.compile` compiled during the measured steps.
+
+    Attributes:
+        file, line, function: the compiled function.
+        times: compilations in all measured steps together.
+        ms: their time, of all steps together.
+        reason: the guard that failed, as PyTorch reports it; empty for a first compilation.
+    """
+
+    file: str
+    line: Count
+    function: str
+    times: Count
+    ms: Milliseconds
+    reason: str = ""
+
+
 class RankLines(msgspec.Struct, frozen=True, kw_only=True):
     """The source lines of one rank.
 
     Attributes:
         unprofiled: means over steps without the profiler; None if none was measured.
+        threads: other threads that ran the user's code, for instance hooks on autograd's device thread.
+        workers: worker processes of a DataLoader; a step is a batch.
+        compilations: what was compiled in the unprofiled steps.
         light, full: lines during the kernel-only and the full recording.
         unavailable: why there is nothing; empty if there is.
     """
@@ -100,6 +123,9 @@ class RankLines(msgspec.Struct, frozen=True, kw_only=True):
     schema: Literal["gpudiag/lines/1"] = LINES_SCHEMA
     rank: Ordinal
     unprofiled: LineTimes | None = None
+    threads: tuple[LineTimes, ...] = ()
+    workers: tuple[LineTimes, ...] = ()
+    compilations: tuple[Compilation, ...] = ()
     light: LineSpans | None = None
     full: LineSpans | None = None
     unavailable: str = ""

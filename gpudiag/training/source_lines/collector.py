@@ -28,8 +28,8 @@ class Collector(Protocol):
 
     by: str
 
-    def start(self, frame: FrameType) -> None:
-        """Begin, with the frame in which a step has just ended."""
+    def start(self, frame: FrameType | None) -> None:
+        """Begin, with the frame in which a step has just ended; None if it runs no loop."""
         ...
 
     def step(self) -> None:
@@ -108,7 +108,7 @@ class MonitoringCollector:
         self._began = 0
         self._active = False
 
-    def start(self, frame: FrameType) -> None:
+    def start(self, frame: FrameType | None) -> None:
         """Ask for events of the loop's frames, and look for the user's functions."""
         events = self._monitoring.events
         self._monitoring.use_tool_id(self._tool, "gpudiag")
@@ -229,7 +229,7 @@ class TracingCollector:
         self._closed: set[CodeType] = set()
         self._steps = 0
 
-    def start(self, frame: FrameType) -> None:
+    def start(self, frame: FrameType | None) -> None:
         """Trace the frames of the loop, and the user's functions below them."""
         self._loop = loop_frames(frame)
         for of_loop in self._loop:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpudiag.model.source_lines import LineSpans, LineTimes, LineWork, SourceLine
 from gpudiag.statistics import mean_of
 from gpudiag.training.source_lines.collector import EventLog, collector
-from gpudiag.training.source_lines.log import LineNode, Walk, replay, work_of
+from gpudiag.training.source_lines.log import STEP, LineNode, Walk, replay, work_of
 from gpudiag.training.source_lines.ownership import is_own
 
 #: Lines below this share of a step are left out, and lines of a line at most this many.
@@ -26,15 +26,20 @@ class LineRecorder:
     """Records line times of the calling thread, from a step's end to another.
 
     `step` is called at the end of each step, from the frame that ends it (the optimizer's hook or the loop).
+
+    Args:
+        keep_source: False to leave out the text of lines.
+        loop: False if the frames that call `step` run no loop of the user's, as in a DataLoader's worker.
     """
 
-    def __init__(self, *, keep_source: bool = True) -> None:
+    def __init__(self, *, keep_source: bool = True, loop: bool = True) -> None:
         self.unavailable = ""
         self._keep_source = keep_source
         self._log = EventLog()
         self._collector = collector(self._log)
         if self._collector is None:
             self.unavailable = "another debugger, tracer or profiler is attached to the program"
+        self._loop = loop
         self._started = False
         self._walk: Walk | None = None
         self._epoch_ns = 0
@@ -47,7 +52,7 @@ class LineRecorder:
             self._collector.step()
             return
         self._started = True
-        self._collector.start(sys._getframe(1))  # noqa: SLF001  # the documented way to a caller's frame
+        self._collector.start(sys._getframe(1) if self._loop else None)  # noqa: SLF001  # the documented way to a caller's frame
 
     def stop(self) -> None:
         """End recording; `times` and `spans` can be read afterwards."""
@@ -58,15 +63,29 @@ class LineRecorder:
 
     def times(self) -> LineTimes | None:
         """Return the mean times per step; None if no whole step was recorded."""
-        if self._walk is None or self._collector is None or self._walk.steps == 0:
+        return self._times_of(self._walk, len(self._log.entries))
+
+    def threads(self) -> tuple[LineTimes, ...]:
+        """Return the times of the other threads that ran the user's code, each with its lines."""
+        ends = [entry for entry in self._log.entries if entry[2] == STEP]
+        found = []
+        for entries in self._log.others.values():
+            walk = replay(sorted([*ends, *entries], key=lambda entry: entry[0]), ())
+            times = self._times_of(walk, len(entries))
+            if times is not None and times.lines:
+                found.append(times)
+        return tuple(found)
+
+    def _times_of(self, walk: Walk | None, events: int) -> LineTimes | None:
+        if walk is None or self._collector is None or walk.steps == 0:
             return None
-        root, steps = self._walk.root, self._walk.steps
+        root, steps = walk.root, walk.steps
         whole = sum(root.step_ns.get(step, 0) for step in range(steps))
         return LineTimes(
             by="events" if self._collector.by == "events" else "traced",
             steps=steps,
             step_ms=whole / steps / 1e6,
-            events_per_step=len(self._log.entries) / steps,
+            events_per_step=events / steps,
             coarse=tuple(sorted({code.co_qualname for code in self._log.coarse})),
             lines=self._children(root, steps, _LEAST_SHARE * whole),
         )
@@ -104,7 +123,7 @@ class LineRecorder:
         per_step = [node.step_ns.get(step, 0) / 1e6 for step in range(steps)]
         work: LineWork = work_of(node)  # type: ignore[assignment]
         return SourceLine(
-            file=_shortened(code.co_filename),
+            file=shortened(code.co_filename),
             line=number,
             function=code.co_qualname,
             text=_text(code.co_filename, number) if self._keep_source else "",
@@ -138,7 +157,7 @@ class _Nodes:
         assert node.position is not None  # noqa: S101  # the root has no span
         code, number = node.position
         text = _text(code.co_filename, number) if self._keep_source else ""
-        self.positions.append((_shortened(code.co_filename), number, code.co_qualname, text))
+        self.positions.append((shortened(code.co_filename), number, code.co_qualname, text))
         self.parents.append(parent)
         self._known[id(node)] = len(self.positions) - 1
         return self._known[id(node)]
@@ -148,7 +167,7 @@ def _text(file: str, line: int) -> str:
     return linecache.getline(file, line).strip()[:_MOST_TEXT]
 
 
-def _shortened(file: str) -> str:
+def shortened(file: str) -> str:
     """Return a path relative to the working directory if it lies below it."""
     try:
         path = Path(file)
