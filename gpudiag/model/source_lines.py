@@ -78,13 +78,15 @@ class LineSpans(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         positions: `(file, line, function, text)` of each line that occurs.
-        parents: for each position, the index of the line that called it; -1 for lines of the loop.
+        parents: for each position, the index of the line that called it, which is smaller; -1 for lines of the loop.
+        own: for each position, False if it is a library's.
         begin_ns, end_ns: stretches of time in the order of time, in ns since the epoch, as in traces.
         position: for each stretch, the index of its line: the deepest of the user's.
     """
 
     positions: tuple[tuple[str, int, str, str], ...]
     parents: tuple[int, ...]
+    own: tuple[bool, ...]
     begin_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     position: tuple[int, ...]
@@ -106,6 +108,23 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     times: Count
     ms: Milliseconds
     reason: str = ""
+
+
+class FindingSource(msgspec.Struct, frozen=True, kw_only=True):
+    """The line to change for a finding.
+
+    Attributes:
+        file, line, function, text: as in `SourceLine`.
+        called_from: `file:line` of the loop's line that leads to it; empty if it is in the loop itself.
+        share_percent: how much of the finding's host time is in this line and below it.
+    """
+
+    file: str
+    line: Count
+    function: str
+    text: str = ""
+    called_from: str = ""
+    share_percent: float | None = None
 
 
 class RankLines(msgspec.Struct, frozen=True, kw_only=True):

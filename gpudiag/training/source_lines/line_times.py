@@ -107,6 +107,7 @@ class LineRecorder:
         return LineSpans(
             positions=tuple(nodes.positions),
             parents=tuple(nodes.parents),
+            own=tuple(nodes.own),
             begin_ns=tuple(begin),
             end_ns=tuple(end),
             position=tuple(position),
@@ -144,6 +145,7 @@ class _Nodes:
     def __init__(self, keep_source: bool) -> None:
         self.positions: list[tuple[str, int, str, str]] = []
         self.parents: list[int] = []
+        self.own: list[bool] = []
         self._keep_source = keep_source
         self._known: dict[int, int] = {}
 
@@ -159,6 +161,7 @@ class _Nodes:
         text = _text(code.co_filename, number) if self._keep_source else ""
         self.positions.append((shortened(code.co_filename), number, code.co_qualname, text))
         self.parents.append(parent)
+        self.own.append(is_own(code.co_filename))
         self._known[id(node)] = len(self.positions) - 1
         return self._known[id(node)]
 
