@@ -47,7 +47,8 @@ class LineIndex:
         span = first[interval] + offset
         inside = np.minimum(end[interval], self._end[span]) - np.maximum(begin[interval], self._begin[span])
         positions = len(self._spans.positions)
-        return np.bincount(self._position[span], weights=np.maximum(inside, 0), minlength=positions)
+        weights = np.maximum(inside, 0).astype(np.float64)
+        return np.bincount(self._position[span], weights=weights, minlength=positions).astype(np.float64)
 
     def source(self, begin: Nanoseconds, end: Nanoseconds) -> FindingSource | None:
         """Return the deepest line that holds at least `LEAST_SHARE` of the intervals' time; None if no line does.
@@ -88,9 +89,11 @@ class LineIndex:
         return below
 
     def _find_starts(self) -> NDArray[np.bool_]:
-        own = np.bincount(self._position, weights=self._end - self._begin, minlength=len(self._spans.positions))
+        length = (self._end - self._begin).astype(np.float64)
+        own = np.bincount(self._position, weights=length, minlength=len(self._spans.positions)).astype(np.float64)
         below = self._with_called(own)
-        return (below >= _STARTS_LOOP * own.sum()) & (own < 0.5 * below)
+        starts: NDArray[np.bool_] = (below >= _STARTS_LOOP * own.sum()) & (own < 0.5 * below)
+        return starts
 
     def _loop_line(self, position: int) -> int:
         """Return the line of the loop that leads to a position: the deepest caller in the function that loops."""
