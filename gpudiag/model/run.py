@@ -158,15 +158,15 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
-    """How steps were found in a program that does not mark them (`gpudiag profile -- COMMAND`).
+    """Steps inferred in a program that does not mark them (`gpudiag profile -- COMMAND`).
 
     Attributes:
-        by: `optimizer`: each ends where an optimizer's step does. `time`: none was seen to step, so that some seconds
-            were recorded and the steps are those that the trace shows.
-        optimizer: the class of the optimizer that ends a step.
-        optimizers: how many step by themselves, this one included.
-        calls_per_step: calls of all of them in a step; None where no step was seen to end.
-        closure: a step is one evaluation of the optimizer's closure (L-BFGS), of which each call makes several.
+        by: `optimizer`: each step ends with an optimizer's step. `time`: no optimizer stepped, so some seconds were
+            recorded and the steps are those found in the trace.
+        optimizer: class of the optimizer that ends a step.
+        optimizers: number of optimizers that step separately, this one included.
+        calls_per_step: calls of all of them in a step; None if no step ended.
+        closure: whether a step is one evaluation of the optimizer's closure (L-BFGS); each call makes several.
     """
 
     by: Literal["optimizer", "time"]

@@ -186,7 +186,7 @@ def read_bounded(path: Path) -> bytes:
         UnreadableInputError: it cannot be read, is no regular file, or is larger.
     """
     try:
-        # Non-blocking, so that a pipe in its place is seen for what it is.
+        # Non-blocking, so that a pipe in its place cannot hang this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

@@ -1,4 +1,4 @@
-"""Who can put files where programs are taken from."""
+"""Check who can put files into directories that programs are loaded from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of the probes beside those of a job: same operation, transport, ranks and size, or none."""
+"""Look up probed figures for a job's operation, transport, ranks and size."""
 
 from __future__ import annotations
 

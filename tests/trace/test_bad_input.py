@@ -1,4 +1,4 @@
-"""Files that are broken, or no traces, or hostile: one line of what is wrong, one of what to do, and exit code 4."""
+"""Refuse broken, foreign and hostile files with one line of what is wrong, one of what to do, and exit code 4."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: 
     tracemalloc.start()
     try:
         _refused(path, UnreadableInputError, "is damaged")
-        assert tracemalloc.get_traced_memory()[1] < 3 * size  # its repair as a whole would take 5.6 times as much
+        assert tracemalloc.get_traced_memory()[1] < 3 * size  # repairing it at once would take 5.6 times as much
     finally:
         tracemalloc.stop()
 

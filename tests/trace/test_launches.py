@@ -1,4 +1,4 @@
-"""Calls that are named after launches and run nothing: memsets, captured launches, graphs without kernels."""
+"""Ignore launch calls that run nothing: memsets, captured launches, graphs without kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def call(name: str, start_us: float, correlation: int = 0, *, thread: int = 11) 
 
 
 def launched(count: int, first: int = 1, at: float = 0.0) -> list[dict[str, Any]]:
-    """Launches with their kernels, 10 µs apart."""
+    """Return launches with their kernels, 10 µs apart."""
     return [
         one
         for index in range(count)
@@ -133,7 +133,7 @@ def test_graphs_with_kernels_are_recorded(tmp_path: Path) -> None:
     of_graph = [call("cudaGraphLaunch", 300, 700), kernel("gemm", 310, 5, 700), kernel("gemm", 316, 5, 700)]
     trace = read_one(tmp_path, document(*launched(3), *of_graph, *launched(3, 800, 1200)))
     assert trace.unrecorded_graphs == 0
-    # Some profilers give the kernels a correlation of their own, which no call has.
+    # Some profilers give the kernels a correlation that no call has.
     own = [call("hipGraphLaunch", 300, 700), kernel("gemm", 310, 5, 9000), kernel("gemm", 316, 5, 9001)]
     assert read_one(tmp_path, document(*launched(3), *own, *launched(3, 800, 1200))).unrecorded_graphs == 0
 

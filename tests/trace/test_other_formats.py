@@ -1,4 +1,4 @@
-"""Files of other programs are refused with the name of their format, and what to give instead."""
+"""Refuse files of other programs with the name of their format and what to give instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPAN = {"pid": 1, "tid": 1, "ts": 1, "dur": 2, "name": "f", "ph": "X"}
-#: How JAX's and TensorFlow's plugin writes a profile for a browser: events without categories, processes by device.
+#: A profile as JAX's and TensorFlow's plugin exports it for a browser: events without categories.
 XLA = {
     "displayTimeUnit": "ns",
     "metadata": {"highres-ticks": True},
@@ -95,7 +95,7 @@ def test_format_search_is_fast_for_any_text() -> None:
     begun = time.perf_counter()
     for text in texts:
         other_format(text * (512 * 1024 // len(text)), "a")
-    assert time.perf_counter() - begun < 20  # some milliseconds; minutes where patterns go back
+    assert time.perf_counter() - begun < 20  # some milliseconds; minutes with backtracking patterns
 
 
 def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:

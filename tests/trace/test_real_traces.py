@@ -1,4 +1,4 @@
-"""Real traces of several years, vendors and kinds, each with what is known to be in it."""
+"""Read real traces of several years, vendors and kinds with known content."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sizes_of_gradient_buckets() -> None:
     (trace, *_) = read_traces([TRACES / "vgg_p2poff"])
     sizes = Counter(call.size_bytes for call in trace.collectives)
     assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer, 102 764 544 weights and biases
-    assert sizes[None] < len(trace.collectives) / 2  # those launched before the capture tell no size
+    assert sizes[None] < len(trace.collectives) / 2  # sizes of those launched before the recording are unknown
     assert _operations(trace) == {"all_reduce": len(trace.collectives)}
 
 
@@ -127,7 +127,7 @@ def test_one_rank_of_128_with_shapes_on_the_host() -> None:
 def test_no_device_work() -> None:
     trace = _public("rank_non_gpu.json.gz")
     assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
-    assert trace.collectives == ()  # its nccl: ranges enqueue what ran where nobody recorded
+    assert trace.collectives == ()  # its nccl: ranges enqueue collectives that were not recorded
 
 
 def test_a_gpu_without_steps() -> None:

@@ -1,4 +1,4 @@
-"""Steps of two recordings that are not the same call by call: operators still stand around what they launched."""
+"""Merge operators between steps that differ in some calls: operators still enclose what they launched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_US = 10_000
 
 
 class Recording:
-    """Steps that launch kernels by name; a full one has an operator around each launch, and one around all."""
+    """Steps that launch kernels by name; a full trace has an operator around each launch, and one around all."""
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:
         self.full, self.thread = full, thread
@@ -35,7 +35,7 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """A step with these calls: kernels, which are launched, and what begins with `cuda`."""
+        """Add a step with these calls: kernels, which are launched, and calls that begin with `cuda`."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -47,7 +47,7 @@ class Recording:
         return self
 
     def beside(self, *calls: str) -> Recording:
-        """Calls of another thread in the step begun last, which no operator surrounds."""
+        """Add calls of another thread to the last step, outside of any operator."""
         at = STEP_US * (self.steps - 1)
         self.events += [event("cuda_runtime", name, at + 7 * i, 1, tid=99) for i, name in enumerate(calls, 1)]
         return self
@@ -82,7 +82,7 @@ def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
 
 
 def assert_nested(trace: Trace) -> None:
-    """Operators lie in their step, and in `model` but for that itself; none crosses another."""
+    """Assert that operators lie in their step and in `model`, and that none crosses another."""
     events = trace.events
     marks = trace.step_marks[0].row
     spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]
@@ -97,7 +97,7 @@ def assert_nested(trace: Trace) -> None:
 
 
 def around(trace: Trace) -> Counter[tuple[str, str]]:
-    """How often a kernel's launch lies in an operator of its thread (`model` aside): (kernel, operator or "")."""
+    """Count by (kernel, operator or "") the launches inside an operator of their thread, except `model`."""
     events = trace.events
     launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
     operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
@@ -117,7 +117,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Every launch in its own operator."""
+    """Return every launch in its own operator."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
@@ -179,7 +179,7 @@ def test_threads_match_despite_different_numbers(tmp_path: Path) -> None:
 
 
 def on_pool(recording: Recording, *threads: int) -> Recording:
-    """Each step on another thread of an executor's pool."""
+    """Run each step on another thread of an executor's pool."""
     for thread in threads:
         recording.thread = thread
         recording.step(*LONG).beside("cudaMemcpyAsync", "cudaMemsetAsync")
@@ -199,7 +199,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # in the same steps, a little later each
+        two.apart += 13  # the same steps, each a little later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]
@@ -216,7 +216,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
 def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
-    """The least share, from just above and just below."""
+    """Test the least share of common calls from just above and just below."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
     light, full = Recording(full=False), Recording(full=True)

@@ -1,4 +1,4 @@
-"""`cuda_sync` events tell which stream or host call waits for which event, as far as the profiler knew."""
+"""Read from `cuda_sync` events which stream or host call waits for which event, as far as recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "
 
 
 def one_wait(told: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Stream 20 waits for what was launched into stream 7 before two more kernels were."""
+    """Stream 20 waits for what was launched into stream 7 before two more kernels."""
     streams = Streams()
     streams.launch(7, 50, "a")
     record = streams.record(7)
@@ -29,7 +29,7 @@ def one_wait(told: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def waits(trace: Trace) -> list[tuple[str, int, str | None, int, int]]:
-    """(call, stream, recording call, its stream, event) of each wait."""
+    """Return (call, stream, recording call, its stream, event) of each wait."""
     found, name_of = trace.event_waits, trace.events.name_of
     records = [None if row == NO_NUMBER else name_of(row) for row in found.record.tolist()]
     calls = map(name_of, found.call.tolist())

@@ -1,4 +1,4 @@
-"""Unpacking gives back what was packed, however it was packed and in whatever pieces it is read."""
+"""Unpack files in pieces of any size, and check limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.trace import ReadLimits, unpack
@@ -22,11 +22,11 @@ from tests.examples import examples
 
 @examples(150)
 @given(
-    some.integers(0, 2**32),
-    some.lists(some.tuples(some.integers(0, 20_000), some.integers(0, 9)), min_size=1, max_size=4),
-    some.integers(3, 5_000),
-    some.integers(1, 9_000),
-    some.booleans(),
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 9)), min_size=1, max_size=4),
+    st.integers(3, 5_000),
+    st.integers(1, 9_000),
+    st.booleans(),
 )
 def test_any_gzip_unpacks_in_any_pieces(
     seed: int, members: list[tuple[int, int]], packed_piece: int, piece: int, plainly: bool

@@ -1,4 +1,4 @@
-"""Operators of a full recording, put where they ran in the light one of the same job."""
+"""Merge the operators of a full trace into the kernel-only trace of the same job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
 
 
 def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
-    """Three steps. In the full one everything on the host takes twice as long, and there are operators."""
+    """Return three steps. In the full trace everything on the host takes twice as long, and there are operators."""
     light, full = [], []
     for number in range(3):
         first = 10 * number
@@ -67,7 +67,7 @@ def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     assert found.operators_merged
     assert (light.workload, full.workload, found.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
-    # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.
+    # From the first launch's end to the second's begin: 202 to 400 µs in the full trace, 102 to 200 in the other.
     assert times_us(found, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
     (begin, end), *_ = times_us(found, "aten::mm")
     assert begin < 100

@@ -1,4 +1,4 @@
-"""Training or inference, the framework, and accelerators that are not read: what a recording says of its program."""
+"""Read the workload, the framework and unread accelerators from a trace."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_jax_gets_no_advice_for_tensorflow() -> None:
 
 def test_amd_devices_have_names() -> None:
     assert read_traces([OTHERS / "jax_conv.xplane.pb.gz"])[1].device_names == {1: "AMD GPU with 304 compute units"}
-    # Its agent's number is 9, and the one GPU that is described is number 0.
+    # ROCm numbers the GPU's agent 9, and the only described GPU 0.
     assert read_traces([OTHERS / "sglang_decode.json.gz"])[0].device_names == {9: "AMD Instinct MI300X"}
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's traces: what is in them, whose it is, and one clear line for each that cannot be read."""
+"""Read TensorFlow's traces, and refuse unreadable ones with one clear line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns from bytes: the same as protobuf's own decoding of any events, and errors for what is none."""
+"""Decode any events as protobuf does, and refuse invalid bytes."""
 
 from __future__ import annotations
 
