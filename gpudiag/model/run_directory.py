@@ -66,10 +66,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that appears at `path` once it is written, with this mode, whatever the user's umask.
 
-    Args:
-        path: the file.
-        mode: its permissions.
-        sync: make it survive a power failure.
+    `sync` makes it survive a power failure.
 
     Raises:
         OSError: it cannot be written; nothing is left of the attempt, and an existing file is unchanged.

@@ -206,11 +206,7 @@ class Columns:
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """Return all events in order; None without any.
-
-        Args:
-            notes: receives what was repaired.
-        """
+        """Return all events in order, None without any; repairs are appended to `notes`."""
         if not self._batches:
             return None
         batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))

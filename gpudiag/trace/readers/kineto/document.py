@@ -25,18 +25,7 @@ _PROFILER_SPAN = re.compile(rb'"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"Trace"')
 
 
 def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
-    """Read one trace.
-
-    Args:
-        path: the file, JSON or gzip of JSON.
-        shown: its name in messages and in `Trace.source`.
-        limits: limits on its unpacked size.
-
-    Raises:
-        UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
-        NotATraceError: not JSON, or not of a PyTorch profiler.
-        TooLargeError: it unpacks to more than the limits allow.
-    """
+    """Read one trace. Takes the arguments of `Reader.read` and raises the same errors."""
     header, columns, repairs = _decode(path, shown, limits)
     job = describe(header)
     unknown = columns.unknown_categories()

@@ -199,12 +199,7 @@ class DamagedError(UnreadableInputError):
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
-    """Decode a trace of any layout, and repair known defects of profilers.
-
-    Args:
-        text: the JSON.
-        shown: the file's name in messages.
-        repairs: counts omissions.
+    """Decode a trace of any layout, and repair known defects of profilers; `repairs` counts omissions.
 
     Raises:
         NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.
