@@ -22,9 +22,9 @@ def event(category: str, name: str, start_us: float, length_us: float, **more: A
     return {"ph": "X", "cat": category, "name": name, "pid": 10, "tid": 11, "ts": start_us, "dur": length_us} | more
 
 
-def kernel(name: str, start_us: float, length_us: float, correlation: int, **told: Any) -> dict[str, Any]:
+def kernel(name: str, start_us: float, length_us: float, correlation: int, **facts: Any) -> dict[str, Any]:
     """Return a kernel on device 0, stream 7."""
-    arguments = {"device": 0, "stream": 7, "correlation": correlation} | told
+    arguments = {"device": 0, "stream": 7, "correlation": correlation} | facts
     return event("kernel", name, start_us, length_us, pid=0, tid=7, args=arguments)
 
 
@@ -94,18 +94,18 @@ class Streams:
         self.recorded_in[correlation] = stream
         return correlation
 
-    def wait(self, stream: int, record: int, told: Mapping[str, Any] = {}) -> None:
+    def wait(self, stream: int, record: int, facts: Mapping[str, Any] = {}) -> None:
         """Make a stream wait for an event; `told` replaces the recorded facts about it, None leaves them out."""
         correlation = self.call("cudaStreamWaitEvent")
         self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
-        self.tell("Stream Wait Event", correlation, record, stream, told)
+        self.tell("Stream Wait Event", correlation, record, stream, facts)
 
-    def synchronize(self, record: int, told: Mapping[str, Any] = {}) -> None:
+    def synchronize(self, record: int, facts: Mapping[str, Any] = {}) -> None:
         """Make the host wait for an event."""
         began = self.now
         self.now = max(began, self.happens.get(record, 0.0))
         correlation = self.call("cudaEventSynchronize", length=self.now - began + 2)
-        self.tell("Event Sync", correlation, record, -1, told)
+        self.tell("Event Sync", correlation, record, -1, facts)
 
     def call(self, name: str, thread: int = 11, length: float = 2.0) -> int:
         """Add a call that ends 2 µs from now. Returns its correlation."""
@@ -116,7 +116,7 @@ class Streams:
         self.events.append(event("cuda_runtime", name, begin, length, tid=thread, args=arguments))
         return self._correlation
 
-    def tell(self, name: str, correlation: int, record: int, stream: int, told: Mapping[str, Any]) -> None:
+    def tell(self, name: str, correlation: int, record: int, stream: int, facts: Mapping[str, Any]) -> None:
         """Add the synchronization event of a call."""
         arguments = {
             "stream": stream,
@@ -126,12 +126,12 @@ class Streams:
             "wait_on_cuda_event_record_corr_id": record,
             "wait_on_cuda_event_id": 6,
         }
-        arguments = {key: value for key, value in {**arguments, **told}.items() if value is not None}
+        arguments = {key: value for key, value in {**arguments, **facts}.items() if value is not None}
         self.events.append(event("cuda_sync", name, self.now - 3, 1, pid=0, tid=stream, args=arguments))
 
     def _free_from(self, stream: int) -> float:
         return self.free.get(stream, self.ahead_us)
 
-    def document(self, *, told: bool = True) -> dict[str, Any]:
+    def document(self, *, facts: bool = True) -> dict[str, Any]:
         """Return the trace, with its synchronization events or without."""
-        return document(*(one for one in self.events if told or one["cat"] != "cuda_sync"))
+        return document(*(event_json for event_json in self.events if facts or event_json["cat"] != "cuda_sync"))

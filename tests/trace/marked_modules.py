@@ -32,15 +32,18 @@ def mark(path: str, kind: str, start: float, length: float, thread: int = MAIN) 
 
 def operator(name: str, start: float, length: float, sequence: int | None = None, **more: Any) -> dict[str, Any]:
     """Return an operator; with a number it makes an autograd node."""
-    told = {} if sequence is None else {"args": {"Sequence number": sequence, "Fwd thread id": 0}}
-    return event("cpu_op", name, start, length, **(told | more))
+    arguments = {} if sequence is None else {"args": {"Sequence number": sequence, "Fwd thread id": 0}}
+    return event("cpu_op", name, start, length, **(arguments | more))
 
 
 def backward(name: str, start: float, length: float, sequence: int, forward_thread: int = 1) -> list[dict[str, Any]]:
     """Return the two nested events by which the engine runs a node."""
-    told = {"tid": BACKWARD, "args": {"Sequence number": sequence, "Fwd thread id": forward_thread}}
+    arguments = {"tid": BACKWARD, "args": {"Sequence number": sequence, "Fwd thread id": forward_thread}}
     around = f"autograd::engine::evaluate_function: {name}"
-    return [event("cpu_op", around, start, length, **told), event("cpu_op", name, start + 1, length - 2, **told)]
+    return [
+        event("cpu_op", around, start, length, **arguments),
+        event("cpu_op", name, start + 1, length - 2, **arguments),
+    ]
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) ->
         begin, first = number * STEP_US, 100 + 10 * number
         events.append(event("user_annotation", f"ProfilerStep#{number}", begin, 900))
         if operators:
-            events += [one | _placed(one, begin, slower) for one in _host(first)]
+            events += [host_event | _placed(host_event, begin, slower) for host_event in _host(first)]
         free = begin + 10.0
         for name, at, thread, lasts in _KERNELS if devices else ():
             call, start = next(correlation), begin + at * slower
@@ -63,11 +66,11 @@ def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) ->
             free = max(free, start + 2)
             events.append(kernel(name, free, lasts, call))
             free += lasts
-    return document(*sorted(events, key=lambda one: float(one["ts"])))
+    return document(*sorted(events, key=lambda host_event: float(host_event["ts"])))
 
 
-def _placed(one: dict[str, Any], begin: float, slower: float) -> dict[str, float]:
-    return {"ts": begin + one["ts"] * slower, "dur": one["dur"] * slower}
+def _placed(host_event: dict[str, Any], begin: float, slower: float) -> dict[str, float]:
+    return {"ts": begin + host_event["ts"] * slower, "dur": host_event["dur"] * slower}
 
 
 #: Name, launch time, launching thread, duration.

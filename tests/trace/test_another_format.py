@@ -119,11 +119,11 @@ def test_third_party_reader_is_found_and_its_ranks_are_diagnosed(
     for rank in (0, 1):
         (traces / f"rank{rank}.steps").write_text(recording(rank), encoding="utf-8")
 
-    own = environment()
-    own["PYTHONPATH"] = f"{package}:{own.get('PYTHONPATH', '')}"
+    variables = environment()
+    variables["PYTHONPATH"] = f"{package}:{variables.get('PYTHONPATH', '')}"
     result = subprocess.run(
         [sys.executable, "-m", "gpudiag", "analyze", traces, "--json"],
-        env=own,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=120,

@@ -198,9 +198,9 @@ def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> Non
             distributedInfo={"rank": 0, "world_size": 64, "pg_config": groups},
         ),
     )
-    told, untold = trace.collectives
-    assert told.group_ranks == tuple(range(32))
-    assert (untold.group, untold.group_ranks) == ("", ())  # ambiguous with two groups
+    described, undescribed = trace.collectives
+    assert described.group_ranks == tuple(range(32))
+    assert (undescribed.group, undescribed.group_ranks) == ("", ())  # ambiguous with two groups
 
 
 def test_only_group_applies_to_all_collectives(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ _anything = st.recursive(
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Yield the keys that lead to every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, inner in items for place in _places(inner, (*path, key)))]
+    return [path, *(inner_path for key, inner in items for inner_path in _places(inner, (*path, key)))]
 
 
 _PLACES = _places(_SEED)
@@ -107,8 +107,8 @@ def _survives(data: bytes, name: str) -> None:
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _anything), min_size=1, max_size=4))
 def test_any_value_anywhere(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     changed = _SEED
-    for place, other in changes:
-        changed = _replaced(changed, place, other)
+    for position, other in changes:
+        changed = _replaced(changed, position, other)
     _survives(json.dumps(changed).encode(), "rank0.json")
 
 
@@ -117,8 +117,8 @@ _TEXT = json.dumps(_SEED, indent=1).encode()
 
 @examples(300)
 @given(st.integers(0, len(_TEXT)), st.integers(0, 40), st.binary(max_size=12))
-def test_any_bytes_anywhere(place: int, length: int, other: bytes) -> None:
-    _survives(_TEXT[:place] + other + _TEXT[place + length :], "rank0.json")
+def test_any_bytes_anywhere(position: int, length: int, other: bytes) -> None:
+    _survives(_TEXT[:position] + other + _TEXT[position + length :], "rank0.json")
 
 
 _PACKED = gzip.compress(_TEXT, mtime=0)
@@ -126,8 +126,8 @@ _PACKED = gzip.compress(_TEXT, mtime=0)
 
 @examples(200)
 @given(st.integers(0, len(_PACKED)), st.integers(0, 9), st.binary(max_size=9))
-def test_any_bytes_anywhere_in_gzip(place: int, length: int, other: bytes) -> None:
-    _survives(_PACKED[:place] + other + _PACKED[place + length :], "rank0.json.gz")
+def test_any_bytes_anywhere_in_gzip(position: int, length: int, other: bytes) -> None:
+    _survives(_PACKED[:position] + other + _PACKED[position + length :], "rank0.json.gz")
 
 
 @examples(100)

@@ -85,9 +85,9 @@ def test_directory_of_other_formats_names_them(tmp_path: Path) -> None:
 
 
 def test_profiler_span_alone_is_no_other_format(tmp_path: Path) -> None:
-    own = event("Trace", "PyTorch Profiler (0)", 1, 5)
+    span = event("Trace", "PyTorch Profiler (0)", 1, 5)
     with pytest.raises(UnreadableInputError, match="without events"):
-        read_traces([write(tmp_path / "rank0.json", document(own))])
+        read_traces([write(tmp_path / "rank0.json", document(span))])
 
 
 def test_format_search_is_fast_for_any_text() -> None:
@@ -101,12 +101,14 @@ def test_format_search_is_fast_for_any_text() -> None:
 def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
     analysis = analyze([path])
-    (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
     assert message.startswith("the recording has no device activity, no host operators, no step marks")
     assert "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=" in message
     assert (analysis.devices, analysis.findings) == ((), ())
     marked = write(tmp_path / "marked.json", document(event("user_annotation", "ProfilerStep#3", 1, 5)))
-    (message,) = [one.message for one in analyze([marked]).validity if one.code == "missing-device-activity"]
+    (message,) = [
+        warning.message for warning in analyze([marked]).validity if warning.code == "missing-device-activity"
+    ]
     assert message.startswith("the recording has no device activity, no host operators: ")
 
 

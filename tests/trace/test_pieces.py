@@ -23,10 +23,10 @@ _HOSTILE = ['}, {"ph": "X"}', '"traceEvents": [', "},{", '\\"},\\n{\\"', "]}", "
 
 def _in_pieces(pieces: Iterable[bytes]) -> tuple[list[Event], Document]:
     events: list[Event] = []
-    for part in decode_in_pieces(pieces, Repairs()):
-        if isinstance(part, Document):
-            return [*events, *part.events], part
-        events += part
+    for piece in decode_in_pieces(pieces, Repairs()):
+        if isinstance(piece, Document):
+            return [*events, *piece.events], piece
+        events += piece
     raise AssertionError("the document never came")
 
 

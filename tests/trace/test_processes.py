@@ -35,10 +35,10 @@ def test_several_processes_read_the_same_traces_as_one() -> None:
     several = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=3))
     alone = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=1))
     assert [trace.rank for trace in several] == [0, 1, 2, 3]
-    for one, other in zip(several, alone, strict=True):
-        assert one.collectives == other.collectives
-        assert one.events.names == other.events.names
-        for name, column in one.events.columns().items():
+    for trace, other in zip(several, alone, strict=True):
+        assert trace.collectives == other.collectives
+        assert trace.events.names == other.events.names
+        for name, column in trace.events.columns().items():
             assert np.array_equal(column, getattr(other.events, name))
 
 

@@ -173,9 +173,9 @@ def test_cut_down_traces_agree_with_full_ones(
     for small, full in zip(read_traces([TRACES / run]), full_traces, strict=True):
         assert (small.rank, small.world_size, small.device_names) == (full.rank, full.world_size, full.device_names)
         for kinds in (DEVICE_WORK, (EventKind.ANNOTATION,), (EventKind.DEVICE_ANNOTATION,), (EventKind.OVERHEAD,)):
-            mine, theirs = _absolute(small, *kinds), _absolute(full, *kinds)
-            assert not mine - theirs
-            assert mine == theirs or steps is not None
+            ours, theirs = _absolute(small, *kinds), _absolute(full, *kinds)
+            assert not ours - theirs
+            assert ours == theirs or steps is not None
         assert _absolute(small, EventKind.OPERATOR) <= _absolute(full, EventKind.OPERATOR)
         if steps is not None:
             assert _launched(small.events).sum() > _launched(full.events).sum() * 0.7

@@ -33,8 +33,8 @@ def test_any_gzip_unpacks_in_any_pieces(
 ) -> None:
     make = random.Random(seed)  # noqa: S311 - data to pack, not a secret
     alphabet = make.choice([b" ", b'{"ph": "X"}', bytes(range(256))])
-    parts = [bytes(make.choices(alphabet, k=length)) for length, _ in members]
-    packed = b"".join(gzip.compress(part, level) for part, (_, level) in zip(parts, members, strict=True))
+    contents = [bytes(make.choices(alphabet, k=length)) for length, _ in members]
+    packed = b"".join(gzip.compress(content, level) for content, (_, level) in zip(contents, members, strict=True))
     with (
         TemporaryDirectory() as directory,
         patch.object(unpack, "_PACKED_PIECE", packed_piece),
@@ -44,8 +44,8 @@ def test_any_gzip_unpacks_in_any_pieces(
         path = Path(directory) / "rank0.json.gz"
         path.write_bytes(packed)
         pieces = list(unpack.read_pieces(path, "x", ReadLimits()))
-        assert b"".join(pieces) == b"".join(parts)
-        assert all(0 < len(one) <= piece for one in pieces)
+        assert b"".join(pieces) == b"".join(contents)
+        assert all(0 < len(piece_read) <= piece for piece_read in pieces)
         path.write_bytes(packed[:-1])
         with pytest.raises(UnreadableInputError, match=r"cut short|damaged"):
             list(unpack.read_pieces(path, "x", ReadLimits()))

@@ -129,9 +129,9 @@ def test_the_recorded_reduction_on_the_cpu() -> None:
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
         # 210 gradients of 102 MB in each direction in each of three steps. The remaining copies are batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
-            mine = rows[pinned & (events.direction[rows] == direction)]
-            assert len(mine) == 3 * 210
-            assert events.size_bytes[mine].sum() == 3 * 102_319_008
+            in_direction = rows[pinned & (events.direction[rows] == direction)]
+            assert len(in_direction) == 3 * 210
+            assert events.size_bytes[in_direction].sum() == 3 * 102_319_008
         batches = rows[~pinned & (events.direction[rows] == Direction.HOST_TO_DEVICE)]
         assert (events.role[batches] == Role.COPY).all()
         assert (events.size_bytes[batches] != NO_SIZE).all()
@@ -169,11 +169,13 @@ def test_each_logical_device_is_a_rank(strategy: str) -> None:
 def test_ops_are_placed_with_ops_of_the_same_process(tmp_path: Path) -> None:
     built = SpaceBuilder()
     built.thread(1, "python3").event("train", 0, 1000, step_num=1, _r=1).event("KernelAndDeviceFunc::Run", 5, 990)
-    one, other = built.thread(2), built.thread(3)
+    executor, other = built.thread(2), built.thread(3)
     way = sent(f"{LOCAL}CPU:1", f"{LOCAL}CPU:0", "grad", "AddN")
     back = sent(f"{LOCAL}CPU:0", f"{LOCAL}CPU:1", "AddN", "update_b")
-    one.event("ExecutorState::Process", 10, 300, id=5).event("forward:MatMul", 20, 200).event("grad:MatMul", 200, 290)
-    one.event("grad/_1:_Send", 291, 295, **way)
+    executor.event("ExecutorState::Process", 10, 300, id=5).event("forward:MatMul", 20, 200).event(
+        "grad:MatMul", 200, 290
+    )
+    executor.event("grad/_1:_Send", 291, 295, **way)
     other.event("ExecutorState::Process", 10, 100, id=5).event("a/forward:MatMul", 20, 90)
     other.event("ExecutorState::Process", 300, 500, id=5).event("AddN:AddN", 310, 490).event(
         "AddN/_2:_Send", 491, 495, **back
