@@ -10,7 +10,7 @@ from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind
-from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, Track, WaitView
+from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepTrack, StepView, WaitView
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]
@@ -121,7 +121,7 @@ def _window(device_track: DeviceTrack, number: int, otherwise: int) -> int:
 
 def _tracks(
     timeline: Timeline, device_track: DeviceTrack, part: TrackAttribution, span: tuple[int, int], names: _Names
-) -> list[Track]:
+) -> list[StepTrack]:
     tracks = [_bucket_track(part, span, names)]
     events = timeline.traces[device_track.trace].events
     ops = device_track.ops
@@ -147,7 +147,7 @@ def _contents(op_class: Columns, length: Columns) -> str:
     return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
 
 
-def _bucket_track(part: TrackAttribution, span: tuple[int, int], names: _Names) -> Track:
+def _bucket_track(part: TrackAttribution, span: tuple[int, int], names: _Names) -> StepTrack:
     """Each bucket's intervals; of what is idle, that which is taken for input has a name of its own."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, place, part.parts[bucket]) for place, bucket in enumerate(BUCKETS)]
@@ -165,7 +165,7 @@ def _bucket_track(part: TrackAttribution, span: tuple[int, int], names: _Names) 
     return _track("buckets", "where time goes", (start[order], end[order], name[order], kind[order]), span[0])
 
 
-def _host_track(timeline: Timeline, device_track: DeviceTrack, span: tuple[int, int], names: _Names) -> Track:
+def _host_track(timeline: Timeline, device_track: DeviceTrack, span: tuple[int, int], names: _Names) -> StepTrack:
     """The training thread, nested as it was."""
     events = timeline.traces[device_track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
@@ -194,14 +194,14 @@ def _depths(start: Columns, end: Columns) -> Columns:
 
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
-) -> Track:
+) -> StepTrack:
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))
     if len(start) > _MOST_SPANS:
         keep = np.sort(np.argsort(-length, kind="stable")[:_MOST_SPANS])
     deep = np.zeros(len(start), np.int64) if depth is None else depth
-    return Track(
+    return StepTrack(
         kind=kind,  # type: ignore[arg-type]  # one of the literals, by the callers above
         label=label,
         start=tuple((start[keep] - zero).tolist()),
