@@ -18,7 +18,7 @@ from gpudiag.model.analysis import (
     Validity,
     Wait,
 )
-from gpudiag.model.unprofiled import ComputeRate
+from gpudiag.model.run import ComputeRate
 
 
 def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: str = "", **buckets_ms: float) -> Device:

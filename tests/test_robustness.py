@@ -18,7 +18,7 @@ from gpudiag.analysis.scaling.speedup import rate_of, with_speedups
 from gpudiag.model.benchmarks.scaling import PointRecord
 from gpudiag.model.run_directory import encode_json
 from gpudiag.model.sanitize import escaped_json
-from gpudiag.model.step_view import STEP_FILE, StepView, Track
+from gpudiag.model.step_view import STEP_FILE, StepTrack, StepView
 from gpudiag.prediction.paths import Paths
 from gpudiag.training.session import record
 from tests.app.scale.points import measured
@@ -29,7 +29,7 @@ TRACES = Path(__file__).parent / "traces"
 
 
 def test_columns_of_unequal_lengths_are_refused() -> None:
-    sound = Track(kind="host", label="host", start=(1,), length=(1,), name=(0,), colour=(0,), depth=(0,))
+    sound = StepTrack(kind="host", label="host", start=(1,), length=(1,), name=(0,), colour=(0,), depth=(0,))
     view = {"step": 1, "length": 1, "names": ["a"], "ranks": []}
     told: dict[str, Any] = {"rank": 0, "device": "cpu", "begin": 0, "end": 1, "tracks": [msgspec.to_builtins(sound)]}
     msgspec.convert(view | {"ranks": [told]}, StepView)

@@ -10,7 +10,6 @@ from gpudiag.model.analysis import Validity
 from gpudiag.model.event import DEVICE_WORK, Trace
 from gpudiag.model.run_directory import find_kernel_only_traces
 from gpudiag.trace import ReadLimits, read_traces
-from gpudiag.trace.with_operators import with_operators
 
 
 def least_disturbed(
@@ -28,6 +27,8 @@ def least_disturbed(
         light = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
     except UnreadableInputError as error:
         return full, (_unused(str(error)),)
+    from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
+
     joined = [with_operators(light[trace.rank], trace) if trace.rank in light else None for trace in full]
     usable = tuple(trace for trace in joined if trace is not None)
     if len(usable) < len(full):

@@ -17,8 +17,7 @@ from gpudiag.model.quantities import (
     Percentage,
     Rate,
 )
-from gpudiag.model.run import InferenceRecord
-from gpudiag.model.unprofiled import ComputeRate, RecordingCost, UnprofiledRank
+from gpudiag.model.run import ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
 
 if TYPE_CHECKING:
     from gpudiag.model.frames import Frames

@@ -178,6 +178,15 @@ class EventTable(msgspec.Struct, frozen=True, kw_only=True):
         """Return the rows of the given kinds on any of these host threads, in order of start."""
         return np.flatnonzero(any_of(self.kind, *kinds) & any_of(self.thread, *threads))
 
+    def rows_with(self, correlation: NDArray[np.int64], rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the first of these rows with each correlation, int64[k]; `NO_NUMBER` if none."""
+        if not len(rows):
+            return np.full(len(correlation), NO_NUMBER, np.int64)
+        ordered = rows[np.argsort(self.correlation[rows], kind="stable")]
+        slot = np.minimum(np.searchsorted(self.correlation[ordered], correlation), len(ordered) - 1)
+        matches = (self.correlation[ordered[slot]] == correlation) & (correlation != NO_CORRELATION)
+        return np.where(matches, ordered[slot], NO_NUMBER)
+
 
 def in_order(columns: Mapping[str, NDArray[Any]], names: tuple[str, ...]) -> tuple[EventTable, NDArray[np.intp]]:
     """Return the table of unsorted columns, and intp[n]: the row in it of each event."""

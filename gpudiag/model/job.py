@@ -57,7 +57,7 @@ class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """How several nodes find each other; the meaning is torchrun's (`--rdzv-backend`, `--rdzv-endpoint`, ...)."""
+    """Rendezvous of several nodes, with torchrun's meaning (`--rdzv-backend`, `--rdzv-endpoint`, ...)."""
 
     endpoint: str
     backend: str = "c10d"

@@ -1,4 +1,4 @@
-"""The files of a run directory: stored per noun, written whole or not at all, read with bounds and types."""
+"""Files of run directories, written whole or not at all and read with bounds and types; private directories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -66,10 +66,7 @@ def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = Fals
 def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a file that appears at `path` once it is written, with this mode, whatever the user's umask.
 
-    Args:
-        path: the file.
-        mode: its permissions.
-        sync: make it survive a power failure.
+    `sync` makes it survive a power failure.
 
     Raises:
         OSError: it cannot be written; nothing is left of the attempt, and an existing file is unchanged.
@@ -186,7 +183,7 @@ def read_bounded(path: Path) -> bytes:
         UnreadableInputError: it cannot be read, is no regular file, or is larger.
     """
     try:
-        # Non-blocking, so that a pipe in its place is seen for what it is.
+        # Non-blocking, so that a pipe in its place cannot hang this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -264,3 +261,42 @@ def _run_directory(paths: Sequence[Path | str]) -> Path | None:
         return None
     candidates = (Path(paths[0]), Path(paths[0]).parent)
     return next((path for path in candidates if path.is_dir() and (path / RUN_FILE).is_file()), None)
+
+
+def cache_home(environment: Mapping[str, str]) -> Path:
+    """Return `$XDG_CACHE_HOME`, by default ~/.cache; a relative path is ignored (XDG Base Directory Specification).
+
+    Raises:
+        RuntimeError: this user has no home directory.
+    """
+    base = Path(environment.get("XDG_CACHE_HOME", ""))
+    return base if base.is_absolute() else Path.home() / ".cache"
+
+
+def is_private(directory: Path) -> bool:
+    """Return whether only this user and root can put files into a directory, or replace the directory.
+
+    The directory must be no link and belong to this user. Directories above it may belong to root, and may be writable
+    by others if they are sticky, as /tmp is: nobody can replace what another user has in them.
+
+    Raises:
+        OSError: it cannot be inspected.
+    """
+    status = directory.lstat()
+    if (
+        not stat.S_ISDIR(status.st_mode)
+        or status.st_uid != os.getuid()
+        or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    ):
+        return False
+    return all(_cannot_be_replaced(above) for above in directory.resolve().parents)
+
+
+def _cannot_be_replaced(above: Path) -> bool:
+    status = above.stat()
+    if status.st_uid not in {0, os.getuid()}:
+        return False
+    by_others = status.st_mode & stat.S_IWOTH or (
+        status.st_mode & stat.S_IWGRP and status.st_gid not in {0, os.getgid()}
+    )
+    return not by_others or bool(status.st_mode & stat.S_ISVTX)

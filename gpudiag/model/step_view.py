@@ -19,7 +19,7 @@ UNMARKED_INPUT = "unmarked-input"
 DEVICE_COLOURS = ("compute", "communication", "copy")
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True):
+class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
     """Spans of one row, as columns of equal length, by start.
 
     Attributes:
@@ -54,11 +54,11 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     begin: Nanoseconds
     end: Nanoseconds
-    tracks: tuple[Track, ...]
+    tracks: tuple[StepTrack, ...]
 
 
 class WaitView(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank's wait for another one to arrive at their collective, in nanoseconds as in `Track`."""
+    """A rank's wait for another one to arrive at their collective, in nanoseconds as in `StepTrack`."""
 
     rank: Ordinal
     on_rank: Ordinal

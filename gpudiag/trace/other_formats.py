@@ -89,12 +89,7 @@ _JSON = (
 
 
 def other_format(head: bytes, name: str) -> OtherFormat | None:
-    """Return the format of a file that is not read; None if it is unknown.
-
-    Args:
-        head: its first bytes, unpacked.
-        name: its name.
-    """
+    """Return the format of an unread file by its first unpacked bytes and its name; None if it is unknown."""
     lowered = name.lower().removesuffix(".gz")
     for ending, format_name in _ENDINGS.items():
         if lowered.endswith(ending):

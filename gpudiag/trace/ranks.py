@@ -25,9 +25,7 @@ _MIN_DURATIONS = 100
 def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
     """Return the traces with the rank that each states, or else its file name.
 
-    Args:
-        files: files of one process and one rank each.
-        world_size: ranks in the job, used if neither the trace nor the file name states it.
+    `world_size` is used if neither the trace nor the file name states it.
     """
     return [
         msgspec.structs.replace(
@@ -46,11 +44,7 @@ def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[T
     """Return the traces of processes that drive several devices, each of which becomes a rank.
 
     The ranks are numbered through the files in the given order. Only a process with one device takes the rank that its
-    file name states. Copied files take no rank.
-
-    Args:
-        files: files of one process each, with one trace per device.
-        world_size: ranks in the job, used if no file name states it.
+    file name states. Copied files take no rank. `world_size` is used if no file name states it.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import distinct
-from gpudiag.model.event import DEVICE_WORK, NO_CORRELATION, EventKind, EventTable, Role, any_of
+from gpudiag.model.event import DEVICE_WORK, NO_NUMBER, EventKind, EventTable, Role, any_of
 
 Indices = NDArray[np.intp]
 
@@ -51,13 +51,7 @@ StepCalls = dict[int, Calls]
 
 
 def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers: dict[str, int]) -> list[StepCalls]:
-    """Return the calls of each step.
-
-    Args:
-        events: a trace's events.
-        steps: (begin, end) of each step, ns.
-        numbers: numbers from 0 for the event names of both traces.
-    """
+    """Return the calls of each step, given as (begin, end) in ns; `numbers` has a number for each name of both."""
     number = np.array([numbers[name] for name in events.names], np.int64)
     rows = events.rows_of(EventKind.RUNTIME)
     name = number[events.name[rows]]
@@ -78,14 +72,8 @@ def calls_of_steps(events: EventTable, steps: Sequence[tuple[int, int]], numbers
 
 def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return 1 + the number of the name of the first op that each call launched, int64[n]; 0 if none."""
-    ops = events.rows_of(*DEVICE_WORK)
-    ops = ops[np.argsort(events.correlation[ops], kind="stable")]
-    wanted = events.correlation[calls]
-    if not len(ops):
-        return np.zeros(len(calls), np.int64)
-    slot = np.minimum(np.searchsorted(events.correlation[ops], wanted), len(ops) - 1)
-    launched = (events.correlation[ops[slot]] == wanted) & (wanted != NO_CORRELATION)
-    return np.where(launched, 1 + number[events.name[ops[slot]]], 0)
+    op = events.rows_with(events.correlation[calls], events.rows_of(*DEVICE_WORK))
+    return np.where(op == NO_NUMBER, 0, 1 + number[events.name[op]])
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:

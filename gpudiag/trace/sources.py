@@ -170,16 +170,21 @@ def _search(directory: Path, depth: int) -> tuple[TraceFile, ...]:
         return tuple(_trace_file(path, from_directory=True) for path in traces)
     if depth == 0:
         return ()
-    below = {entry.name: Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)}
+    return _search_below(
+        {entry.name: Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)}, depth
+    )
+
+
+def _search_below(directories: dict[str, Path], depth: int) -> tuple[TraceFile, ...]:
     for name in _TRACE_DIRECTORIES:
-        if name in below and (found := _search(below[name], depth - 1)):
+        if name in directories and (found := _search(directories[name], depth - 1)):
             return found
-    iterations = {int(match[1]): path for name, path in below.items() if (match := _ITERATION.fullmatch(name))}
+    iterations = {int(match[1]): path for name, path in directories.items() if (match := _ITERATION.fullmatch(name))}
     if found := _latest([iterations[number] for number in sorted(iterations)], depth - 1):
         return found
-    if "plugins" in below and (found := _latest(sorted(_tensorboard_recordings(below["plugins"])), 0)):
+    if "plugins" in directories and (found := _latest(sorted(_tensorboard_recordings(directories["plugins"])), 0)):
         return found
-    ranks = [path for path in below.values() if parse_name(path / "trace.json").rank is not None]
+    ranks = [path for path in directories.values() if parse_name(path / "trace.json").rank is not None]
     return tuple(file for path in ranks for file in _search(path, depth - 1))
 
 

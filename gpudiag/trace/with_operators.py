@@ -38,11 +38,9 @@ _MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 
 
 def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
-    """Return the kernel-only trace with the full one's operators; None if their steps do not have the same calls.
+    """Return the kernel-only trace with the operators of the full trace of the same process.
 
-    Args:
-        kernel_only: a process's trace without operators; it has step marks.
-        full: the same process's trace with operators.
+    None if their steps do not have the same calls, or if one has no step marks.
     """
     if not kernel_only.step_marks or not full.step_marks:
         return None

@@ -1,4 +1,4 @@
-"""What a notebook or a debugger shows of an analysis."""
+"""Show an analysis in a notebook or a debugger."""
 
 from __future__ import annotations
 

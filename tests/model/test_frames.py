@@ -1,4 +1,4 @@
-"""Analyses as tables, through the names that `import gpudiag` offers."""
+"""Build tables of analyses through the names that `import gpudiag` offers."""
 
 from __future__ import annotations
 
@@ -40,19 +40,21 @@ def test_analysis_equals_command_output(analysis: Analysis, tmp_path: Path) -> N
 
 def test_buckets_of_a_device_sum_to_its_step(analysis: Analysis, frames: Frames) -> None:
     summed = frames.buckets.groupby(["rank", "device"])["ms"].sum()
-    assert summed.to_dict() == pytest.approx({(one.rank, one.device): one.step_ms for one in analysis.devices})
+    assert summed.to_dict() == pytest.approx(
+        {(device.rank, device.device): device.step_ms for device in analysis.devices}
+    )
     assert list(frames.buckets.columns) == ["rank", "device", "bucket", "ms"]
     assert set(frames.buckets["bucket"]) == set(BUCKETS)
-    assert frames.devices["step_ms"].to_list() == [one.step_ms for one in analysis.devices]
+    assert frames.devices["step_ms"].to_list() == [device.step_ms for device in analysis.devices]
 
 
 def test_every_table_has_the_fields_and_rows_of_the_analysis(analysis: Analysis, frames: Frames) -> None:
-    assert len(frames.steps) == sum(len(one.step_times_ms) for one in analysis.devices)
+    assert len(frames.steps) == sum(len(device.step_times_ms) for device in analysis.devices)
     for name in ("waits", "collectives", "kernels", "operators", "findings"):
         rows = getattr(analysis, name)
         assert list(getattr(frames, name).columns) == list(type(rows[0]).__struct_fields__)
         assert len(getattr(frames, name)) == len(rows) > 0
-    # Whole numbers stay whole where some are missing, and figures that are not there are no zeros.
+    # Integers stay integers if some are missing, and missing figures are not zero.
     assert str(frames.collectives["size_bytes"].dtype) == "Int64"
     assert frames.collectives["probe_busbw_gb_per_s"].isna().all()
 
@@ -73,9 +75,9 @@ def test_modules_have_a_row_for_each_device(analysis: Analysis, frames: Frames) 
     assert len(modules) == 4 * len(gpt_modules().times)
     of_one = modules[(modules["rank"] == 3) & (modules["path"] == "blocks.5.attention")]
     assert of_one[["type", "forward_ms", "own_backward_ms"]].to_numpy().tolist() == [["Attention", 0.5, 0.5]]
-    own = modules.groupby("rank")[["own_forward_ms", "own_backward_ms"]].sum().sum(axis=1)
+    own_ms = modules.groupby("rank")[["own_forward_ms", "own_backward_ms"]].sum().sum(axis=1)
     roots = modules[modules["path"] == ""].groupby("rank")[["forward_ms", "backward_ms"]].sum().sum(axis=1)
-    assert own.to_list() == pytest.approx(roots.to_list())
+    assert own_ms.to_list() == pytest.approx(roots.to_list())
 
 
 def test_unprofiled_steps_are_listed_beside_recorded_ones(analysis: Analysis) -> None:
@@ -90,9 +92,9 @@ def test_operators_have_exclusive_time(analysis: Analysis) -> None:
 
     start, end = np.array([0, 1, 5, 6, 20]), np.array([10, 4, 9, 7, 21])
     assert own_lengths(start, end).tolist() == [3, 3, 3, 1, 1]
-    own = [one.own_ms_per_step for one in analysis.operators]
-    assert own == sorted(own, reverse=True)
-    assert 0 < sum(own) < 4 * analysis.steps.mean_ms
+    own_ms = [operator.own_ms_per_step for operator in analysis.operators]
+    assert own_ms == sorted(own_ms, reverse=True)
+    assert 0 < sum(own_ms) < 4 * analysis.steps.mean_ms
 
 
 def test_runs_are_compared_by_path_or_as_analyses(analysis: Analysis) -> None:

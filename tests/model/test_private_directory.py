@@ -1,4 +1,4 @@
-"""Who can put files where programs are taken from."""
+"""Check who can put files into directories that programs are loaded from."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpudiag.model.private_directory import cache_home, is_private
+from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host import native
 from tests.other_user import needs_root
 

@@ -1,4 +1,4 @@
-"""Figures of the probes beside those of a job: same operation, transport, ranks and size, or none."""
+"""Look up probed figures for a job's operation, transport, ranks and size."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_collectives_have_the_probed_bandwidth() -> None:
     common = {"group": "0", "ranks": 4, "per_step": 1.0, "transfer_us": 1.0, "wait_us": 0.0}
     sizes = (MIB, None, 512)
     jobs = [msgspec.convert({**common, "operation": "all_reduce", "size_bytes": n}, CollectiveSummary) for n in sizes]
-    found = [one.probe_busbw_gb_per_s for one in beside_probe(jobs, H200, "nccl")]
-    assert found == [pytest.approx(60.5, abs=0.05), None, None]
+    bandwidths = [collective.probe_busbw_gb_per_s for collective in beside_probe(jobs, H200, "nccl")]
+    assert bandwidths == [pytest.approx(60.5, abs=0.05), None, None]
     assert beside_probe(jobs, None, "nccl") == tuple(jobs)
 
 

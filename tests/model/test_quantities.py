@@ -1,4 +1,4 @@
-"""Figures of JSON files: what is no time, size or count is refused where it is read, in one line."""
+"""Refuse figures in JSON files that are no time, size or count, in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAY_BE_ANYTHING = {"evidence"}
 
 
 def figures(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Where numbers stand."""
+    """Yield the paths of numbers."""
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in inner:
         if key not in MAY_BE_ANYTHING:

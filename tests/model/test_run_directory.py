@@ -1,4 +1,4 @@
-"""Files of a run directory: written whole or not at all, and read as what other people wrote."""
+"""Write files of a run directory whole or not at all, and read them without trust."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_run_directory_is_locked_for_one_writer(tmp_path: Path) -> None:
-    with locked(tmp_path), locked(tmp_path):  # by the same process, from within: it has it already
+    with locked(tmp_path), locked(tmp_path):  # nested locks of one process are allowed
         code = (
             "from pathlib import Path\nfrom gpudiag.model.run_directory import locked\n"
             f"with locked(Path({str(tmp_path)!r})): pass"

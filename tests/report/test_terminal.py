@@ -23,7 +23,7 @@ from gpudiag.model.analysis import (
     Steps,
     Validity,
 )
-from gpudiag.model.unprofiled import RecordingCost, UnprofiledRank
+from gpudiag.model.run import RecordingCost, UnprofiledRank
 from gpudiag.report.figures import EN_DASH, MINUS, TIMES
 from gpudiag.report.header import header_lines, overhead_lines
 from gpudiag.report.text.run import to_markdown

@@ -1,4 +1,4 @@
-"""Traces made up for one test each, in Kineto's layout, and written to files."""
+"""Build traces for single tests, in Kineto's layout, and write them to files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def event(category: str, name: str, start_us: float, length_us: float, **more: Any) -> dict[str, Any]:
-    """One complete event; what goes in `args` is given as `args`."""
+    """Return one complete event; `args` becomes its `args`."""
     return {"ph": "X", "cat": category, "name": name, "pid": 10, "tid": 11, "ts": start_us, "dur": length_us} | more
 
 
-def kernel(name: str, start_us: float, length_us: float, correlation: int, **told: Any) -> dict[str, Any]:
-    """A kernel on device 0, stream 7."""
-    arguments = {"device": 0, "stream": 7, "correlation": correlation} | told
+def kernel(name: str, start_us: float, length_us: float, correlation: int, **facts: Any) -> dict[str, Any]:
+    """Return a kernel on device 0, stream 7."""
+    arguments = {"device": 0, "stream": 7, "correlation": correlation} | facts
     return event("kernel", name, start_us, length_us, pid=0, tid=7, args=arguments)
 
 
 def launch(start_us: float, correlation: int) -> dict[str, Any]:
-    """The call that launches it."""
+    """Return the call that launches the kernel of this correlation."""
     return event("cuda_runtime", "cudaLaunchKernel", start_us, 2, args={"correlation": correlation})
 
 
 def document(*events: Any, **header: Any) -> dict[str, Any]:
-    """A whole trace."""
+    """Return a whole trace."""
     return {"schemaVersion": 1, **header, "traceEvents": list(events)}
 
 
@@ -55,15 +55,15 @@ def read_one(directory: Path, content: Any, name: str = "rank0.json") -> Trace:
 
 
 def names(trace: Trace) -> list[str]:
-    """The names of the events, in order of start."""
+    """Return the names of the events, in order of start."""
     return [trace.events.name_of(row) for row in range(len(trace.events))]
 
 
 class Streams:
-    """A process that gives a device's streams work, as Kineto records it with `enable_cuda_sync_events`.
+    """A process that gives work to a device's streams, as Kineto records it with `enable_cuda_sync_events`.
 
-    What runs when on the device follows from what is given: ops of one stream in order, and after the events that the
-    stream was made to wait for. Host calls take 2 µs each; the clock moves on by `move`. Times in microseconds.
+    Device times follow from the calls: ops of one stream run in order, and after the events that the stream waits for.
+    Host calls take 2 µs each; `move` advances the clock. Times in microseconds.
     """
 
     def __init__(self, *, ahead_us: float = 0.0) -> None:
@@ -76,39 +76,39 @@ class Streams:
         self._correlation = 0
 
     def step(self, number: int, at: float, until: float) -> None:
-        """A step mark, from which on the host's calls come."""
+        """Begin a step; the following host calls belong to it."""
         self.now = at
         self.events.append(event("user_annotation", f"ProfilerStep#{number}", at, until - at))
 
     def launch(self, stream: int, length: float, name: str = "k", thread: int = 11) -> None:
-        """A kernel; it begins no sooner than 3 µs after its launch began, and not within the first `ahead_us`."""
+        """Launch a kernel; it begins at least 3 µs after its launch began, and not within the first `ahead_us`."""
         correlation = self.call("cudaLaunchKernel", thread)
         start = max(self._free_from(stream), self.now)
         self.free[stream] = start + length
         self.events.append(kernel(name, start, length, correlation, stream=stream) | {"tid": stream})
 
     def record(self, stream: int, thread: int = 11) -> int:
-        """An event of what the stream was given so far. Returns the call's correlation."""
+        """Record an event after the stream's work so far. Returns the call's correlation."""
         correlation = self.call("cudaEventRecord", thread)
         self.happens[correlation] = self._free_from(stream)
         self.recorded_in[correlation] = stream
         return correlation
 
-    def wait(self, stream: int, record: int, told: Mapping[str, Any] = {}) -> None:
-        """Make a stream wait for an event; `told` replaces what the trace tells of that, None leaves it out."""
+    def wait(self, stream: int, record: int, facts: Mapping[str, Any] = {}) -> None:
+        """Make a stream wait for an event; `told` replaces the recorded facts about it, None leaves them out."""
         correlation = self.call("cudaStreamWaitEvent")
         self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
-        self.tell("Stream Wait Event", correlation, record, stream, told)
+        self.tell("Stream Wait Event", correlation, record, stream, facts)
 
-    def synchronize(self, record: int, told: Mapping[str, Any] = {}) -> None:
-        """The host waits for an event."""
+    def synchronize(self, record: int, facts: Mapping[str, Any] = {}) -> None:
+        """Make the host wait for an event."""
         began = self.now
         self.now = max(began, self.happens.get(record, 0.0))
         correlation = self.call("cudaEventSynchronize", length=self.now - began + 2)
-        self.tell("Event Sync", correlation, record, -1, told)
+        self.tell("Event Sync", correlation, record, -1, facts)
 
     def call(self, name: str, thread: int = 11, length: float = 2.0) -> int:
-        """A call that ends 2 µs from now. Returns its correlation."""
+        """Add a call that ends 2 µs from now. Returns its correlation."""
         self._correlation += 1
         begin = self.now + 2 - length
         self.now += 3
@@ -116,8 +116,8 @@ class Streams:
         self.events.append(event("cuda_runtime", name, begin, length, tid=thread, args=arguments))
         return self._correlation
 
-    def tell(self, name: str, correlation: int, record: int, stream: int, told: Mapping[str, Any]) -> None:
-        """The synchronization event of a call."""
+    def tell(self, name: str, correlation: int, record: int, stream: int, facts: Mapping[str, Any]) -> None:
+        """Add the synchronization event of a call."""
         arguments = {
             "stream": stream,
             "correlation": correlation,
@@ -126,12 +126,12 @@ class Streams:
             "wait_on_cuda_event_record_corr_id": record,
             "wait_on_cuda_event_id": 6,
         }
-        arguments = {key: value for key, value in {**arguments, **told}.items() if value is not None}
+        arguments = {key: value for key, value in {**arguments, **facts}.items() if value is not None}
         self.events.append(event("cuda_sync", name, self.now - 3, 1, pid=0, tid=stream, args=arguments))
 
     def _free_from(self, stream: int) -> float:
         return self.free.get(stream, self.ahead_us)
 
-    def document(self, *, told: bool = True) -> dict[str, Any]:
-        """The trace, with its synchronization events or without."""
-        return document(*(one for one in self.events if told or one["cat"] != "cuda_sync"))
+    def document(self, *, facts: bool = True) -> dict[str, Any]:
+        """Return the trace, with its synchronization events or without."""
+        return document(*(event_json for event_json in self.events if facts or event_json["cat"] != "cuda_sync"))

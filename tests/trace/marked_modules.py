@@ -1,9 +1,9 @@
-"""Recordings of a job whose modules are marked, made up so that what each takes is known.
+"""Build recordings of a job with marked modules, whose times are known.
 
 `Net` holds `a` and `b`. Each step on a GPU, in µs of kernels:
 
     forward    a: 100, Net itself: 10, b: 50, the loss: 5
-    backward   the loss: 5, b: 80 and an all-reduce, a: 60 and 40, adding a gradient up: 3
+    backward   the loss: 5, b: 80 and an all-reduce, a: 60 and 40, accumulating a gradient: 3
     optimizer  20
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 STEPS = 5
 STEP_US = 1000
 MAIN, BACKWARD = 11, 12
-#: By path, forward and backward in µs per step, without what is below.
+#: Forward and backward by path, in µs per step, without nested modules.
 TAKES = {"": (10, 0), "a": (100, 100), "b": (50, 80)}
 #: Outside of all modules.
 OUTSIDE_US = 5 + 5 + 3 + 20
@@ -31,22 +31,25 @@ def mark(path: str, kind: str, start: float, length: float, thread: int = MAIN) 
 
 
 def operator(name: str, start: float, length: float, sequence: int | None = None, **more: Any) -> dict[str, Any]:
-    """An operator; with a number it is one that makes an autograd node."""
-    told = {} if sequence is None else {"args": {"Sequence number": sequence, "Fwd thread id": 0}}
-    return event("cpu_op", name, start, length, **(told | more))
+    """Return an operator; with a number it makes an autograd node."""
+    arguments = {} if sequence is None else {"args": {"Sequence number": sequence, "Fwd thread id": 0}}
+    return event("cpu_op", name, start, length, **(arguments | more))
 
 
 def backward(name: str, start: float, length: float, sequence: int, forward_thread: int = 1) -> list[dict[str, Any]]:
-    """What the engine runs for a node: two events, one in the other."""
-    told = {"tid": BACKWARD, "args": {"Sequence number": sequence, "Fwd thread id": forward_thread}}
+    """Return the two nested events by which the engine runs a node."""
+    arguments = {"tid": BACKWARD, "args": {"Sequence number": sequence, "Fwd thread id": forward_thread}}
     around = f"autograd::engine::evaluate_function: {name}"
-    return [event("cpu_op", around, start, length, **told), event("cpu_op", name, start + 1, length - 2, **told)]
+    return [
+        event("cpu_op", around, start, length, **arguments),
+        event("cpu_op", name, start + 1, length - 2, **arguments),
+    ]
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
-    """The recording of the job: full, or light where it has no operators; of a CPU where it has no devices.
+    """Return the full trace of the job, or without operators a kernel-only one; without devices a CPU's.
 
-    `slower` stretches what the host does.
+    `slower` stretches the host's times.
     """
     events: list[dict[str, Any]] = []
     correlation = count(1)
@@ -54,7 +57,7 @@ def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) ->
         begin, first = number * STEP_US, 100 + 10 * number
         events.append(event("user_annotation", f"ProfilerStep#{number}", begin, 900))
         if operators:
-            events += [one | _placed(one, begin, slower) for one in _host(first)]
+            events += [host_event | _placed(host_event, begin, slower) for host_event in _host(first)]
         free = begin + 10.0
         for name, at, thread, lasts in _KERNELS if devices else ():
             call, start = next(correlation), begin + at * slower
@@ -63,14 +66,14 @@ def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) ->
             free = max(free, start + 2)
             events.append(kernel(name, free, lasts, call))
             free += lasts
-    return document(*sorted(events, key=lambda one: float(one["ts"])))
+    return document(*sorted(events, key=lambda host_event: float(host_event["ts"])))
 
 
-def _placed(one: dict[str, Any], begin: float, slower: float) -> dict[str, float]:
-    return {"ts": begin + one["ts"] * slower, "dur": one["dur"] * slower}
+def _placed(host_event: dict[str, Any], begin: float, slower: float) -> dict[str, float]:
+    return {"ts": begin + host_event["ts"] * slower, "dur": host_event["dur"] * slower}
 
 
-#: Name, when it is launched, by which thread, and how long it takes.
+#: Name, launch time, launching thread, duration.
 _KERNELS = (
     ("gemm_a", 40, MAIN, 100),
     ("add", 90, MAIN, 10),
@@ -87,7 +90,7 @@ _KERNELS = (
 
 
 def _host(first: int) -> Iterator[dict[str, Any]]:
-    """Marks and operators of a step whose first autograd node has this number."""
+    """Return marks and operators of a step whose first autograd node has this number."""
     yield mark("", "Net", 10, 150)
     yield mark("a", "Linear", 20, 60)
     yield operator("aten::linear", 22, 50, first)
@@ -98,7 +101,7 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::detach", 101, 1, first + 3)  # makes no node: the next one has this number
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)
-    # Another thread's nodes are counted by themselves, and some have the same numbers.
+    # Each thread numbers its nodes separately, so some have the same numbers.
     yield operator("aten::other", 183, 1, first + 3, tid=BACKWARD)
     yield from backward("MseLossBackward0", 185, 15, first + 4)
     yield from backward("AddmmBackward0", 220, 20, first + 3)

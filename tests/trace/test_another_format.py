@@ -1,4 +1,4 @@
-"""A format that gpudiag has never heard of: one file reads it, and the whole analysis follows."""
+"""Analyse an unknown format that one file of another package reads."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def read(path, shown, limits):
     )
 '''
 
-#: A step of 18 ms: wait for data, launch, compute, exchange with all ranks, wait for the device; rank 1's data comes 12
-#: ms late.
+#: A step of 18 ms: wait for data, launch, compute, all-reduce, wait for the device; rank 1's data
+#: comes 12 ms late.
 STEP_US, LATE_US = 18_000, 12_000
 
 
@@ -119,11 +119,11 @@ def test_third_party_reader_is_found_and_its_ranks_are_diagnosed(
     for rank in (0, 1):
         (traces / f"rank{rank}.steps").write_text(recording(rank), encoding="utf-8")
 
-    own = environment()
-    own["PYTHONPATH"] = f"{package}:{own.get('PYTHONPATH', '')}"
+    variables = environment()
+    variables["PYTHONPATH"] = f"{package}:{variables.get('PYTHONPATH', '')}"
     result = subprocess.run(
         [sys.executable, "-m", "gpudiag", "analyze", traces, "--json"],
-        env=own,
+        env=variables,
         capture_output=True,
         text=True,
         timeout=120,

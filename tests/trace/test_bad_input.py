@@ -1,4 +1,4 @@
-"""Files that are broken, or no traces, or hostile: one line of what is wrong, one of what to do, and exit code 4."""
+"""Refuse broken, foreign and hostile files with one line of what is wrong, one of what to do, and exit code 4."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: 
     tracemalloc.start()
     try:
         _refused(path, UnreadableInputError, "is damaged")
-        assert tracemalloc.get_traced_memory()[1] < 3 * size  # its repair as a whole would take 5.6 times as much
+        assert tracemalloc.get_traced_memory()[1] < 3 * size  # repairing it at once would take 5.6 times as much
     finally:
         tracemalloc.stop()
 
@@ -239,7 +239,7 @@ def test_a_limit_on_size(tmp_path: Path) -> None:
 
 
 def test_two_traces_of_one_rank(tmp_path: Path) -> None:
-    paths = [write(tmp_path / part / "rank3.json", GOOD) for part in ("a", "b")]
+    paths = [write(tmp_path / directory / "rank3.json", GOOD) for directory in ("a", "b")]
     with pytest.raises(UnreadableInputError, match=r"two traces claim rank 3: .*a/rank3\.json and .*b/rank3\.json"):
         read_traces(paths)
 
@@ -295,7 +295,7 @@ def test_decompression_bomb_is_detected_early_in_little_memory(bomb: Path) -> No
 
 
 def test_bomb_of_small_events_stops_at_the_limit_in_bounded_memory(tmp_path: Path) -> None:
-    one = json.dumps(event("cpu_op", "aten::empty", 1, 1))
-    text = '{"traceEvents": [' + ",\n".join([one] * 200_000) + "]}"
+    line = json.dumps(event("cpu_op", "aten::empty", 1, 1))
+    text = '{"traceEvents": [' + ",\n".join([line] * 200_000) + "]}"
     path = write(tmp_path / "rank0.json.gz", text)
     _refused(path, TooLargeError, "200 times its size|allowed for one trace", max_bytes=4_000_000)

@@ -1,4 +1,4 @@
-"""Every communication kernel becomes one call, with what the trace tells of it, wherever it tells it."""
+"""Convert every communication kernel to one call, with facts from wherever the trace has them."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_shapes_on_an_old_range_around_the_launch(tmp_path: Path) -> None:
     )
     assert [(call.operation, call.size_bytes) for call in trace.collectives] == [
         ("all_to_all", 4096 + 32),
-        ("all_gather", None),  # what comes out depends on the size of the group, which is not told
+        ("all_gather", None),  # the output depends on the size of the group, which is unknown
     ]
 
 
@@ -198,9 +198,9 @@ def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> Non
             distributedInfo={"rank": 0, "world_size": 64, "pg_config": groups},
         ),
     )
-    told, untold = trace.collectives
-    assert told.group_ranks == tuple(range(32))
-    assert (untold.group, untold.group_ranks) == ("", ())  # with two groups one cannot tell which
+    described, undescribed = trace.collectives
+    assert described.group_ranks == tuple(range(32))
+    assert (undescribed.group, undescribed.group_ranks) == ("", ())  # ambiguous with two groups
 
 
 def test_only_group_applies_to_all_collectives(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 )
 def test_processor_share_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
-    # What else is told of the collective may stand on the host's record, and not on the kernel.
+    # Other facts about the collective may be on the host's operator and not on the kernel.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
     (call,) = trace.collectives
     assert call.processor_share == share

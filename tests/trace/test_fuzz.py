@@ -1,4 +1,4 @@
-"""Whatever the bytes: a trace whose columns make sense, or one of our own errors. Never a traceback."""
+"""Read any bytes: the result is a trace with valid columns, or one of gpudiag's errors. Never a traceback."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from gpudiag.errors import GpudiagError
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, EventKind, Trace
@@ -33,23 +33,23 @@ _SEED = document(
 )
 
 _scalars = (
-    some.none()
-    | some.booleans()
-    | some.integers()
-    | some.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**400, -(2**63) - 1])
-    | some.floats(allow_nan=True, allow_infinity=True)
-    | some.text(max_size=20)
-    | some.sampled_from(["kernel", "X", _NCCL, "[0, 1]", "nccl:send 0->1", "stream 7", "\x00", "\ud800"])
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**400, -(2**63) - 1])
+    | st.floats(allow_nan=True, allow_infinity=True)
+    | st.text(max_size=20)
+    | st.sampled_from(["kernel", "X", _NCCL, "[0, 1]", "nccl:send 0->1", "stream 7", "\x00", "\ud800"])
 )
-_anything = some.recursive(
-    _scalars, lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=8), inner, max_size=3)
+_anything = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
 )
 
 
 def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Every place in a document, as the keys that lead there."""
+    """Yield the keys that lead to every value in a document."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, inner in items for place in _places(inner, (*path, key)))]
+    return [path, *(inner_path for key, inner in items for inner_path in _places(inner, (*path, key)))]
 
 
 _PLACES = _places(_SEED)
@@ -63,7 +63,7 @@ def _replaced(value: Any, path: tuple[Any, ...], other: Any) -> Any:
             return value | {path[0]: _replaced(value[path[0]], path[1:], other)}
         return [*value[: path[0]], _replaced(value[path[0]], path[1:], other), *value[path[0] + 1 :]]
     except (KeyError, IndexError, TypeError):
-        return value  # an earlier change took this place away
+        return value  # an earlier change removed this value
 
 
 def _check(trace: Trace) -> None:
@@ -104,11 +104,11 @@ def _survives(data: bytes, name: str) -> None:
 
 
 @examples(400)
-@given(some.lists(some.tuples(some.sampled_from(_PLACES), _anything), min_size=1, max_size=4))
+@given(st.lists(st.tuples(st.sampled_from(_PLACES), _anything), min_size=1, max_size=4))
 def test_any_value_anywhere(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     changed = _SEED
-    for place, other in changes:
-        changed = _replaced(changed, place, other)
+    for position, other in changes:
+        changed = _replaced(changed, position, other)
     _survives(json.dumps(changed).encode(), "rank0.json")
 
 
@@ -116,21 +116,21 @@ _TEXT = json.dumps(_SEED, indent=1).encode()
 
 
 @examples(300)
-@given(some.integers(0, len(_TEXT)), some.integers(0, 40), some.binary(max_size=12))
-def test_any_bytes_anywhere(place: int, length: int, other: bytes) -> None:
-    _survives(_TEXT[:place] + other + _TEXT[place + length :], "rank0.json")
+@given(st.integers(0, len(_TEXT)), st.integers(0, 40), st.binary(max_size=12))
+def test_any_bytes_anywhere(position: int, length: int, other: bytes) -> None:
+    _survives(_TEXT[:position] + other + _TEXT[position + length :], "rank0.json")
 
 
 _PACKED = gzip.compress(_TEXT, mtime=0)
 
 
 @examples(200)
-@given(some.integers(0, len(_PACKED)), some.integers(0, 9), some.binary(max_size=9))
-def test_any_bytes_anywhere_in_gzip(place: int, length: int, other: bytes) -> None:
-    _survives(_PACKED[:place] + other + _PACKED[place + length :], "rank0.json.gz")
+@given(st.integers(0, len(_PACKED)), st.integers(0, 9), st.binary(max_size=9))
+def test_any_bytes_anywhere_in_gzip(position: int, length: int, other: bytes) -> None:
+    _survives(_PACKED[:position] + other + _PACKED[position + length :], "rank0.json.gz")
 
 
 @examples(100)
-@given(some.binary(max_size=200), some.sampled_from(["rank0.json", "rank0.json.gz"]))
+@given(st.binary(max_size=200), st.sampled_from(["rank0.json", "rank0.json.gz"]))
 def test_any_file(data: bytes, name: str) -> None:
     _survives(data, name)

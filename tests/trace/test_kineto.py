@@ -1,4 +1,4 @@
-"""Kineto's JSON of different years and vendors becomes the same columns."""
+"""Read Kineto's JSON of different years and vendors into the same columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that are named after launches and run nothing: memsets, captured launches, graphs without kernels."""
+"""Ignore launch calls that run nothing: memsets, captured launches, graphs without kernels."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def call(name: str, start_us: float, correlation: int = 0, *, thread: int = 11) 
 
 
 def launched(count: int, first: int = 1, at: float = 0.0) -> list[dict[str, Any]]:
-    """Launches with their kernels, 10 µs apart."""
+    """Return launches with their kernels, 10 µs apart."""
     return [
-        one
+        item
         for index in range(count)
-        for one in (launch(at + 10 * index, first + index), kernel("gemm", at + 10 * index + 4, 3, first + index))
+        for item in (launch(at + 10 * index, first + index), kernel("gemm", at + 10 * index + 4, 3, first + index))
     ]
 
 
@@ -38,13 +38,13 @@ def roles(trace: Trace, name: str) -> list[Role]:
 
 
 def warnings(trace: Trace) -> list[tuple[str, str]]:
-    return [(one.code, one.message) for one in incomplete_activity([trace], device_activities([trace]))]
+    return [(item.code, item.message) for item in incomplete_activity([trace], device_activities([trace]))]
 
 
 def test_real_memsets_without_device_work_are_not_lost_launches() -> None:
     (trace,) = read_traces([TRACES / "others" / "h100_falcon.json.gz"])
-    found = roles(trace, "cudaMemsetAsync")
-    assert (found.count(Role.OTHER), found.count(Role.LAUNCH)) == (49, 2)
+    launch_roles = roles(trace, "cudaMemsetAsync")
+    assert (launch_roles.count(Role.OTHER), launch_roles.count(Role.LAUNCH)) == (49, 2)
     assert warnings(trace) == []
     (activity,) = device_activities([trace])
     assert (activity.lost, activity.missing) == (0, False)
@@ -71,8 +71,8 @@ def test_launches_under_capture_are_not_lost(tmp_path: Path, prefix: str) -> Non
             *launched(20, 800, 1200),
         ),
     )
-    found = roles(trace, "cudaLaunchKernel")
-    assert (found.count(Role.OTHER), found.count(Role.LAUNCH)) == (40, 40)
+    launch_roles = roles(trace, "cudaLaunchKernel")
+    assert (launch_roles.count(Role.OTHER), launch_roles.count(Role.LAUNCH)) == (40, 40)
     assert warnings(trace) == []
 
 
@@ -133,9 +133,9 @@ def test_graphs_with_kernels_are_recorded(tmp_path: Path) -> None:
     of_graph = [call("cudaGraphLaunch", 300, 700), kernel("gemm", 310, 5, 700), kernel("gemm", 316, 5, 700)]
     trace = read_one(tmp_path, document(*launched(3), *of_graph, *launched(3, 800, 1200)))
     assert trace.unrecorded_graphs == 0
-    # Some profilers give the kernels a correlation of their own, which no call has.
-    own = [call("hipGraphLaunch", 300, 700), kernel("gemm", 310, 5, 9000), kernel("gemm", 316, 5, 9001)]
-    assert read_one(tmp_path, document(*launched(3), *own, *launched(3, 800, 1200))).unrecorded_graphs == 0
+    # Some profilers give the kernels a correlation that no call has.
+    graph = [call("hipGraphLaunch", 300, 700), kernel("gemm", 310, 5, 9000), kernel("gemm", 316, 5, 9001)]
+    assert read_one(tmp_path, document(*launched(3), *graph, *launched(3, 800, 1200))).unrecorded_graphs == 0
 
 
 def test_last_graphs_may_run_after_the_recording(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Which module each operator worked for, as the reader tells it."""
+"""Find the module that each operator worked for."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 NET, A, B = Module("Net", "", "Net"), Module("Net", "a", "Linear"), Module("Net", "b", "Linear")
 
 
-def told(trace: Trace) -> list[tuple[str, str, bool]]:
-    """Operator, path of its module, whether in backward; by start."""
+def module_paths(trace: Trace) -> list[tuple[str, str, bool]]:
+    """Return operator, path of its module, and whether it ran in backward; by start."""
     work = trace.modules
     assert work is not None
     rows = zip(work.row.tolist(), work.module.tolist(), work.backward.tolist(), strict=True)
@@ -52,15 +52,17 @@ def test_operators_belong_to_innermost_module_and_backward_to_that_of_forward(tm
         ("autograd::engine::evaluate_function: TBackward0", "a", True),
         ("TBackward0", "a", True),
     ]
-    assert told(trace) == expected * STEPS
+    assert module_paths(trace) == expected * STEPS
 
 
 def test_backward_thread_may_come_first_in_the_file(tmp_path: Path) -> None:
     whole = job()["traceEvents"]
-    first = [one for one in whole if one["tid"] == BACKWARD]
-    others = [one for one in whole if one["tid"] != BACKWARD]
-    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # as far as no piece of a file is long
-    assert told(read_one(tmp_path, document(*first, *apart, *others))) == told(read_one(tmp_path, document(*whole)))
+    first = [item for item in whole if item["tid"] == BACKWARD]
+    others = [item for item in whole if item["tid"] != BACKWARD]
+    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # longer than any piece of a file
+    assert module_paths(read_one(tmp_path, document(*first, *apart, *others))) == module_paths(
+        read_one(tmp_path, document(*whole))
+    )
 
 
 def test_module_marks_are_neither_operators_nor_user_ranges(tmp_path: Path) -> None:
@@ -75,20 +77,20 @@ def test_module_marks_are_neither_operators_nor_user_ranges(tmp_path: Path) -> N
 
 
 def test_trace_without_marks_has_no_modules(tmp_path: Path) -> None:
-    without = [one for one in job()["traceEvents"] if not one["name"].startswith("gpudiag.module")]
+    without = [item for item in job()["traceEvents"] if not item["name"].startswith("gpudiag.module")]
     assert read_one(tmp_path, document(*without)).modules is None
 
 
 def test_recomputation_in_backward_belongs_to_its_module(tmp_path: Path) -> None:
-    """A checkpoint runs forward anew, in the thread of backward, whose nodes have numbers of their own."""
+    """A checkpoint runs forward again, in the thread of backward, whose nodes are numbered separately."""
     again = [
         mark("a", "Linear", 112, 8, BACKWARD),
         operator("aten::addmm", 113, 6, 40, tid=BACKWARD),
-        *(one | {"ts": one["ts"] + 25} for one in backward("AddmmBackward0", 100, 4, 40, forward_thread=2)),
+        *(item | {"ts": item["ts"] + 25} for item in backward("AddmmBackward0", 100, 4, 40, forward_thread=2)),
     ]
     first = [mark("", "Net", 0, 50), operator("CheckpointFunction", 5, 40, 7)]
     trace = read_one(tmp_path, document(*first, *backward("CheckpointFunctionBackward", 100, 40, 7), *again))
-    assert told(trace)[2:] == [
+    assert module_paths(trace)[2:] == [
         ("autograd::engine::evaluate_function: CheckpointFunctionBackward", "", True),
         ("CheckpointFunctionBackward", "", True),
         ("gpudiag.module:Net/a (Linear)", "a", True),
@@ -115,13 +117,13 @@ def test_unparsable_mark_becomes_the_module_name(name: str, module: Module, tmp_
 
 def test_backward_without_recorded_forward_has_no_module(tmp_path: Path) -> None:
     lone = document(mark("a", "Linear", 0, 5), *backward("AddmmBackward0", 100, 10, 3))
-    assert told(read_one(tmp_path, lone)) == [("gpudiag.module:Net/a (Linear)", "a", False)]
+    assert module_paths(read_one(tmp_path, lone)) == [("gpudiag.module:Net/a (Linear)", "a", False)]
     hostile = document(
         mark("a", "Linear", 0, 5),
         operator("aten::mm", 1, 2, args={"Sequence number": "x", "Fwd thread id": -(2**63)}),
         operator("aten::mm", 4, 9, args={"Sequence number": 2**63 - 1, "Fwd thread id": 2**63 - 1}),
     )
-    assert [path for _, path, _ in told(read_one(tmp_path, hostile))] == ["a", "a", "a"]
+    assert [path for _, path, _ in module_paths(read_one(tmp_path, hostile))] == ["a", "a", "a"]
 
 
 def test_kernel_only_trace_gets_modules_with_the_operators(tmp_path: Path) -> None:
@@ -130,6 +132,6 @@ def test_kernel_only_trace_gets_modules_with_the_operators(tmp_path: Path) -> No
     assert light.modules is None
     joined = with_operators(light, full)
     assert joined is not None
-    assert told(joined) == told(full)
+    assert module_paths(joined) == module_paths(full)
     marks = joined.events.rows_of(EventKind.MODULE)
     assert set(joined.events.thread[marks].tolist()) == {MAIN}

@@ -1,4 +1,4 @@
-"""Files of other programs are refused with the name of their format, and what to give instead."""
+"""Refuse files of other programs with the name of their format and what to give instead."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPAN = {"pid": 1, "tid": 1, "ts": 1, "dur": 2, "name": "f", "ph": "X"}
-#: How JAX's and TensorFlow's plugin writes a profile for a browser: events without categories, processes by device.
+#: A profile as JAX's and TensorFlow's plugin exports it for a browser: events without categories.
 XLA = {
     "displayTimeUnit": "ns",
     "metadata": {"highres-ticks": True},
@@ -85,9 +85,9 @@ def test_directory_of_other_formats_names_them(tmp_path: Path) -> None:
 
 
 def test_profiler_span_alone_is_no_other_format(tmp_path: Path) -> None:
-    own = event("Trace", "PyTorch Profiler (0)", 1, 5)
+    span = event("Trace", "PyTorch Profiler (0)", 1, 5)
     with pytest.raises(UnreadableInputError, match="without events"):
-        read_traces([write(tmp_path / "rank0.json", document(own))])
+        read_traces([write(tmp_path / "rank0.json", document(span))])
 
 
 def test_format_search_is_fast_for_any_text() -> None:
@@ -95,18 +95,20 @@ def test_format_search_is_fast_for_any_text() -> None:
     begun = time.perf_counter()
     for text in texts:
         other_format(text * (512 * 1024 // len(text)), "a")
-    assert time.perf_counter() - begun < 20  # some milliseconds; minutes where patterns go back
+    assert time.perf_counter() - begun < 20  # some milliseconds; minutes with backtracking patterns
 
 
 def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", document(event("user_annotation", "mine", 1, 5)))
     analysis = analyze([path])
-    (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
     assert message.startswith("the recording has no device activity, no host operators, no step marks")
     assert "torch.profiler.profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], schedule=" in message
     assert (analysis.devices, analysis.findings) == ((), ())
     marked = write(tmp_path / "marked.json", document(event("user_annotation", "ProfilerStep#3", 1, 5)))
-    (message,) = [one.message for one in analyze([marked]).validity if one.code == "missing-device-activity"]
+    (message,) = [
+        warning.message for warning in analyze([marked]).validity if warning.code == "missing-device-activity"
+    ]
     assert message.startswith("the recording has no device activity, no host operators: ")
 
 

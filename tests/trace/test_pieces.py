@@ -1,4 +1,4 @@
-"""Reading in pieces gives what reading whole gives, wherever the text is cut and however it is laid out."""
+"""Reading in pieces equals reading whole, for any cut and any layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from gpudiag.trace import ReadLimits, read_traces, unpack
 from gpudiag.trace.readers.kineto.event_json import Document, Event, Repairs, decode_whole
@@ -23,10 +23,10 @@ _HOSTILE = ['}, {"ph": "X"}', '"traceEvents": [', "},{", '\\"},\\n{\\"', "]}", "
 
 def _in_pieces(pieces: Iterable[bytes]) -> tuple[list[Event], Document]:
     events: list[Event] = []
-    for part in decode_in_pieces(pieces, Repairs()):
-        if isinstance(part, Document):
-            return [*events, *part.events], part
-        events += part
+    for piece in decode_in_pieces(pieces, Repairs()):
+        if isinstance(piece, Document):
+            return [*events, *piece.events], piece
+        events += piece
     raise AssertionError("the document never came")
 
 
@@ -35,10 +35,10 @@ def _plain(events: list[Event]) -> list[Any]:
 
 
 @given(
-    some.lists(some.sampled_from([*_HOSTILE, "aten::add", "k" * 300]), min_size=1, max_size=12),
-    some.sampled_from([None, 0, 2]),
-    some.integers(1, 400),
-    some.booleans(),
+    st.lists(st.sampled_from([*_HOSTILE, "aten::add", "k" * 300]), min_size=1, max_size=12),
+    st.sampled_from([None, 0, 2]),
+    st.integers(1, 400),
+    st.booleans(),
 )
 def test_any_layout_decodes_in_any_pieces(words: list[str], indent: int | None, step: int, tail: bool) -> None:
     whole = document(
@@ -54,7 +54,7 @@ def test_any_layout_decodes_in_any_pieces(words: list[str], indent: int | None, 
     try:
         events, _ = _in_pieces(text[start : start + step] for start in range(0, len(text), step))
     except NotInPiecesError:
-        pass  # cut in a text or a list that looks like the end of an event: noticed, and read whole
+        pass  # a cut inside a string or list that looks like the end of an event is detected
     else:
         assert _plain(events) == _plain(decode_whole(text, "x", Repairs()).events)
 
@@ -68,7 +68,7 @@ def test_headers_on_both_sides_of_the_events_are_read() -> None:
 
 @pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": "1"},'])
 def test_events_of_all_phases_are_distinguished(broken: str) -> None:
-    """Whether all are decoded in one go or, for one that cannot be, one by one."""
+    """Test decoding all at once, and one by one if one event is malformed."""
     others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")
     last = '{"name": "no phase", "ts": 2}, {"ts": 1, "ph": "X"}'
     decoded = decode_whole(f'{{"traceEvents": [{others}, {broken} {last}]}}'.encode(), "x", Repairs())

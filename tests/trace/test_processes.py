@@ -1,4 +1,4 @@
-"""Several files at once: results in their places, errors as errors, and no process left behind."""
+"""Read several files at once: results in order, errors as errors, and no remaining process."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def test_several_processes_read_the_same_traces_as_one() -> None:
     several = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=3))
     alone = read_traces([TRACES / "vgg_p2poff"], limits=ReadLimits(workers=1))
     assert [trace.rank for trace in several] == [0, 1, 2, 3]
-    for one, other in zip(several, alone, strict=True):
-        assert one.collectives == other.collectives
-        assert one.events.names == other.events.names
-        for name, column in one.events.columns().items():
+    for trace, other in zip(several, alone, strict=True):
+        assert trace.collectives == other.collectives
+        assert trace.events.names == other.events.names
+        for name, column in trace.events.columns().items():
             assert np.array_equal(column, getattr(other.events, name))
 
 
@@ -100,8 +100,11 @@ class Large:
 
 @pytest.mark.usefixtures("always_fork")
 def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While rank 0 sends its result, the error of rank 1 and the result of rank 2 wait for their turn. The parent kills
-    the readers as soon as it has the error, which interrupts rank 2 in the middle of its message."""
+    """Rank 1's error ends the readers while rank 0 sends its result.
+
+    The error of rank 1 and the result of rank 2 wait meanwhile. The parent kills the readers once it has the error,
+    which interrupts rank 2 in the middle of its message.
+    """
     for rank in (0, 2):
         write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))
     write(tmp_path / "rank1.json", '{"traceEvents": [')

@@ -1,4 +1,4 @@
-"""Real traces of several years, vendors and kinds, each with what is known to be in it."""
+"""Read real traces of several years, vendors and kinds with known content."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_sizes_of_gradient_buckets() -> None:
     (trace, *_) = read_traces([TRACES / "vgg_p2poff"])
     sizes = Counter(call.size_bytes for call in trace.collectives)
     assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer, 102 764 544 weights and biases
-    assert sizes[None] < len(trace.collectives) / 2  # those launched before the capture tell no size
+    assert sizes[None] < len(trace.collectives) / 2  # sizes of those launched before the recording are unknown
     assert _operations(trace) == {"all_reduce": len(trace.collectives)}
 
 
@@ -127,7 +127,7 @@ def test_one_rank_of_128_with_shapes_on_the_host() -> None:
 def test_no_device_work() -> None:
     trace = _public("rank_non_gpu.json.gz")
     assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
-    assert trace.collectives == ()  # its nccl: ranges enqueue what ran where nobody recorded
+    assert trace.collectives == ()  # its nccl: ranges enqueue collectives that were not recorded
 
 
 def test_a_gpu_without_steps() -> None:
@@ -173,9 +173,9 @@ def test_cut_down_traces_agree_with_full_ones(
     for small, full in zip(read_traces([TRACES / run]), full_traces, strict=True):
         assert (small.rank, small.world_size, small.device_names) == (full.rank, full.world_size, full.device_names)
         for kinds in (DEVICE_WORK, (EventKind.ANNOTATION,), (EventKind.DEVICE_ANNOTATION,), (EventKind.OVERHEAD,)):
-            mine, theirs = _absolute(small, *kinds), _absolute(full, *kinds)
-            assert not mine - theirs
-            assert mine == theirs or steps is not None
+            ours, theirs = _absolute(small, *kinds), _absolute(full, *kinds)
+            assert not ours - theirs
+            assert ours == theirs or steps is not None
         assert _absolute(small, EventKind.OPERATOR) <= _absolute(full, EventKind.OPERATOR)
         if steps is not None:
             assert _launched(small.events).sum() > _launched(full.events).sum() * 0.7

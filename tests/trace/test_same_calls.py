@@ -1,4 +1,4 @@
-"""Steps of two recordings that are not the same call by call: operators still stand around what they launched."""
+"""Merge operators between steps that differ in some calls: operators still enclose what they launched."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_US = 10_000
 
 
 class Recording:
-    """Steps that launch kernels by name; a full one has an operator around each launch, and one around all."""
+    """Steps that launch kernels by name; a full trace has an operator around each launch, and one around all."""
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:
         self.full, self.thread = full, thread
@@ -35,7 +35,7 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """A step with these calls: kernels, which are launched, and what begins with `cuda`."""
+        """Add a step with these calls: kernels, which are launched, and calls that begin with `cuda`."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -47,7 +47,7 @@ class Recording:
         return self
 
     def beside(self, *calls: str) -> Recording:
-        """Calls of another thread in the step begun last, which no operator surrounds."""
+        """Add calls of another thread to the last step, outside of any operator."""
         at = STEP_US * (self.steps - 1)
         self.events += [event("cuda_runtime", name, at + 7 * i, 1, tid=99) for i, name in enumerate(calls, 1)]
         return self
@@ -62,27 +62,28 @@ class Recording:
         self.events.append(event("cuda_runtime", call, at, 2, tid=self.thread, args=arguments))
         if call == name:
             return
-        told = {"Collective name": "allreduce", "In msg nelems": size, "dtype": "Float"} if size and self.full else {}
-        self.events.append(kernel(name, at + 20, 30, self.correlation, **told))
+        described = {"Collective name": "allreduce", "In msg nelems": size, "dtype": "Float"}
+        details = described if size and self.full else {}
+        self.events.append(kernel(name, at + 20, 30, self.correlation, **details))
         if self.full:
             self.events.append(event("cpu_op", f"aten::{name.split('_', maxsplit=1)[0]}", at - 20, 40, tid=self.thread))
 
 
 def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
     before = light.read(directory)
-    found = with_operators(before, full.read(directory))
-    if found is not None:
+    merged = with_operators(before, full.read(directory))
+    if merged is not None:
         for kind in (EventKind.RUNTIME, EventKind.KERNEL):
-            was, now = before.events.rows_of(kind), found.events.rows_of(kind)
+            was, now = before.events.rows_of(kind), merged.events.rows_of(kind)
             for column in ("start_ns", "end_ns", "correlation", "thread"):
-                assert np.array_equal(getattr(before.events, column)[was], getattr(found.events, column)[now])
-        assert (np.diff(found.events.start_ns) >= 0).all()
-        assert_nested(found)
-    return found
+                assert np.array_equal(getattr(before.events, column)[was], getattr(merged.events, column)[now])
+        assert (np.diff(merged.events.start_ns) >= 0).all()
+        assert_nested(merged)
+    return merged
 
 
 def assert_nested(trace: Trace) -> None:
-    """Operators lie in their step, and in `model` but for that itself; none crosses another."""
+    """Assert that operators lie in their step and in `model`, and that none crosses another."""
     events = trace.events
     marks = trace.step_marks[0].row
     spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]
@@ -97,11 +98,11 @@ def assert_nested(trace: Trace) -> None:
 
 
 def around(trace: Trace) -> Counter[tuple[str, str]]:
-    """How often a kernel's launch lies in an operator of its thread (`model` aside): (kernel, operator or "")."""
+    """Count by (kernel, operator or "") the launches inside an operator of their thread, except `model`."""
     events = trace.events
     launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
     operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
-    found: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for call in events.rows_of(EventKind.RUNTIME).tolist():
         if (name := launched.get(int(events.correlation[call]))) is None:
             continue
@@ -112,21 +113,21 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
             if events.thread[row] == events.thread[call]
         ]
         assert len(holds) <= 1
-        found[name, holds[0] if holds else ""] += 1
-    return found
+        counts[name, holds[0] if holds else ""] += 1
+    return counts
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Every launch in its own operator."""
+    """Return every launch in its own operator."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
 def test_alternating_steps_get_operators_of_matching_steps(tmp_path: Path) -> None:
     light = Recording(full=False).step(*LONG).step(*SHORT).step(*LONG).step(*SHORT)
     full = Recording(full=True).step(*SHORT).step(*LONG).step(*SHORT).step(*LONG)
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert around(found) == each(*LONG, *SHORT, times=2)
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert around(merged) == each(*LONG, *SHORT, times=2)
 
 
 def test_collectives_get_sizes_of_matching_steps(tmp_path: Path) -> None:
@@ -135,9 +136,9 @@ def test_collectives_get_sizes_of_matching_steps(tmp_path: Path) -> None:
     for _ in range(2):
         light.step(*LONG, communication, size=1000).step(*SHORT, communication, size=10)
         full.step(*SHORT, communication, size=10).step(*LONG, communication, size=1000)
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert [call.size_bytes for call in found.collectives] == [4000, 40, 4000, 40]
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert [call.size_bytes for call in merged.collectives] == [4000, 40, 4000, 40]
 
 
 @pytest.mark.parametrize("more_in_kernel_only", [True, False])
@@ -145,41 +146,41 @@ def test_additional_kernel_moves_no_operator(tmp_path: Path, more_in_kernel_only
     more = [*LONG[:4], "reduce", *LONG[4:]]
     light = Recording(full=False).step(*(more if more_in_kernel_only else LONG)).step(*LONG)
     full = Recording(full=True).step(*(LONG if more_in_kernel_only else more))
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert around(found) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_kernel_only)})
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert around(merged) == each(*LONG, times=2) + Counter({("reduce", ""): int(more_in_kernel_only)})
 
 
 def test_equal_calls_with_different_kernels_match(tmp_path: Path) -> None:
     here = [name.replace("gemm", "gemm_64x64") for name in LONG]
     there = [name.replace("gemm", "gemm_128x256") for name in LONG]
-    found = joined(tmp_path, Recording(full=False).step(*here, "sum"), Recording(full=True).step(*there))
-    assert found is not None
-    assert around(found)["gemm_64x64", "aten::gemm"] == 4
-    assert around(found)["sum", ""] == 1
+    merged = joined(tmp_path, Recording(full=False).step(*here, "sum"), Recording(full=True).step(*there))
+    assert merged is not None
+    assert around(merged)["gemm_64x64", "aten::gemm"] == 4
+    assert around(merged)["sum", ""] == 1
 
 
 def test_queries_and_allocations_are_ignored_in_matching(tmp_path: Path) -> None:
     light, full = Recording(full=False), Recording(full=True)
     for index in range(3):
-        polled = [call for place, name in enumerate(LONG) for call in (*POLLS[: (place + index) % 4], name)]
+        polled = [call for position, name in enumerate(LONG) for call in (*POLLS[: (position + index) % 4], name)]
         light.step(*polled).beside(*POLLS * index)
         full.step(*(polled[:5] + [call for call in polled[5:] if call not in POLLS])).beside(*POLLS)
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert around(found) == each(*LONG, times=3)
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert around(merged) == each(*LONG, times=3)
 
 
 def test_threads_match_despite_different_numbers(tmp_path: Path) -> None:
     light = Recording(full=False, thread=1_207_957_184).step(*LONG).step(*SHORT)
     full = Recording(full=True, thread=2505).step(*LONG).step(*SHORT)
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert around(found) == each(*LONG, *SHORT)
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert around(merged) == each(*LONG, *SHORT)
 
 
 def on_pool(recording: Recording, *threads: int) -> Recording:
-    """Each step on another thread of an executor's pool."""
+    """Run each step on another thread of an executor's pool."""
     for thread in threads:
         recording.thread = thread
         recording.step(*LONG).beside("cudaMemcpyAsync", "cudaMemsetAsync")
@@ -188,9 +189,9 @@ def on_pool(recording: Recording, *threads: int) -> Recording:
 
 def test_an_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
     light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
-    found = joined(tmp_path, light, full)
-    assert found is not None
-    assert around(found) == each(*LONG, times=4)
+    merged = joined(tmp_path, light, full)
+    assert merged is not None
+    assert around(merged) == each(*LONG, times=4)
 
 
 def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -> None:
@@ -199,15 +200,15 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # in the same steps, a little later each
+        two.apart += 13  # the same steps, each a little later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]
         recordings.append(two)
     light, full_one = (each.read(tmp_path) for each in recordings)
-    found = with_operators(light, full_one)
-    assert found is not None
-    events = found.events
+    merged = with_operators(light, full_one)
+    assert merged is not None
+    events = merged.events
     operators = events.rows_of(EventKind.OPERATOR)
     by_thread = Counter(zip(events.thread[operators].tolist(), map(events.name_of, operators.tolist()), strict=True))
     assert by_thread[11, "aten::loss"] == 2
@@ -216,7 +217,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
 def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
-    """The least share, from just above and just below."""
+    """Test the least share of common calls from just above and just below."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
     light, full = Recording(full=False), Recording(full=True)
@@ -245,7 +246,7 @@ def test_longest_common_sequence_equals_brute_force() -> None:
         assert all(a[i] == b[j] for i, j in pairs)
         assert all(i < k and j < m for (i, j), (k, m) in pairwise(pairs))
         longest = np.zeros((len(a) + 1, len(b) + 1), int)
-        for i, one in enumerate(a):
+        for i, value in enumerate(a):
             for j, other in enumerate(b):
-                longest[i + 1, j + 1] = max(longest[i, j] + (one == other), longest[i, j + 1], longest[i + 1, j])
+                longest[i + 1, j + 1] = max(longest[i, j] + (value == other), longest[i, j + 1], longest[i + 1, j])
         assert len(pairs) == longest[-1, -1]

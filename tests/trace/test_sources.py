@@ -1,4 +1,4 @@
-"""Which files are read, for every way in which people keep traces."""
+"""Find the files to read in every layout in which people keep traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cuda_sync` events tell which stream or host call waits for which event, as far as the profiler knew."""
+"""Read from `cuda_sync` events which stream or host call waits for which event, as far as recorded."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ if TYPE_CHECKING:
 RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "wait_on_cuda_event_id"
 
 
-def one_wait(told: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Stream 20 waits for what was launched into stream 7 before two more kernels were."""
+def recorded_wait(facts: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """Stream 20 waits for what was launched into stream 7 before two more kernels."""
     streams = Streams()
     streams.launch(7, 50, "a")
     record = streams.record(7)
     streams.launch(7, 50, "b")
-    streams.wait(20, record, told)
+    streams.wait(20, record, facts)
     streams.launch(20, 50, "c")
     return streams.document()
 
 
 def waits(trace: Trace) -> list[tuple[str, int, str | None, int, int]]:
-    """(call, stream, recording call, its stream, event) of each wait."""
-    found, name_of = trace.event_waits, trace.events.name_of
-    records = [None if row == NO_NUMBER else name_of(row) for row in found.record.tolist()]
-    calls = map(name_of, found.call.tolist())
-    columns = (found.stream.tolist(), records, found.recorded_stream.tolist(), found.event.tolist())
+    """Return (call, stream, recording call, its stream, event) of each wait."""
+    event_waits, name_of = trace.event_waits, trace.events.name_of
+    records = [None if row == NO_NUMBER else name_of(row) for row in event_waits.record.tolist()]
+    calls = map(name_of, event_waits.call.tolist())
+    columns = (event_waits.stream.tolist(), records, event_waits.recorded_stream.tolist(), event_waits.event.tolist())
     return list(zip(calls, *columns, strict=True))
 
 
 def test_wait_is_joined_to_its_call_and_recording_call(tmp_path: Path) -> None:
-    trace = read_one(tmp_path, one_wait())
+    trace = read_one(tmp_path, recorded_wait())
     assert waits(trace) == [("cudaStreamWaitEvent", 20, "cudaEventRecord", 7, 6)]
-    found = trace.event_waits
-    assert trace.events.start_ns[found.record[0]] < trace.events.start_ns[found.call[0]]
-    assert found.device.tolist() == [0]
+    event_waits = trace.event_waits
+    assert trace.events.start_ns[event_waits.record[0]] < trace.events.start_ns[event_waits.call[0]]
+    assert event_waits.device.tolist() == [0]
 
 
 def test_only_the_waiting_stream_is_known_since_cuda_13(tmp_path: Path) -> None:
-    told = {RECORD: -1, STREAM: -1, EVENT: 2197}
-    assert waits(read_one(tmp_path, one_wait(told))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
+    facts = {RECORD: -1, STREAM: -1, EVENT: 2197}
+    assert waits(read_one(tmp_path, recorded_wait(facts))) == [("cudaStreamWaitEvent", 20, None, NO_NUMBER, 2197)]
 
 
 @pytest.mark.parametrize("number", [-5, 2**70, -(2**70), 1e300, 0, 777, "x", None, [], {}, True, 1.5, "2", "9" * 500])
 @pytest.mark.parametrize("argument", [RECORD, STREAM, EVENT])
 def test_invalid_numbers_are_unknown(tmp_path: Path, argument: str, number: Any) -> None:
-    trace = read_one(tmp_path, one_wait({argument: number}))
+    trace = read_one(tmp_path, recorded_wait({argument: number}))
     (wait,) = waits(trace)
     assert wait[:2] == ("cudaStreamWaitEvent", 20)
     assert wait[2] in {"cudaEventRecord", None}
-    assert all(NO_NUMBER <= told < 2**63 for told in wait[3:])
+    assert all(NO_NUMBER <= column < 2**63 for column in wait[3:])
     assert trace.notes == ()
 
 
 def test_correlation_without_recording_call_is_unknown(tmp_path: Path) -> None:
     launched = 1  # the call that launched "a"
     for record in (launched, 777):
-        assert waits(read_one(tmp_path, one_wait({RECORD: record})))[0][2] is None
+        assert waits(read_one(tmp_path, recorded_wait({RECORD: record})))[0][2] is None
 
 
 def test_recording_call_after_the_wait_is_ignored(tmp_path: Path) -> None:
@@ -76,8 +76,10 @@ def test_recording_call_after_the_wait_is_ignored(tmp_path: Path) -> None:
 
 
 def test_wait_without_recorded_call_is_left_out(tmp_path: Path) -> None:
-    content = one_wait()
-    content["traceEvents"] = [one for one in content["traceEvents"] if one["name"] != "cudaStreamWaitEvent"]
+    content = recorded_wait()
+    content["traceEvents"] = [
+        event_json for event_json in content["traceEvents"] if event_json["name"] != "cudaStreamWaitEvent"
+    ]
     assert waits(read_one(tmp_path, content)) == []
 
 

@@ -1,4 +1,4 @@
-"""Microseconds as written become nanoseconds in order, exactly; what cannot be is repaired or left out, and said so."""
+"""Convert microseconds to ordered exact nanoseconds; impossible times are repaired or left out, with a note."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from gpudiag.trace.readers.kineto.times import Times, nanoseconds
 from tests.trace.documents import document, event, names, read_one
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _DAY_NS = 86_400 * 10**9
 
 
-@given(some.integers(0, 3 * 10**18))
+@given(st.integers(0, 3 * 10**18))
 def test_nanoseconds_are_exact_within_float_microseconds(time_ns: int) -> None:
     written = float(f"{time_ns // 1000}.{time_ns % 1000:03d}")
     spacing_ns = float(np.spacing(written)) * 1000
@@ -27,10 +27,10 @@ def test_nanoseconds_are_exact_within_float_microseconds(time_ns: int) -> None:
         assert read == time_ns
 
 
-_us = some.floats(allow_nan=True, allow_infinity=True)
+_us = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@given(some.lists(some.tuples(_us, _us), max_size=40), some.lists(some.tuples(_us, _us), max_size=3))
+@given(st.lists(st.tuples(_us, _us), max_size=40), st.lists(st.tuples(_us, _us), max_size=3))
 def test_times_are_ordered_and_bounded_for_any_input(
     events: list[tuple[float, float]], recordings: list[tuple[float, float]]
 ) -> None:
@@ -46,7 +46,7 @@ def test_times_are_ordered_and_bounded_for_any_input(
         assert times.start_ns[0] == 0
 
 
-@given(some.lists(some.tuples(some.integers(0, 5), some.integers(0, 5)), min_size=1, max_size=30))
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=30))
 def test_equal_starts_are_ordered_by_length_then_file_order(
     events: list[tuple[int, int]],
 ) -> None:

@@ -1,4 +1,4 @@
-"""Unpacking gives back what was packed, however it was packed and in whatever pieces it is read."""
+"""Unpack files in pieces of any size, and check limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import strategies as st
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.trace import ReadLimits, unpack
@@ -22,19 +22,19 @@ from tests.examples import examples
 
 @examples(150)
 @given(
-    some.integers(0, 2**32),
-    some.lists(some.tuples(some.integers(0, 20_000), some.integers(0, 9)), min_size=1, max_size=4),
-    some.integers(3, 5_000),
-    some.integers(1, 9_000),
-    some.booleans(),
+    st.integers(0, 2**32),
+    st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 9)), min_size=1, max_size=4),
+    st.integers(3, 5_000),
+    st.integers(1, 9_000),
+    st.booleans(),
 )
 def test_any_gzip_unpacks_in_any_pieces(
     seed: int, members: list[tuple[int, int]], packed_piece: int, piece: int, plainly: bool
 ) -> None:
     make = random.Random(seed)  # noqa: S311 - data to pack, not a secret
     alphabet = make.choice([b" ", b'{"ph": "X"}', bytes(range(256))])
-    parts = [bytes(make.choices(alphabet, k=length)) for length, _ in members]
-    packed = b"".join(gzip.compress(part, level) for part, (_, level) in zip(parts, members, strict=True))
+    contents = [bytes(make.choices(alphabet, k=length)) for length, _ in members]
+    packed = b"".join(gzip.compress(content, level) for content, (_, level) in zip(contents, members, strict=True))
     with (
         TemporaryDirectory() as directory,
         patch.object(unpack, "_PACKED_PIECE", packed_piece),
@@ -44,8 +44,8 @@ def test_any_gzip_unpacks_in_any_pieces(
         path = Path(directory) / "rank0.json.gz"
         path.write_bytes(packed)
         pieces = list(unpack.read_pieces(path, "x", ReadLimits()))
-        assert b"".join(pieces) == b"".join(parts)
-        assert all(0 < len(one) <= piece for one in pieces)
+        assert b"".join(pieces) == b"".join(contents)
+        assert all(0 < len(piece_read) <= piece for piece_read in pieces)
         path.write_bytes(packed[:-1])
         with pytest.raises(UnreadableInputError, match=r"cut short|damaged"):
             list(unpack.read_pieces(path, "x", ReadLimits()))

@@ -1,4 +1,4 @@
-"""Operators of a full recording, put where they ran in the light one of the same job."""
+"""Merge the operators of a full trace into the kernel-only trace of the same job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
 
 
 def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
-    """Three steps. In the full one everything on the host takes twice as long, and there are operators."""
+    """Return three steps. In the full trace everything on the host takes twice as long, and there are operators."""
     light, full = [], []
     for number in range(3):
         first = 10 * number
@@ -62,18 +62,18 @@ def times_us(trace: Trace, name: str) -> list[tuple[float, float]]:
 
 def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     light, full = kernel_only_and_full(tmp_path)
-    found = with_operators(light, full)
-    assert found is not None
-    assert found.operators_merged
-    assert (light.workload, full.workload, found.workload) == ("unknown", "inference", "inference")
-    assert [name for name in names(found) if not name.startswith("aten::")] == names(light)
-    # From the first launch's end to the second's begin: 202 to 400 µs in the one, 102 to 200 in the other.
-    assert times_us(found, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
-    (begin, end), *_ = times_us(found, "aten::mm")
+    merged = with_operators(light, full)
+    assert merged is not None
+    assert merged.operators_merged
+    assert (light.workload, full.workload, merged.workload) == ("unknown", "inference", "inference")
+    assert [name for name in names(merged) if not name.startswith("aten::")] == names(light)
+    # From the first launch's end to the second's begin: 202 to 400 µs in the full trace, 102 to 200 in the other.
+    assert times_us(merged, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
+    (begin, end), *_ = times_us(merged, "aten::mm")
     assert begin < 100
     assert end > 102  # it launched the first kernel, and still does
-    marks = found.step_marks[0]
-    assert [found.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
+    marks = merged.step_marks[0]
+    assert [merged.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
 
 
 def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_real_recordings(tmp_path: Path) -> None:
-    for name, place in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):
-        unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / "traces" / place)
+    for name, directory in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):
+        unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / "traces" / directory)
     (tmp_path / "run.json").write_text(json.dumps({"schema": "gpudiag/run/1"}), encoding="utf-8")
     light, full = read_traces([tmp_path / "traces" / "light"]), read_traces([tmp_path])
     joined, unused = least_disturbed([tmp_path], full)
@@ -96,8 +96,8 @@ def test_real_recordings(tmp_path: Path) -> None:
         had = len(operators.events.rows_of(EventKind.OPERATOR))
         assert len(before.events.rows_of(EventKind.OPERATOR)) == 0
         assert len(after.events.rows_of(EventKind.OPERATOR)) >= 0.9 * had
-        assert all(after.events.name_of(call.row) == before.events.name_of(own.row)
-                   for call, own in zip(after.collectives, before.collectives, strict=True))  # fmt: skip
+        assert all(after.events.name_of(call.row) == before.events.name_of(call_before.row)
+                   for call, call_before in zip(after.collectives, before.collectives, strict=True))  # fmt: skip
     sized = [call for trace in joined for call in trace.collectives if call.size_bytes]
     assert len(sized) >= len([call for trace in light for call in trace.collectives]) / 2
 

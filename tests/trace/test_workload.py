@@ -1,4 +1,4 @@
-"""Training or inference, the framework, and accelerators that are not read: what a recording says of its program."""
+"""Read the workload, the framework and unread accelerators from a trace."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def test_transposed_convolutions_of_a_forward_pass_are_not_training(tmp_path: Pa
 
 
 def test_a_job_trains_if_any_rank_does() -> None:
-    (one,) = read_traces([OTHERS / "h100_falcon.json.gz"])
-    others = [replace(one, workload=kind) for kind in ("unknown", "inference", "training")]
+    (trace,) = read_traces([OTHERS / "h100_falcon.json.gz"])
+    others = [replace(trace, workload=kind) for kind in ("unknown", "inference", "training")]
     assert workload_of(others[:1]) == "unknown"
     assert workload_of(others[:2]) == "inference"
     assert workload_of(others) == "training"
-    assert framework_of([replace(one, framework="unknown"), one]) == "pytorch"
+    assert framework_of([replace(trace, framework="unknown"), trace]) == "pytorch"
 
 
 def test_events_of_other_programs_have_unknown_framework(tmp_path: Path) -> None:
@@ -113,22 +113,24 @@ def test_jax_gets_no_advice_for_tensorflow() -> None:
     analysis = analyze([OTHERS / "jax_conv.xplane.pb.gz"])
     assert (analysis.framework, analysis.device_kind) == ("jax", "gpu")
     advice = [line for finding in analysis.findings for line in finding.advice]
-    said = " ".join([*advice, *(warning.message for warning in analysis.validity)])
-    assert "tf." not in said
-    assert "torch" not in said
-    assert "jax.profiler.StepTraceAnnotation" in said
+    texts = " ".join([*advice, *(warning.message for warning in analysis.validity)])
+    assert "tf." not in texts
+    assert "torch" not in texts
+    assert "jax.profiler.StepTraceAnnotation" in texts
 
 
 def test_amd_devices_have_names() -> None:
     assert read_traces([OTHERS / "jax_conv.xplane.pb.gz"])[1].device_names == {1: "AMD GPU with 304 compute units"}
-    # Its agent's number is 9, and the one GPU that is described is number 0.
+    # ROCm numbers the GPU's agent 9, and the only described GPU 0.
     assert read_traces([OTHERS / "sglang_decode.json.gz"])[0].device_names == {9: "AMD Instinct MI300X"}
 
 
 def test_devices_of_different_models_are_named_only_by_number(tmp_path: Path) -> None:
     devices = [{"id": 0, "name": "A"}, {"id": 1, "name": "B"}]
-    one = document(launch(0, 1), kernel("gemm", 5, 5, 1, device=1), launch(9, 2), kernel("gemm", 15, 5, 2, device=7))
-    assert read_one(tmp_path, one | {"deviceProperties": devices}).device_names == {1: "B"}
+    content = document(
+        launch(0, 1), kernel("gemm", 5, 5, 1, device=1), launch(9, 2), kernel("gemm", 15, 5, 2, device=7)
+    )
+    assert read_one(tmp_path, content | {"deviceProperties": devices}).device_names == {1: "B"}
 
 
 def test_unread_accelerator_gets_no_verdict() -> None:
@@ -136,7 +138,7 @@ def test_unread_accelerator_gets_no_verdict() -> None:
     assert trace.unread_devices == ("MTIA",)
     analysis = analyze([OTHERS / "mtia_inference.json.gz"])
     assert (analysis.device_kind, analysis.devices, analysis.findings) == ("unread", (), ())
-    (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
     assert "an accelerator whose activity gpudiag does not read (MTIA)" in message
     assert "CUDA" not in message
 
@@ -186,7 +188,7 @@ def test_tpu_planes_are_unread_accelerator(tmp_path: Path) -> None:
     assert (trace.framework, trace.unread_devices) == ("jax", ("TPU",))
     analysis = analyze([path])
     assert (analysis.device_kind, analysis.devices) == ("unread", ())
-    (message,) = [one.message for one in analysis.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in analysis.validity if warning.code == "missing-device-activity"]
     assert "(TPU)" in message
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gpudiag.model.run import RankRecord, RunRecord
-from gpudiag.model.unprofiled import ComputeRate
+from gpudiag.model.run import ComputeRate, RankRecord, RunRecord
 from gpudiag.prediction.datasheet import peak_tflops
 
 _WHOLE_PERCENT = 100

@@ -10,8 +10,7 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, BEYOND_CHANCE, MOST, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.model.analysis import Validity
-from gpudiag.model.run import RankRecord, RunRecord, StepTimes, UnprofiledSteps
-from gpudiag.model.unprofiled import RecordingCost, UnprofiledRank
+from gpudiag.model.run import RankRecord, RecordingCost, RunRecord, StepTimes, UnprofiledRank, UnprofiledSteps
 from gpudiag.statistics import mean_of
 
 _ON_CPU = "on a CPU the training thread does the work itself"

@@ -10,7 +10,7 @@ from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind
-from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, Track, WaitView
+from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, StepTrack, WaitView
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]
@@ -128,7 +128,7 @@ def _tracks(
     attributed: TrackAttribution,
     span: tuple[int, int],
     names: _NameTable,
-) -> list[Track]:
+) -> list[StepTrack]:
     tracks = [_bucket_track(attributed, span, names)]
     events = timeline.traces[track.trace].events
     ops = track.ops
@@ -154,7 +154,7 @@ def _contents(op_class: Columns, length: Columns) -> str:
     return DEVICE_COLOURS[int(np.bincount(op_class, length, len(DEVICE_COLOURS)).argmax())]
 
 
-def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> Track:
+def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> StepTrack:
     """Draw each bucket's intervals; idle time that counts as input has a name of its own."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
@@ -172,7 +172,7 @@ def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _N
     return _track("buckets", "where time goes", (start[order], end[order], name[order], kind[order]), span[0])
 
 
-def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], names: _NameTable) -> Track:
+def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], names: _NameTable) -> StepTrack:
     """Draw the nested events of the training thread."""
     events = timeline.traces[track.trace].events
     rows = events.rows_of(*_HOST_KINDS)
@@ -201,14 +201,14 @@ def _depths(start: Columns, end: Columns) -> Columns:
 
 def _track(
     kind: str, label: str, columns: tuple[Columns, Columns, Columns, Columns], zero: int, depth: Columns | None = None
-) -> Track:
+) -> StepTrack:
     start, end, name, colour = columns
     length = end - start
     keep = np.arange(len(start))
     if len(start) > _MOST_SPANS:
         keep = np.sort(np.argsort(-length, kind="stable")[:_MOST_SPANS])
     deep = np.zeros(len(start), np.int64) if depth is None else depth
-    return Track(
+    return StepTrack(
         kind=kind,  # type: ignore[arg-type]  # one of the literals, by the callers above
         label=label,
         start=tuple((start[keep] - zero).tolist()),

@@ -18,8 +18,7 @@ import msgspec
 from gpudiag.errors import GpudiagError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.facts import Facts, Gpu
-from gpudiag.model.private_directory import cache_home, is_private
-from gpudiag.model.run_directory import encode_json, write_whole
+from gpudiag.model.run_directory import cache_home, encode_json, is_private, write_whole
 
 #: Seconds for which measurements are used.
 MAX_AGE_S = 24 * 3600

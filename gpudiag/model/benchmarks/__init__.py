@@ -1,1 +1,1 @@
-"""Nouns of what is measured over several runs: benchmarks of strategies, sweeps, scaling, the selftest."""
+"""Nouns of measurements over several runs: strategy benchmarks, sweeps, scaling, the selftest."""

@@ -1,8 +1,8 @@
-"""The part of msgspec's interface that a training process uses, with the standard library alone.
+"""Implement the part of msgspec's interface that a training process uses, with the standard library alone.
 
 Structs are dataclasses; JSON is that of the `json` module. Files and messages are the same to their readers: NaN and
-infinity become null, and what has a wrong type is refused. Bounds (`Meta`) are not checked: a training process reads
-records of its own job only.
+infinity become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads
+only records of its own job.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class DecodeError(MsgspecError):
 
 
 class ValidationError(DecodeError):
-    """The data is JSON, but not of the type that was asked for."""
+    """The data is JSON, but not of the requested type."""
 
 
 class Meta:
-    """Accept the bounds that annotations give; they are not checked here."""
+    """Accept the bounds of annotations; they are not checked here."""
 
     def __init__(self, **bounds: Any) -> None:
         self.bounds = bounds
@@ -51,7 +51,7 @@ field = dataclasses.field
 
 @dataclass_transform(kw_only_default=False)
 class Struct:
-    """Make a dataclass of each subclass. Options other than `frozen` and `kw_only` change nothing here."""
+    """Make a dataclass of each subclass. Options other than `frozen` and `kw_only` have no effect."""
 
     def __init_subclass__(cls, *, frozen: bool = False, kw_only: bool = False, **_options: Any) -> None:
         super().__init_subclass__()
@@ -59,7 +59,7 @@ class Struct:
 
 
 def convert(value: Any, type: Any) -> Any:  # noqa: A002  # as in msgspec
-    """Make what JSON holds an object of this type.
+    """Convert a JSON value to an object of this type.
 
     Raises:
         ValidationError: it is of another type.
@@ -79,16 +79,16 @@ def convert(value: Any, type: Any) -> Any:  # noqa: A002  # as in msgspec
 def _container(value: Any, wanted: Any, origin: Any, arguments: tuple[Any, ...]) -> Any:
     if origin is dict:
         _checked(value, fits=isinstance(value, dict), wanted=wanted)
-        return {convert(key, arguments[0]): convert(each, arguments[1]) for key, each in value.items()}
+        return {convert(key, arguments[0]): convert(item, arguments[1]) for key, item in value.items()}
     return origin(_elements(value, wanted, arguments))
 
 
 def _elements(value: Any, wanted: Any, arguments: tuple[Any, ...]) -> list[Any]:
     _checked(value, fits=isinstance(value, list | tuple), wanted=wanted)
     if len(arguments) == 1 or arguments[-1] is Ellipsis:
-        return [convert(each, arguments[0]) for each in value]
+        return [convert(item, arguments[0]) for item in value]
     _checked(value, fits=len(value) == len(arguments), wanted=wanted)
-    return [convert(each, kind) for each, kind in zip(value, arguments, strict=True)]
+    return [convert(item, kind) for item, kind in zip(value, arguments, strict=True)]
 
 
 def _scalar(value: Any, wanted: Any) -> Any:
@@ -107,7 +107,7 @@ def _struct(value: Any, wanted: Any) -> Any:
         return value
     _checked(value, fits=isinstance(value, dict), wanted=wanted)
     hints = typing.get_type_hints(wanted)
-    known = {name: convert(each, hints[name]) for name, each in value.items() if name in hints}
+    known = {name: convert(item, hints[name]) for name, item in value.items() if name in hints}
     try:
         return wanted(**known)
     except TypeError as error:
@@ -130,13 +130,13 @@ def _checked(value: Any, *, fits: bool, wanted: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return what the `json` module can write, without NaN and infinity."""
+    """Return a value that the `json` module can write, without NaN and infinity."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
@@ -158,7 +158,7 @@ class json:  # noqa: N801  # as in msgspec
 
     @staticmethod
     def decode(text: bytes | str, *, type: Any = Any) -> Any:  # noqa: A002
-        """Read JSON as an object of this type.
+        """Decode JSON as an object of this type.
 
         Raises:
             DecodeError: it is no JSON, or of another type.

@@ -11,7 +11,7 @@ import msgspec
 
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.step_view import UNMARKED_INPUT, StepView, Track
+from gpudiag.model.step_view import UNMARKED_INPUT, StepTrack, StepView
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
@@ -59,7 +59,7 @@ def _drawn(step: StepView) -> dict[str, Any]:
     return {"step": step.step, "length": step.length // _TICK_NS, "ranks": ranks, "waits": waits}
 
 
-def _track(track: Track) -> dict[str, Any]:
+def _track(track: StepTrack) -> dict[str, Any]:
     starts = [round(start / _TICK_NS) for start in track.start]
     ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
     return {

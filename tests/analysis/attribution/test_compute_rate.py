@@ -10,7 +10,7 @@ from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.model.run import RankRecord, RunRecord, StepFlops, StepTimes
 
 if TYPE_CHECKING:
-    from gpudiag.model.unprofiled import ComputeRate
+    from gpudiag.model.run import ComputeRate
 
 H100 = "NVIDIA H100 80GB HBM3"
 TERA = 10**12

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpudiag.model.event import Trace
-    from gpudiag.model.step_view import StepView, Track
+    from gpudiag.model.step_view import StepTrack, StepView
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -192,7 +192,7 @@ def test_a_stream_is_named_by_what_takes_most_of_its_time() -> None:
     assert _contents(np.array([2]), np.array([1])) == "copy"
 
 
-def spans(count: int) -> Track:
+def spans(count: int) -> StepTrack:
     """One of 1 ns, then ever longer ones."""
     column = np.arange(count)
     return _track("device", "", (column + 100, 2 * column + 101, column, column), 100)

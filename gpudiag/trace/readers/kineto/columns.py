@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 _SKIP = 255
 _PROFILER = 254
 _MISSING = -1
-#: A row takes 50 bytes in its columns and three times that while they are put in order.
+#: A row takes 50 bytes in its columns and three times that while they are sorted.
 _MEMORY_PER_ROW = 256
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]{1,16}|-?\d{1,19}(?!\d)")
 
@@ -206,11 +206,7 @@ class Columns:
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:
-        """Return all events in order; None without any.
-
-        Args:
-            notes: receives what was repaired.
-        """
+        """Return all events in order, None without any; repairs are appended to `notes`."""
         if not self._batches:
             return None
         batch = _Batch(*(np.concatenate(columns) for columns in zip(*self._batches, strict=True)))

@@ -13,7 +13,14 @@ from gpudiag.model.event import HOST, EventKind, EventTable, Trace
 from gpudiag.trace.readers.cuda_calls import count_unrecorded_graphs
 from gpudiag.trace.readers.kineto.columns import Columns
 from gpudiag.trace.readers.kineto.event_args import collective_calls
-from gpudiag.trace.readers.kineto.event_json import DamagedError, Document, Header, Repairs, cut_short, decode_whole
+from gpudiag.trace.readers.kineto.event_json import (
+    DamagedError,
+    Document,
+    Repairs,
+    TraceHeader,
+    cut_short,
+    decode_whole,
+)
 from gpudiag.trace.readers.kineto.header import describe
 from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces, repaired_pieces
 from gpudiag.trace.readers.kineto.roles import runs_on_gpus, step_marks_of, workload_of
@@ -25,18 +32,7 @@ _PROFILER_SPAN = re.compile(rb'"ph"\s*:\s*"X"\s*,\s*"cat"\s*:\s*"Trace"')
 
 
 def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
-    """Read one trace.
-
-    Args:
-        path: the file, JSON or gzip of JSON.
-        shown: its name in messages and in `Trace.source`.
-        limits: limits on its unpacked size.
-
-    Raises:
-        UnreadableInputError: missing, damaged, cut short, or a trace in which nothing was recorded.
-        NotATraceError: not JSON, or not of a PyTorch profiler.
-        TooLargeError: it unpacks to more than the limits allow.
-    """
+    """Read one trace. Takes the arguments of `Reader.read` and raises the same errors."""
     header, columns, repairs = _decode(path, shown, limits)
     job = describe(header)
     unknown = columns.unknown_categories()
@@ -84,7 +80,7 @@ def _has_pytorch_events(table: EventTable) -> bool:
     return len(table.rows_of(EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)) > 0
 
 
-def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns, Repairs]:
+def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[TraceHeader, Columns, Repairs]:
     """Decode piece by piece, or whole if the text's layout or damage does not allow that."""
     try:
         return _decode_pieces(read_pieces(path, shown, limits), shown, Repairs())
@@ -112,7 +108,7 @@ def _decode(path: Path, shown: str, limits: ReadLimits) -> tuple[Header, Columns
     return document, columns, repairs
 
 
-def _decode_pieces(pieces: Iterable[bytes], shown: str, repairs: Repairs) -> tuple[Header, Columns, Repairs]:
+def _decode_pieces(pieces: Iterable[bytes], shown: str, repairs: Repairs) -> tuple[TraceHeader, Columns, Repairs]:
     columns = Columns(shown, repairs)
     for piece in decode_in_pieces(pieces, repairs):
         if isinstance(piece, Document):

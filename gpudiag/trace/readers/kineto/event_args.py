@@ -119,10 +119,7 @@ def collective_calls(
 ) -> tuple[CollectiveCall, ...]:
     """Return one call for each communication kernel and for each collective on the host.
 
-    Args:
-        table: the events.
-        facts: facts in communication events' arguments, by row.
-        groups: global ranks by process group, from the header.
+    `facts` are those in communication events' arguments, by row; `groups` are global ranks by process group.
     """
     on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
@@ -275,22 +272,18 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 
 
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
-    """Return the waits whose call was recorded.
+    """Return the waits whose call was recorded, from the facts in synchronization events' arguments, by row.
 
     A recording call after the wait belongs to another recording of the same event, because profilers keep the last one
     of each: then neither the call nor its stream is known. A host call counts as a wait only if it synchronizes:
     `cudaEventQuery` has an event too.
-
-    Args:
-        table: the events.
-        facts: facts in synchronization events' arguments, by row.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T
     calls = table.rows_of(EventKind.RUNTIME)
     recording = calls[events_named(table, _RECORD_CALL.match)[calls]]
-    call = _rows_with(table, calls, table.correlation[rows])
-    recorded_by = _rows_with(table, recording, record)
+    call = table.rows_with(table.correlation[rows], calls)
+    recorded_by = table.rows_with(record, recording)
     of_stream = events_named(table, lambda name: name.startswith("Stream Sync"))[rows]
     by_stream = events_named(table, lambda name: name.startswith("Stream Wait Event"))[rows]
     by_host = events_named(table, lambda name: name.startswith("Event Sync"))[rows] | of_stream
@@ -307,13 +300,3 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
         recorded_stream=stream[kept],
         event=event[kept],
     )
-
-
-def _rows_with(table: EventTable, rows: NDArray[np.intp], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first of these rows with each wanted correlation, or `NO_NUMBER`."""
-    if not len(rows):
-        return np.full(len(wanted), NO_NUMBER, np.int64)
-    ordered = rows[np.argsort(table.correlation[rows], kind="stable")]
-    correlation = table.correlation[ordered]
-    slot = np.minimum(np.searchsorted(correlation, wanted), len(ordered) - 1)
-    return np.where((correlation[slot] == wanted) & (wanted != NO_CORRELATION), ordered[slot], NO_NUMBER)

@@ -65,7 +65,7 @@ class _LooseEvent(Event, gc=False):
     ph: str = ""
 
 
-class Header(msgspec.Struct, gc=False):
+class TraceHeader(msgspec.Struct, gc=False):
     """Fields beside the events, undecoded, because PyTorch's versions disagree on their types."""
 
     schema: msgspec.Raw = msgspec.field(name="schemaVersion", default=_NOTHING)
@@ -78,17 +78,17 @@ class Header(msgspec.Struct, gc=False):
     log_errors: msgspec.Raw = msgspec.field(name="ERROR", default=_NOTHING)
 
 
-class Document(Header, gc=False, kw_only=True):
+class Document(TraceHeader, gc=False, kw_only=True):
     """A whole trace."""
 
     events: list[Event]
 
 
-class _StrictDocument(Header, gc=False, kw_only=True):
+class _StrictDocument(TraceHeader, gc=False, kw_only=True):
     events: list[_ANY_PHASE] = msgspec.field(name="traceEvents")
 
 
-class _LooseDocument(Header, gc=False, kw_only=True):
+class _LooseDocument(TraceHeader, gc=False, kw_only=True):
     events: list[msgspec.Raw] = msgspec.field(name="traceEvents")
 
 
@@ -148,7 +148,7 @@ def decode_document(text: bytes | bytearray, repairs: Repairs) -> Document:
     except (msgspec.ValidationError, UnicodeDecodeError):
         document = _loose_document.decode(text)
         events = _one_by_one(document.events, repairs)
-    return Document(**{field: getattr(document, field) for field in Header.__struct_fields__}, events=events)
+    return Document(**{field: getattr(document, field) for field in TraceHeader.__struct_fields__}, events=events)
 
 
 def _complete(events: list[object]) -> list[Event]:
@@ -199,12 +199,7 @@ class DamagedError(UnreadableInputError):
 
 
 def decode_whole(text: bytes | bytearray, shown: str, repairs: Repairs) -> Document:
-    """Decode a trace of any layout, and repair known defects of profilers.
-
-    Args:
-        text: the JSON.
-        shown: the file's name in messages.
-        repairs: counts omissions.
+    """Decode a trace of any layout, and repair known defects of profilers; `repairs` counts omissions.
 
     Raises:
         NotATraceError: JSON, but neither an object with a list `traceEvents` nor a list of events.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpudiag.model.quantities import MOST_RANKS
-from gpudiag.trace.readers.kineto.event_json import Header
+from gpudiag.trace.readers.kineto.event_json import TraceHeader
 
 _T = TypeVar("_T")
 _DROPPED = re.compile(r"dropped (\d+) (?:activity )?records", re.IGNORECASE)
@@ -85,7 +85,7 @@ def loosely(raw: msgspec.Raw, wanted: type[_T] | Any, default: _T) -> _T:
     return value
 
 
-def describe(header: Header) -> JobFacts:
+def describe(header: TraceHeader) -> JobFacts:
     """Read the header leniently: missing fields and unknown forms are ignored."""
     distributed = loosely(header.distributed, _Distributed, _Distributed())
     rank = loosely(distributed.rank, int, -1)

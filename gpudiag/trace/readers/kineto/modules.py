@@ -46,12 +46,7 @@ class AutogradNodes(NamedTuple):
 
 
 def module_work(table: EventTable, nodes: AutogradNodes) -> ModuleWork:
-    """Return the module that each operator and mark worked for.
-
-    Args:
-        table: the events, with marks of modules.
-        nodes: autograd nodes of its operators.
-    """
+    """Return the module that each operator and mark worked for, from the marks and the operators' autograd nodes."""
     marks = np.flatnonzero(table.kind == EventKind.MODULE)
     names = distinct(table.name[marks]).tolist()
     modules = tuple(_parse_mark(table.names[name]) for name in names)

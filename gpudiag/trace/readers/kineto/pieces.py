@@ -42,11 +42,7 @@ class CutShortError(Exception):
 
 
 def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list[Event] | Document]:
-    """Decode a trace from pieces of its text.
-
-    Args:
-        pieces: the text, in order.
-        repairs: counts omissions.
+    """Decode a trace from pieces of its text; `repairs` counts omissions.
 
     Yields:
         Lists of events in file order, and last the document with the last few.

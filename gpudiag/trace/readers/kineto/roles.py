@@ -80,13 +80,7 @@ class Roles(msgspec.Struct, frozen=True):
 
 
 def roles_of(kind: NDArray[np.uint8], name: NDArray[np.int32], names: Sequence[str]) -> Roles:
-    """Return the roles of events, determined once for each pair of kind and name.
-
-    Args:
-        kind: uint8[n], an `EventKind` each.
-        name: int32[n], index into `names`.
-        names: the distinct names.
-    """
+    """Return the roles of events by their kinds and indices into `names`, determined once for each pair of both."""
     pair = kind.astype(np.intp) * len(names) + name
     counts = np.bincount(pair)
     role, direction, host_memory = (np.zeros(len(counts), np.uint8) for _ in range(3))

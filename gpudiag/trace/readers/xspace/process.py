@@ -138,25 +138,13 @@ def assemble(
     names = _SharedNames()
     devices = [plane for plane in planes if plane.device is not None]
     base = min((plane.base_ns for plane in planes if len(plane.name)), default=0)
-    communication = find_communication(planes)
-    by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
-    launched = _launched(by_plane)
-    training_thread = None
-    for plane in planes:
-        if plane.device is None:
-            columns, line = _host_columns(plane, names, base, launched, communication, has_devices=bool(devices))
-            by_plane.append(columns)
-            if line is not None and training_thread is None:
-                training_thread = plane.lines[line][0]
-    joined = {
-        field: np.concatenate([getattr(each, field) for each in by_plane]) for field in _Columns.__struct_fields__
-    }
-    order, first_ns = _order(joined, notes)
-    joined = {field: column[order] for field, column in joined.items()}
-    further = {field: joined.pop(field) for field in _FURTHER_COLUMNS}
-    joined["start_ns"] = joined["start_ns"] - first_ns
-    joined["end_ns"] = joined["end_ns"] - first_ns
-    table = EventTable(**joined, names=names.all())
+    columns, training_thread = _columns_of(planes, names, base)
+    order, first_ns = _order(columns, notes)
+    columns = {field: column[order] for field, column in columns.items()}
+    further = {field: columns.pop(field) for field in _FURTHER_COLUMNS}
+    columns["start_ns"] = columns["start_ns"] - first_ns
+    columns["end_ns"] = columns["end_ns"] - first_ns
+    table = EventTable(**columns, names=names.all())
     table = msgspec.structs.replace(table, role=roles_without_idle_launches(table))
     origin = base + first_ns + (0 if base + first_ns >= _LEAST_UNIX_NS else begun_ns)
     framework = framework_of(planes)
@@ -184,6 +172,23 @@ def assemble(
         training_thread=training_thread,
         needs_communication=further["needs_communication"],
     )
+
+
+def _columns_of(planes: Sequence[Plane], names: _SharedNames, base: int) -> tuple[dict[str, NDArray[Any]], int | None]:
+    """Return the joined columns of all planes, and the training thread."""
+    devices = [plane for plane in planes if plane.device is not None]
+    communication = find_communication(planes)
+    by_plane: list[_Columns] = [_device_columns(plane, names, base, communication) for plane in devices]
+    launched = _launched(by_plane)
+    training_thread = None
+    for plane in planes:
+        if plane.device is None:
+            columns, line = _host_columns(plane, names, base, launched, communication, has_devices=bool(devices))
+            by_plane.append(columns)
+            if line is not None and training_thread is None:
+                training_thread = plane.lines[line][0]
+    fields = _Columns.__struct_fields__
+    return {field: np.concatenate([getattr(each, field) for each in by_plane]) for field in fields}, training_thread
 
 
 def _model(plane: Plane) -> str:

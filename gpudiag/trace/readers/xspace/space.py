@@ -20,12 +20,7 @@ _RECORD = "Record five steps with tf.profiler.experimental while training runs, 
 
 
 def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
-    """Read the XSpace of one process.
-
-    Args:
-        path: the file, protobuf or gzip of it.
-        shown: its name in messages.
-        limits: limits on its unpacked size.
+    """Read the XSpace of one process, protobuf or gzip of it. Takes the arguments of `Reader.read`.
 
     Raises:
         UnreadableInputError: missing, damaged, cut short, of several hosts, or nothing was recorded.

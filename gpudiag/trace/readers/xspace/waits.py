@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subtract, union
-from gpudiag.model.event import HOST, NO_CORRELATION, Direction, Role
+from gpudiag.model.event import HOST, NO_NUMBER, Direction, Role
 from gpudiag.trace.readers.names import events_named
 from gpudiag.trace.readers.xspace.host import is_function
 from gpudiag.trace.readers.xspace.process import Process
@@ -51,12 +51,9 @@ class _DeviceLaunches(msgspec.Struct, frozen=True):
 
 
 def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.uint8]]:
-    """Return the executor's waits for this GPU or for communication, and the role of each.
+    """Return the executor's waits for a GPU or for communication, and the role of each.
 
-    Args:
-        process: the process.
-        device: ordinal of the GPU.
-        calls: rows of the calls that give it work, by start.
+    `calls` are the rows of the calls that give the GPU work, by start.
     """
     launches = _launches(process, device, calls)
     if len(launches.calls) < 2:
@@ -79,13 +76,9 @@ def executor_waits(process: Process, device: int, calls: NDArray[np.intp]) -> tu
 
 def _launches(process: Process, device: int, calls: NDArray[np.intp]) -> _DeviceLaunches:
     events = process.trace.events
-    work = np.flatnonzero((events.device == device) & (events.correlation != NO_CORRELATION))
-    work = work[np.argsort(events.correlation[work], kind="stable")]
-    if not len(work):
-        return _DeviceLaunches(work, work)
-    slot = np.minimum(np.searchsorted(events.correlation[work], events.correlation[calls]), len(work) - 1)
-    has_work = events.correlation[work[slot]] == events.correlation[calls]
-    return _DeviceLaunches(calls[has_work], work[slot[has_work]])
+    work = events.rows_with(events.correlation[calls], np.flatnonzero(events.device == device))
+    has_work = work != NO_NUMBER
+    return _DeviceLaunches(calls[has_work], work[has_work])
 
 
 def _pauses(process: Process, launches: _DeviceLaunches) -> tuple[Intervals, NDArray[np.intp]]:

@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpudiag.model.private_directory import cache_home, is_private
+from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
 #: As in reduce.c.

@@ -102,7 +102,7 @@ def test_a_known_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
 
 
 def test_where_nothing_is_told_the_guess_is_another(tmp_path: Path) -> None:
-    what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document(told=False)))
+    what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document(facts=False)))
     assert "a3" in waits(what_if)["b1"]
     assert step_us(what_if, {"b0": 0}) == pytest.approx(880, abs=5)
 
@@ -201,7 +201,7 @@ def test_the_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
 
     streams = recorded(host_waits_for_the_first, 600, ahead=0)
     assert blocked_on(streams.document()) == {"a1"}
-    assert blocked_on(streams.document(told=False)) != {"a1"}
+    assert blocked_on(streams.document(facts=False)) != {"a1"}
 
 
 #: One step: (what, stream, of which stream the event is that a wait is for, length in µs).

@@ -1,4 +1,4 @@
-"""XSpaces built by hand: `SpaceBuilder().gpu(0, stream=7).event("gemm", 0, 5, correlation_id=1)`; times in µs."""
+"""Build XSpaces: `SpaceBuilder().gpu(0, stream=7).event("gemm", 0, 5, correlation_id=1)`; times in µs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _number(entries: Any, name: str) -> int:
 
 
 def two_gpus(steps: int = 4) -> SpaceBuilder:
-    """A job on two GPUs: each step an input, a kernel and an all-reduce on each, which GPU 1 enters 100 µs later."""
+    """Build a job on two GPUs: each step an input, a kernel and an all-reduce, which GPU 1 enters 100 µs later."""
     built = SpaceBuilder()
     python, compute = built.thread(1, "python3"), built.thread(2)
     streams = {gpu: built.gpu(gpu, stream=7) for gpu in (0, 1)}

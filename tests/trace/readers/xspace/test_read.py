@@ -1,4 +1,4 @@
-"""TensorFlow's traces: what is in them, whose it is, and one clear line for each that cannot be read."""
+"""Read TensorFlow's traces, and refuse unreadable ones with one clear line."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def test_plain_and_gzipped_are_the_same(tmp_path: Path) -> None:
     plain = read_traces([built.write(tmp_path / "a.xplane.pb")])
     packed = tmp_path / "b.xplane.pb.gz"
     packed.write_bytes(gzip.compress(built.data()))
-    for one, other in zip(plain, read_traces([packed]), strict=True):
-        assert one.events.start_ns.tolist() == other.events.start_ns.tolist()
-        assert one.events.name.tolist() == other.events.name.tolist()
+    for trace, other in zip(plain, read_traces([packed]), strict=True):
+        assert trace.events.start_ns.tolist() == other.events.start_ns.tolist()
+        assert trace.events.name.tolist() == other.events.name.tolist()
 
 
 def test_copies_have_the_names_of_pytorch(tmp_path: Path) -> None:
@@ -105,10 +105,10 @@ def test_copies_have_the_names_of_pytorch(tmp_path: Path) -> None:
     built.gpu(0, 8).event("Memset", 5, 9, correlation_id=2, Memset_details="kind:device num_bytes:64 async:1")
     (trace,) = read_traces([built.write(tmp_path / "a.xplane.pb")])
     events = trace.events
-    found = [(EventKind(events.kind[row]), events.name_of(row), int(events.size_bytes[row])) for row in range(3)]
-    assert (EventKind.RUNTIME, "cuMemcpyHtoDAsync", -1) in found
-    assert (EventKind.COPY, "Memcpy HtoD (Pageable -> Device)", 38535168) in found
-    assert (EventKind.MEMSET, "Memset", 64) in found
+    copies = [(EventKind(events.kind[row]), events.name_of(row), int(events.size_bytes[row])) for row in range(3)]
+    assert (EventKind.RUNTIME, "cuMemcpyHtoDAsync", -1) in copies
+    assert (EventKind.COPY, "Memcpy HtoD (Pageable -> Device)", 38535168) in copies
+    assert (EventKind.MEMSET, "Memset", 64) in copies
 
 
 def test_the_real_trace() -> None:

@@ -1,4 +1,4 @@
-"""Columns from bytes: the same as protobuf's own decoding of any events, and errors for what is none."""
+"""Decode any events as protobuf does, and refuse invalid bytes."""
 
 from __future__ import annotations
 
@@ -44,37 +44,37 @@ def signed(value: int) -> int:
 @given(EVENTS, st.sets(st.integers(-2, 300)))
 def test_decodes_like_protobuf(events: list[Any], wanted: set[int]) -> None:
     messages = [message(*event) for event in events]
-    raw = decode_events([one.SerializeToString() for one in messages], wanted)
-    assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
-    assert raw.offset_ps.tolist() == [one.offset_ps for one in messages]
-    assert raw.duration_ps.tolist() == [one.duration_ps for one in messages]
-    assert raw.aggregated.tolist() == [one.WhichOneof("data") == "num_occurrences" for one in messages]
+    raw = decode_events([event.SerializeToString() for event in messages], wanted)
+    assert raw.metadata_id.tolist() == [event.metadata_id for event in messages]
+    assert raw.offset_ps.tolist() == [event.offset_ps for event in messages]
+    assert raw.duration_ps.tolist() == [event.duration_ps for event in messages]
+    assert raw.aggregated.tolist() == [event.WhichOneof("data") == "num_occurrences" for event in messages]
     expected = [
         (index, stat.metadata_id, signed(getattr(stat, kind)) if kind in WHOLE else 0)
-        for index, one in enumerate(messages)
-        for stat in one.stats
+        for index, event in enumerate(messages)
+        for stat in event.stats
         if stat.metadata_id in wanted
         for kind in [stat.WhichOneof("value")]
     ]
-    found = zip(raw.stat_event.tolist(), raw.stat_id.tolist(), raw.stat_value.tolist(), strict=True)
-    assert sorted(found) == sorted(expected)
+    decoded = zip(raw.stat_event.tolist(), raw.stat_id.tolist(), raw.stat_value.tolist(), strict=True)
+    assert sorted(decoded) == sorted(expected)
 
 
 @given(EVENTS, st.sets(st.integers(-3, 3)))
 def test_bare_events_have_no_stats(events: list[Any], bare: set[int]) -> None:
     messages = [message(ident % 7 - 3, *rest) for ident, *rest in events if not rest[-1]]
-    raw = decode_events([one.SerializeToString() for one in messages], range(-2, 301), bare)
-    assert raw.metadata_id.tolist() == [one.metadata_id for one in messages]
-    assert raw.offset_ps.tolist() == [one.offset_ps for one in messages]
-    assert raw.duration_ps.tolist() == [one.duration_ps for one in messages]
-    counts = [0 if one.metadata_id in bare else len(one.stats) for one in messages]
+    raw = decode_events([event.SerializeToString() for event in messages], range(-2, 301), bare)
+    assert raw.metadata_id.tolist() == [event.metadata_id for event in messages]
+    assert raw.offset_ps.tolist() == [event.offset_ps for event in messages]
+    assert raw.duration_ps.tolist() == [event.duration_ps for event in messages]
+    counts = [0 if event.metadata_id in bare else len(event.stats) for event in messages]
     assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
 
 
 def test_several_batches_of_events() -> None:
-    one = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
+    first = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
     other = message(4, 11, 6, [], aggregated=False).SerializeToString()
-    raw = decode_events([one, other] * 20_000, {1})
+    raw = decode_events([first, other] * 20_000, {1})
     assert raw.metadata_id.tolist() == [3, 4] * 20_000
     assert raw.stat_event.tolist() == list(range(0, 40_000, 2))
 

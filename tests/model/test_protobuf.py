@@ -1,4 +1,4 @@
-"""The descriptors are what their .proto files say, and several pools live beside each other."""
+"""Descriptors match their .proto files, and several pools exist side by side."""
 
 from __future__ import annotations
 

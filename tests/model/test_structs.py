@@ -46,7 +46,7 @@ sys.stdout.buffer.write(encode_json(msgspec.structs.replace(run, ranks=(rank,)))
 
 @pytest.mark.processes
 def test_records_are_the_same_without_msgspec() -> None:
-    root = str(Path(__file__).parents[3])
+    root = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_MSGSPEC],
         input=msgspec.json.encode(RUN),
@@ -61,7 +61,7 @@ def test_records_are_the_same_without_msgspec() -> None:
 
 
 class Inner(plain.Struct, frozen=True, kw_only=True):
-    """With each kind of field that records have."""
+    """A struct with each kind of field that records have."""
 
     count: int
     share: float = 0.0
