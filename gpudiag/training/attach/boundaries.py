@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: An optimizer that has not been seen this often cannot be told from one that steps now and then.
+#: An optimizer that has not been seen this often is not distinguishable from one that steps now and then.
 _MIN_CALLS = 3
 #: Calls observed in any case: of a GAN, five of the critic and the first of the generator.
 MIN_OBSERVED_CALLS = 6

@@ -37,7 +37,7 @@ Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to measure the command.
+    """The command and how to measure it.
 
     Attributes:
         run_dir: the run directory, absolute: the command may change its own.

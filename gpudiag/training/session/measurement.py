@@ -34,7 +34,7 @@ _WAIT_AFTER_FAILURE_S = 1.0
 
 @dataclass(kw_only=True)
 class RunDescription:
-    """What the run's record says of the training, beside its measurements."""
+    """The training as described in the run's record, beside its measurements."""
 
     command: tuple[str, ...]
     workload: str = field(default_factory=script_name)

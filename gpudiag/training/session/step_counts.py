@@ -26,7 +26,7 @@ TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
 #: Steps that a profiler discards first, because the first recording of a process pays for starting CUPTI.
 PROFILER_WARMUP_STEPS = 2
-#: Steps recorded unless told otherwise. The analysis drops the first and the last, so that four remain.
+#: Steps recorded by default. The analysis drops the first and the last, so that four remain.
 ACTIVE_STEPS = 6
 #: With fewer recorded steps, nothing remains for the analysis.
 MIN_ACTIVE_STEPS = 3
@@ -64,7 +64,7 @@ class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """How precisely to measure the mean step time.
+    """The precision wanted of the mean step time.
 
     Attributes:
         accuracy: half the 95 % confidence interval, as a share of the mean.

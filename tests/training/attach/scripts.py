@@ -1,4 +1,4 @@
-"""Training scripts as people have them, none of which knows of gpudiag: `python scripts.py KIND STEPS`.
+"""Typical training scripts without gpudiag: `python scripts.py KIND STEPS`.
 
 Each prints its losses in full, so that two runs can be compared bit for bit.
 """
@@ -26,7 +26,7 @@ def net(width: int = 32) -> nn.Sequential:
 
 
 def batches(steps: int, workers: int = 0, **options: Any) -> Iterator[torch.Tensor]:
-    """Epochs of 16 batches."""
+    """Yield epochs of 16 batches."""
     loader = DataLoader(TensorDataset(torch.randn(256, 32)), batch_size=16, num_workers=workers, **options)
     done = 0
     while done < steps:
@@ -70,7 +70,7 @@ def ddp(steps: int) -> None:
 
 
 def numbered(steps: int) -> None:
-    """Ranks that MPI or Slurm has numbered, and which meet in a file."""
+    """Train ranks that MPI or Slurm has numbered, and which meet in a file."""
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
     os.environ["RANK"] = next(os.environ[name] for name in names if name in os.environ)
     meeting = f"file://{os.environ['MEETING']}"
@@ -141,7 +141,7 @@ def in_backward(steps: int) -> None:
 
 
 def grad_scaler(steps: int) -> None:
-    """Two of the first steps overflow and are skipped."""
+    """Let two of the first steps overflow, which are skipped."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -155,7 +155,7 @@ def grad_scaler(steps: int) -> None:
 
 
 def zero(steps: int) -> None:
-    """As ZeRO-3 does: one optimizer that steps through its parameters in groups."""
+    """Step through parameters in groups with one optimizer, as ZeRO-3 does."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     everything = list(model.parameters())
@@ -201,12 +201,12 @@ def compiled(steps: int) -> None:
 
 
 def wide_net() -> nn.Sequential:
-    """Of a millisecond a step and more, so that seconds of it are not a million events."""
+    """Take a millisecond a step and more, so that seconds of it are not a million events."""
     return nn.Sequential(nn.Linear(32, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 32))
 
 
 def own_optimizer(steps: int) -> None:
-    """Nothing of torch.optim: endless to the eye, ended by a clock."""
+    """Compute without torch.optim for a given time."""
     model = wide_net()
     until = time.monotonic() + steps
     count = 0
@@ -237,7 +237,7 @@ def inference(steps: int) -> None:
 
 
 def workers(steps: int) -> None:
-    """Forked ones, and spawned ones that import all of this again."""
+    """Use loader workers that are forked, and spawned ones that import this module again."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loop(model, optimizer, batches(steps, 1, persistent_workers=True, multiprocessing_context="fork"))
@@ -260,7 +260,7 @@ def spawn(steps: int) -> None:
 
 
 def own_profiler(steps: int) -> None:
-    """It is made in the middle of what gpudiag would record."""
+    """Make a profiler while gpudiag would record."""
     model: nn.Module = net()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -275,7 +275,7 @@ def own_profiler(steps: int) -> None:
 
 
 def drift(steps: int) -> None:
-    """Ranks that do not exchange, one ten times as fast; with GROUP they have a process group all the same."""
+    """Train ranks that do not communicate, one ten times as fast; with GROUP they still have a process group."""
     if os.environ.get("GROUP"):
         dist.init_process_group("gloo")
     begun_s = time.monotonic()
@@ -290,7 +290,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """Rank 1 ends after half of the steps, as ENDS says; the others find out by their broken connections."""
+    """End rank 1 after half of the steps, as ENDS says; the other ranks see broken connections."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -312,7 +312,7 @@ def _end(how: str) -> None:
 
 
 def slow(steps: int) -> None:
-    """Says when it trains, and takes 20 ms a step."""
+    """Print when training begins, and take 20 ms a step."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number, batch in enumerate(batches(steps)):
@@ -326,13 +326,13 @@ def slow(steps: int) -> None:
 
 
 def checkpoints(steps: int) -> None:
-    """Handles SIGUSR1 as jobs under Slurm do, and ends with another exit code then."""
+    """Handle SIGUSR1 as jobs under Slurm do, and then end with another exit code."""
     signal.signal(signal.SIGUSR1, lambda _number, _frame: sys.exit(9))
     slow(steps)
 
 
 def full_disk(steps: int) -> None:
-    """After 20 steps no file may grow."""
+    """Let no file grow after 20 steps."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches(steps)
@@ -343,7 +343,7 @@ def full_disk(steps: int) -> None:
 
 
 def few_lbfgs(steps: int) -> None:
-    """Few steps of many evaluations."""
+    """Take few steps with many evaluations of the closure."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=0.0, tolerance_change=0.0)
     for batch in batches(steps):

@@ -1,4 +1,4 @@
-"""Training scripts that are slow, each for one reason, and know nothing of gpudiag: `torchrun slow_scripts.py KIND`.
+"""Training scripts without gpudiag that are slow, each for one reason: `torchrun slow_scripts.py KIND`.
 
 On GPUs under NCCL where there are any, else on CPUs under gloo. They train for as long as SECONDS says.
 """
@@ -26,7 +26,7 @@ logger = logging.getLogger("train")
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Batches that take a while to make."""
+    """A dataset whose batches take a while to make."""
 
     def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds
@@ -44,17 +44,17 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def slow_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
-    """As DDP's own, over and over."""
+    """All-reduce like DDP's own hook, and twelve spare buffers before."""
     world = dist.get_world_size()
     spare = [bucket.buffer().clone() for _ in range(12)]
-    for work in [dist.all_reduce(one, async_op=True) for one in spare]:
+    for work in [dist.all_reduce(buffer, async_op=True) for buffer in spare]:
         work.wait()
     done = dist.all_reduce(bucket.buffer().div_(world), async_op=True).get_future()
     return done.then(lambda future: future.value()[0])
 
 
 def network() -> nn.Sequential:
-    """Some layers of one width."""
+    """Return a model with several layers of one width."""
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
@@ -104,13 +104,13 @@ def train(kind: str, seconds: float) -> None:
 
 
 def write_log(step: int) -> None:
-    """A log on a slow disk."""
+    """Simulate a log on a slow disk."""
     logger.warning("step %d", step)
     time.sleep(FAULT_S)
 
 
 def all_done(mine: bool, device: torch.device) -> bool:
-    """Whether any rank has had enough: all leave at the same step."""
+    """Return whether any rank is to end, so that all leave at the same step."""
     flag = torch.tensor(float(mine), device=device)
     dist.all_reduce(flag)
     return bool(flag.item())

@@ -23,7 +23,7 @@ gc.disable()
 for recording in ("light", "full"):  # as every run has them, one after the other
     path = Path(sys.argv[1]) / recording / "rank0.pt.trace.json.gz"
     path.parent.mkdir()
-    window = ProfiledWindow(path, active={STEPS}, cuda=False, light=recording == "light")
+    window = ProfiledWindow(path, active={STEPS}, cuda=False, kernel_only=recording == "light")
     window.start()
     for step in range(5 + {STEPS}):
         torch.ones(3).sum()

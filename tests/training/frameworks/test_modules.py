@@ -90,7 +90,7 @@ for recording in ("none", "light", "full"):
     step = training(Wrapper(Net()))
     path = Path(sys.argv[1]) / recording / "rank0.pt.trace.json.gz"
     path.parent.mkdir()
-    window = ProfiledWindow(path, active=3, cuda=False, light=recording == "light")
+    window = ProfiledWindow(path, active=3, cuda=False, kernel_only=recording == "light")
     if recording != "none":
         window.start()
     losses[recording] = []

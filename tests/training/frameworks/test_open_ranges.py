@@ -15,7 +15,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile, record_function
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 
-window = ProfiledWindow(Path(sys.argv[1]), active=None, cuda=False, light=sys.argv[2] == "light")
+window = ProfiledWindow(Path(sys.argv[1]), active=None, cuda=False, kernel_only=sys.argv[2] == "light")
 window.start()
 theirs = [record_function("theirs") for _ in range(20_000)]
 for opened in theirs:

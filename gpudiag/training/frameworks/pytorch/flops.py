@@ -135,8 +135,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return self._forward
         if not torch.is_grad_enabled():
             return self._backward.setdefault(task, Counter())
-        own = isinstance(_C._current_autograd_node(), _C._FunctionBase)  # noqa: SLF001
-        return self._recomputed.setdefault((task, own), Counter())
+        in_function = isinstance(_C._current_autograd_node(), _C._FunctionBase)  # noqa: SLF001
+        return self._recomputed.setdefault((task, in_function), Counter())
 
     def _precision(self, name: str, args: tuple[Any, ...]) -> str:
         first = next((value for value in args if isinstance(value, torch.Tensor)), None)
@@ -152,11 +152,11 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         for work in self._backward.values():
             total += work
         again = 0
-        for (task, own), work in self._recomputed.items():
+        for (task, in_function), work in self._recomputed.items():
             # Gradients are enabled throughout a backward that is differentiated itself (create_graph). In others they
             # are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or in
             # a function of its own.
-            if own or task in self._backward:
+            if in_function or task in self._backward:
                 again += work.total()
             else:
                 total += work

@@ -1,6 +1,6 @@
 """A few steps under the PyTorch profiler, saved as one compressed trace.
 
-Uses private parts of PyTorch's profiler; a part that is missing is a RuntimeError, or left out. Checked with PyTorch
+Uses private parts of PyTorch's profiler; a part that is missing is a RuntimeError, or omitted. Checked with PyTorch
 2.11 and 2.13.
 """
 
