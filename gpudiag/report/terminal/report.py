@@ -28,14 +28,7 @@ _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag r
 
 
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report.
-
-    Args:
-        analysis: what to show.
-        console: where, and how wide.
-        all_ranks: show every rank, however many there are.
-        full: also show evidence, all advice, collectives, kernels and modules.
-    """
+    """Print the report; `full` adds evidence, all advice, collectives, kernels and modules."""
     verdict = words.verdict_of(analysis)
     sections: list[tuple[str, RenderableType | None]] = [
         (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))

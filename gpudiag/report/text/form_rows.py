@@ -63,13 +63,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def form_tables(results: Sequence[tuple[str, Scaling]], forms: Iterable[str], left_out: Sequence[str]) -> FormTables:
-    """Arrange results.
-
-    Args:
-        results: each with its path.
-        forms: names among `FORMS`.
-        left_out: paths that could not be read.
-    """
+    """Arrange results, each with its path, in the named forms; `left_out` are paths that could not be read."""
     sources = [FormSource(source=source, scaling=scaling, several=len(results) > 1) for source, scaling in results]
     return FormTables(
         machines={source: words.machine(scaling.machine) for source, scaling in results},

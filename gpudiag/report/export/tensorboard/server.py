@@ -87,13 +87,6 @@ def free_port(host: str, port: int) -> int:
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run TensorBoard on `directory` until the context ends.
 
-    Args:
-        python: interpreter with TensorBoard.
-        directory: log directory.
-        host: address to bind to.
-        port: a free port there.
-        versions: result of `check_interpreter`, for messages.
-
     Raises:
         WorkerFailedError: it ended before it served, or did not serve in time.
         FrameworkMissingError: it serves, but did not load the profile plugin.
