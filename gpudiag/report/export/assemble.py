@@ -16,7 +16,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
-#: Two parts of the bucket `idle` that have their added name on the track.
+#: Two parts of the bucket `idle` with a separate name on the track.
 UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
