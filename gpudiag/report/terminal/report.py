@@ -38,10 +38,9 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
     else:
         sections.append(("Other findings", _other_findings(analysis, verdict)))
     sections.append(("How far to trust this", _warnings(analysis, full=full)))
-    present = [(heading, section) for heading, section in sections if section is not None]
     more = [] if full else [Text(), Text(_MORE, style="dim")]
     head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]
-    print_trimmed(console, Group(*head, *under_headings(present), *more))
+    print_trimmed(console, Group(*head, *under_headings(sections), *more))
 
 
 def time_heading(analysis: Analysis) -> str:
