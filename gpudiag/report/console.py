@@ -67,9 +67,10 @@ def heading(words: str) -> Text:
     return Text(words, style="bold underline")
 
 
-def under_headings(sections: Iterable[tuple[str, RenderableType]]) -> list[RenderableType]:
-    """Return each section below its heading, after an empty line."""
-    return [item for words, section in sections for item in (Text(), heading(words), section)]
+def under_headings(sections: Iterable[tuple[str, RenderableType | None]]) -> list[RenderableType]:
+    """Return each section that is not None below its heading, after an empty line."""
+    present = ((words, section) for words, section in sections if section is not None)
+    return [item for words, section in present for item in (Text(), heading(words), section)]
 
 
 def plain_table(

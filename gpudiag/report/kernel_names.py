@@ -40,15 +40,15 @@ def kernel_label(name: str, width: int) -> str:
     """
     text = _UNNAMED.sub("", plain_names(one_line(name[:_LONGEST])))
     text = _without_parameters(text)
-    own, bracket, template = text.partition("<")
-    words = own.split()
-    own = words[-1].rsplit("::", 1)[-1] if bracket and words else text.removeprefix("void ").strip()
+    function, bracket, template = text.partition("<")
+    words = function.split()
+    function = words[-1].rsplit("::", 1)[-1] if bracket and words else text.removeprefix("void ").strip()
     informative = [word for word in dict.fromkeys(_LAST_NAME.findall(template)) if not _NOISE.fullmatch(word)]
     inside = informative[:1]
     for word in informative[1:]:
-        if len(f"{own}<{', '.join([*inside, word])}>") <= width:
+        if len(f"{function}<{', '.join([*inside, word])}>") <= width:
             inside.append(word)
-    label = f"{own}<{', '.join(inside)}>" if inside else own
+    label = f"{function}<{', '.join(inside)}>" if inside else function
     return shorten_middle(label or one_line(name[:_LONGEST]), width)
 
 

@@ -19,19 +19,11 @@ if TYPE_CHECKING:
 LABELS = {bucket: bucket.removeprefix("communication_") for bucket in BUCKETS}
 #: The palette of Okabe and Ito, distinguishable with any color vision (https://jfly.uni-koeln.de/color/).
 _COLORS = dict(
-    zip(
-        BUCKETS,
-        ("#009e73", "#0072b2", "#d55e00", "#f0e442", "#e69f00", "#cc79a7", "#56b4e9", "#808080"),
-        strict=True,
-    )
+    zip(BUCKETS, ("#009e73", "#0072b2", "#d55e00", "#f0e442", "#e69f00", "#cc79a7", "#56b4e9", "#808080"), strict=True)
 )
 #: Colors for terminals of 16 colors.
 _FEW_COLORS = dict(
-    zip(
-        BUCKETS,
-        ("green", "blue", "red", "cyan", "yellow", "magenta", "bright_cyan", "bright_black"),
-        strict=True,
-    )
+    zip(BUCKETS, ("green", "blue", "red", "cyan", "yellow", "magenta", "bright_cyan", "bright_black"), strict=True)
 )
 _GLYPHS = dict(zip(BUCKETS, "█▓░=ISL·", strict=True))
 _ASCII_GLYPHS = dict(zip(BUCKETS, "#Tw=ISL.", strict=True))

@@ -314,12 +314,7 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
 
 
 def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
-    """Return reasons to trust the figures less, as (code or topic, message).
-
-    Args:
-        analysis: what is reported.
-        missing: also say why step times are missing, and how much each kind of recording slows a step.
-    """
+    """Return reasons to trust the figures less as (code or topic, message); `missing` adds missing step times."""
     # The lines below the table already say what is unexplained.
     explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     reasons = [

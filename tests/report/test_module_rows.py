@@ -127,9 +127,9 @@ def add(times: list[ModuleTime], nested: Nested, path: str) -> float:
     forward, backward, inner = nested
     position = len(times)
     below = sum(add(times, child, f"{path}.{index}" if path else f"{index}") for index, child in enumerate(inner))
-    own = module(path, forward, backward, kind=f"Kind{path.count('.')}")
+    leaf = module(path, forward, backward, kind=f"Kind{path.count('.')}")
     whole = {"forward_ms": (forward + below / 2,), "backward_ms": (backward + below / 2,)}
-    times.insert(position, msgspec.structs.replace(own, **whole))
+    times.insert(position, msgspec.structs.replace(leaf, **whole))
     return forward + backward + below
 
 

@@ -80,13 +80,13 @@ def hostile_scaling() -> Scaling:
         ]
     )
     fall = waterfall(points[2], points[0], parts(compute=31, waiting=9), parts(compute=30))
-    found = prospect(points[:3], None, None)
-    assert found is not None
+    forecast = prospect(points[:3], None, None)
+    assert forecast is not None
     return Scaling(
         workload=HOSTILE,
         points=tuple(points),
         waterfalls=(fall,),
-        prospects=(found,),
+        prospects=(forecast,),
         remarks=(Remark(code=HOSTILE, message=HOSTILE),),
     )
 
@@ -245,9 +245,9 @@ def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> 
     path = tmp_path / "report.html"
     write_report(path, analysis=analysis, step=step)
     page = opened(tmp_path, f"{path.as_uri()}#place-straggler")
-    found = re.search(r'data-shown="(\d+) (\d+) (\d+)"', page)
-    assert found is not None, page[-500:]
-    rank, begin, end = map(int, found.groups())
+    match = re.search(r'data-shown="(\d+) (\d+) (\d+)"', page)
+    assert match is not None, page[-500:]
+    rank, begin, end = map(int, match.groups())
     assert rank == 2
     assert 'data-step="5"' in page
     longest = step.waits[0]

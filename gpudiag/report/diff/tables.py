@@ -40,11 +40,7 @@ class ChangeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def _row(label: str, change: BucketChange | PartChange | StepChange, part: PartChange | None = None) -> ChangeRow:
     return ChangeRow(
-        label=label,
-        before_ms=change.before_ms,
-        after_ms=change.after_ms,
-        difference_ms=change.difference_ms,
-        part=part,
+        label=label, before_ms=change.before_ms, after_ms=change.after_ms, difference_ms=change.difference_ms, part=part
     )
 
 

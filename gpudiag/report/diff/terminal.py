@@ -46,8 +46,7 @@ def render_diff(diff: Diff, console: Console) -> None:
         ("Findings", findings_table(diff.findings) if diff.findings else None),
         ("How far to trust this", Group(*doubts) if doubts else None),
     ]
-    present = [(heading, section) for heading, section in sections if section is not None]
-    print_trimmed(console, Group(*verdict(diff), Text(), *header(diff, console.width), *under_headings(present)))
+    print_trimmed(console, Group(*verdict(diff), Text(), *header(diff, console.width), *under_headings(sections)))
 
 
 def _overlapped(diff: Diff) -> list[Text]:

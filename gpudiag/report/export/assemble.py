@@ -16,7 +16,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
-#: Two parts of the bucket `idle` that have their own name on the track.
+#: Two parts of the bucket `idle` with a separate name on the track.
 UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
@@ -40,9 +40,9 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
             for index in indices
         }
         devices += _devices(recording, process, ranks[0], results, shift)
-        own = results[UNKNOWN][1] if UNKNOWN in results else ()
+        added = results[UNKNOWN][1] if UNKNOWN in results else ()
         name = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        threads = (*own, *_tracks(recording, recording.events.device == HOST, shift, TrackKind.THREAD, "thread {}"))
+        threads = (*added, *_tracks(recording, recording.events.device == HOST, shift, TrackKind.THREAD, "thread {}"))
         group = TrackGroup(title=f"{name} · host", process=process, ranks=ranks, device=None, model="", tracks=threads)
         hosts.append(group)
     groups = [*sorted(devices, key=lambda group: (group.ranks, group.device or 0)), *hosts]
@@ -65,7 +65,7 @@ def _devices(
     events = recording.events
     groups = []
     for device in np.unique(events.device[events.device != HOST]).tolist():
-        device_track, own = results.get(device, (None, ()))
+        device_track, added = results.get(device, (None, ()))
         rank = first_rank if device_track is None else device_track.rank
         model = printable(recording.device_names.get(device, ""))
         on_device, shadow = events.device == device, events.kind == EventKind.DEVICE_ANNOTATION
@@ -77,7 +77,7 @@ def _devices(
                 device=device,
                 model=model,
                 tracks=(
-                    *own,
+                    *added,
                     *_tracks(recording, on_device & ~shadow, shift, TrackKind.STREAM, "Stream {}"),
                     *_tracks(recording, on_device & shadow, shift, TrackKind.SHADOWS, "Annotations of stream {}"),
                 ),

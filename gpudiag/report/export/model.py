@@ -78,13 +78,7 @@ class TrackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything to export.
-
-    Attributes:
-        framework: `pytorch` or `tensorflow`.
-        origin_ns: Unix time in ns of the clock's zero; 0 if unknown.
-        groups: devices by rank, then hosts.
-    """
+    """Devices by rank, then hosts; `origin_ns` is the Unix time of the clock's zero, 0 if unknown."""
 
     framework: str
     origin_ns: int

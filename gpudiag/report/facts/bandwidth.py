@@ -39,8 +39,7 @@ def render_bandwidth(facts: Facts, console: Console) -> None:
         ("Findings", findings_list(facts.findings)),
         ("Not measured", _skipped(facts) if facts.skipped else None),
     ]
-    present = [(heading, section) for heading, section in sections if section is not None]
-    print_trimmed(console, Group(*_header(facts), *under_headings(present)))
+    print_trimmed(console, Group(*_header(facts), *under_headings(sections)))
 
 
 def _header(facts: Facts) -> list[Text]:

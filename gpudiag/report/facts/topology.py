@@ -59,8 +59,7 @@ def render_topology(facts: Facts, console: Console) -> None:
         ("Findings", findings_list(facts.findings) if facts.gpus or facts.findings else None),
         ("Not known", Group(*unknown) if unknown else None),
     ]
-    present = [(heading, section) for heading, section in sections if section is not None]
-    print_trimmed(console, Group(*_header(facts), *under_headings(present)))
+    print_trimmed(console, Group(*_header(facts), *under_headings(sections)))
 
 
 def _header(facts: Facts) -> list[Text]:

@@ -27,22 +27,9 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curves(
-    title: str,
-    series: Sequence[Curve],
-    *,
-    ideal: Callable[[float], float] | None,
-    y_label: str,
-    percent: bool = False,
+    title: str, series: Sequence[Curve], *, ideal: Callable[[float], float] | None, y_label: str, percent: bool = False
 ) -> str:
-    """Draw curves over numbers of devices, with 95 % intervals and the ideal as a dashed line.
-
-    Args:
-        title: description for screen readers.
-        series: at least one, with at least one point each.
-        ideal: returns the ideal value for a number of devices.
-        y_label: label of the vertical axis.
-        percent: y is a share, shown in percent.
-    """
+    """Draw curves over numbers of devices, with 95 % intervals and the ideal as a dashed line."""
     xs = sorted({x for curve in series for x, *_ in curve.points})
     ideals = [] if ideal is None else [ideal(x) for x in xs]
     highest = _highest(series, ideals)

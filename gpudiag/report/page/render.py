@@ -53,14 +53,7 @@ def report(
     scaling: Scaling | None = None,
     run_heading: str = "",
 ) -> str:
-    """Return the HTML of a run, a benchmark, or both.
-
-    Args:
-        analysis: of one run.
-        step: one step of it.
-        facts: of the machine.
-        scaling: of a benchmark.
-        run_heading: names the run of the benchmark that `analysis` describes.
+    """Return the HTML of a run, a benchmark, or both; `run_heading` names the run of the benchmark.
 
     Raises:
         UsageError: neither an analysis nor a scaling result is given.

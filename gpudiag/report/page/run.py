@@ -29,13 +29,7 @@ Bar = tuple[str, list[tuple[str, float, str]], str]
 
 
 def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> dict[str, Any]:
-    """Return the template's variables. Texts are printable; the template escapes them.
-
-    Args:
-        analysis: what to show.
-        step: one step to draw; None omits the timeline.
-        heading: names the run if there are several.
-    """
+    """Return the template's variables; the template escapes all texts. Without a step there is no timeline."""
     rows, note = rank_rows.rows_of(analysis.devices)
     buckets = rank_rows.buckets_seen(rows) if rows else []
     bars = _bars(analysis, rows)

@@ -104,7 +104,13 @@ def _legend(step: StepView) -> list[tuple[str, str]]:
     if step.waits:
         buckets.append(("others wait for this rank", "waited"))
     device = [("communication kernel", "communication")] if any(track.kind == "device" for track in tracks) else []
-    return [*buckets, *device, ("host operator", "operator"), ("range", "annotation"), ("CUDA call", "runtime")]
+    return [
+        *buckets,
+        *device,
+        ("host operator", "operator"),
+        ("annotated range", "annotation"),
+        ("CUDA call", "runtime"),
+    ]
 
 
 def _json(noun: object) -> str:

@@ -28,14 +28,7 @@ _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag r
 
 
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report.
-
-    Args:
-        analysis: what to show.
-        console: where, and how wide.
-        all_ranks: show every rank, however many there are.
-        full: also show evidence, all advice, collectives, kernels and modules.
-    """
+    """Print the report; `full` adds evidence, all advice, collectives, kernels and modules."""
     verdict = words.verdict_of(analysis)
     sections: list[tuple[str, RenderableType | None]] = [
         (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
@@ -45,10 +38,9 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
     else:
         sections.append(("Other findings", _other_findings(analysis, verdict)))
     sections.append(("How far to trust this", _warnings(analysis, full=full)))
-    present = [(heading, section) for heading, section in sections if section is not None]
     more = [] if full else [Text(), Text(_MORE, style="dim")]
     head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]
-    print_trimmed(console, Group(*head, *under_headings(present), *more))
+    print_trimmed(console, Group(*head, *under_headings(sections), *more))
 
 
 def time_heading(analysis: Analysis) -> str:

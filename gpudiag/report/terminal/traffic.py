@@ -45,11 +45,7 @@ def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
 def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = "", cause: str = "") -> Text:
     """Return `Ranks 0 and 1 waited 26.0 ms per step for rank 2 (cause: input)`.
 
-    Args:
-        on_rank: rank waited for.
-        waits: each waiting rank and its milliseconds per step.
-        change: ` longer` or ` less` if the times are differences between runs.
-        cause: why the rank was late, if known.
+    `waits` has each waiting rank with its milliseconds; `change` is ` longer` or ` less` for differences between runs.
     """
     line = Text(f"{figures.ranks((rank for rank, _ in waits), capital=True)} waited ")
     line.append(figures.span([ms for _, ms in waits]), style="bold").append(f" ms per step{change} for ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -21,6 +21,7 @@ _VALID = " with a valid baseline (see the remarks of `gpudiag scale --from`)"
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 
 FormRow = tuple[Value, ...]
+Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,28 +63,39 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         return [point for point in points if point.strategy == self.main_strategy(point.workload)]
 
 
-def form_tables(results: Sequence[tuple[str, Scaling]], forms: Iterable[str], left_out: Sequence[str]) -> FormTables:
-    """Arrange results.
+class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
+    """Columns as `heading` or `heading:kind`, rows, and what must be measured for them."""
 
-    Args:
-        results: each with its path.
-        forms: names among `FORMS`.
-        left_out: paths that could not be read.
-    """
+    columns: tuple[str, ...] | Callable[[Sequence[FormSource]], tuple[str, ...]]
+    rows: Callable[[Sequence[FormSource]], Rows]
+    missing: str
+    note: str = ""
+
+    def table(self, form: str, sources: Sequence[FormSource]) -> FormTable:
+        """Return the form filled in."""
+        columns = self.columns if isinstance(self.columns, tuple) else self.columns(sources)
+        rows = tuple(self.rows(sources))
+        return FormTable(
+            form=form, columns=tuple(map(_column, columns)), rows=rows, note=self.note, missing=self.missing
+        )
+
+
+def form_tables(results: Sequence[tuple[str, Scaling]], forms: Iterable[str], left_out: Sequence[str]) -> FormTables:
+    """Arrange results, each with its path, in the named forms; `left_out` are paths that could not be read."""
     sources = [FormSource(source=source, scaling=scaling, several=len(results) > 1) for source, scaling in results]
     return FormTables(
         machines={source: words.machine(scaling.machine) for source, scaling in results},
-        tables=tuple(_MAKE[form](sources) for form in forms),
+        tables=tuple(_LAYOUTS[form].table(form, sources) for form in forms),
         left_out=tuple(left_out),
     )
 
 
-def _columns(*columns: tuple[str, Kind] | str) -> tuple[Column, ...]:
-    return tuple(Column(heading=c) if isinstance(c, str) else Column(heading=c[0], kind=c[1]) for c in columns)
+def _column(text: str) -> Column:
+    heading, separator, kind = text.rpartition(":")
+    return Column(heading=heading, kind=msgspec.convert(kind, Kind)) if separator else Column(heading=text)
 
 
-def _training(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _training(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         trained = [point for point in source.points if point.mvox_per_s is None]
         for point in sorted(trained, key=lambda point: (point.workload, words.setting(point), point.devices)):
@@ -94,164 +106,103 @@ def _training(sources: Sequence[FormSource]) -> FormTable:
             seconds = batch / rate
             system = (source.system(point), point.strategy, point.precision, batch)
             days = (_ITERATIONS * seconds / 86400, one_device_samples / rate / 86400)
-            rows.append((*system, _TIMED * seconds, 60 / seconds, *days))
-    return FormTable(
-        form="training",
-        columns=_columns(
-            *("system", "strategy", "precision", ("samples per iteration", "count")),
-            *((f"{_TIMED} iterations [s]", "seconds"), ("iterations per minute", "rate")),
-            *(("100k iterations [d]", "days"), ("samples of 100k on one device [d]", "days")),
-        ),
-        rows=tuple(rows),
-        note="An iteration on N devices processes N times the samples of one on a single device, so times per "
-        "iteration are not comparable; the last column is the time for the samples of 100k one-device iterations.",
-        missing="training (`gpudiag scale unet3d`)",
-    )
+            yield (*system, _TIMED * seconds, 60 / seconds, *days)
 
 
-def _prediction(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = [
-        (source.system(point), point.precision, _VOLUME / rate / 1e6, rate, _PLATYNEREIS / rate / 3600e6)
-        for source in sources
-        for point in source.points
-        if (rate := point.mvox_per_s)
-    ]
-    return FormTable(
-        form="prediction",
-        columns=_columns(
-            *("system", "precision", ("1.9 Gvox [s]", "seconds"), ("Mvox/s", "rate"), ("8.1 Tvox [h]", "hours"))
-        ),
-        rows=tuple(rows),
-        note="Each voxel counts once, when it is written, even if several blocks contain it.",
-        missing="prediction of a volume (`gpudiag scale unet3d-predict`)",
-    )
+def _prediction(sources: Sequence[FormSource]) -> Rows:
+    for source in sources:
+        for point in source.points:
+            if rate := point.mvox_per_s:
+                hours = _PLATYNEREIS / rate / 3600e6
+                yield source.system(point), point.precision, _VOLUME / rate / 1e6, rate, hours
 
 
-def _strategies(sources: Sequence[FormSource]) -> FormTable:
-    names = list(dict.fromkeys(point.strategy for source in sources for point in source.points))
-    rows: list[FormRow] = []
+def _strategy_names(sources: Sequence[FormSource]) -> list[str]:
+    return list(dict.fromkeys(point.strategy for source in sources for point in source.points))
+
+
+def _strategy_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
+    return "setting", "#GPU:count", *(f"{name}:rate" for name in _strategy_names(sources))
+
+
+def _strategies(sources: Sequence[FormSource]) -> Rows:
+    names = _strategy_names(sources)
     for source in sources:
         for setting, points in source.groups():
             for devices in sorted({point.devices for point in points}):
                 rates = {point.strategy: point.samples_per_s for point in points if point.devices == devices}
-                rows.append((setting, devices, *map(rates.get, names)))
-    columns = _columns("setting", ("#GPU", "count"), *((name, "rate") for name in names))
-    return FormTable(form="strategies", columns=columns, rows=tuple(rows), missing="any point")
+                yield setting, devices, *map(rates.get, names)
 
 
-def _speedup(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = [
-        (setting, point.devices, point.strategy, point.samples_per_s, point.speedup, _percent(point.efficiency))
-        for source in sources
-        for setting, points in source.groups()
-        for point in points
-    ]
-    return FormTable(
-        form="speedup",
-        columns=_columns(
-            *("setting", ("GPUs", "count"), "strategy", ("samples/s", "rate")),
-            *(("speedup", "ratio"), ("efficiency", "percent")),
-        ),
-        rows=tuple(rows),
-        note="Relative to one device with the same strategy and setting; empty if that baseline is not valid.",
-        missing="any point",
-    )
+def _speedup(sources: Sequence[FormSource]) -> Rows:
+    for source in sources:
+        for setting, points in source.groups():
+            for point in points:
+                gain = (point.speedup, _percent(point.efficiency))
+                yield setting, point.devices, point.strategy, point.samples_per_s, *gain
 
 
-def _batches(sources: Sequence[FormSource]) -> FormTable:
-    points = [(source, point) for source in sources for point in source.points if point.speedup is not None]
-    sizes = sorted({point.batch_per_device for _, point in points}, reverse=True)
+def _batch_sizes(sources: Sequence[FormSource]) -> list[int]:
+    points = (point for source in sources for point in source.points if point.speedup is not None)
+    return sorted({point.batch_per_device for point in points}, reverse=True)
+
+
+def _batch_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
+    pairs = ((f"{size}: speedup:ratio", f"{size}: efficiency:percent") for size in _batch_sizes(sources))
+    return "model", "strategy", "precision", "gpu count:count", *(column for pair in pairs for column in pair)
+
+
+def _batches(sources: Sequence[FormSource]) -> Rows:
     by_system: dict[FormRow, dict[int, PointRecord]] = {}
-    for source, point in points:
-        key = (source.labelled(point.workload), point.strategy, point.precision, point.devices)
-        by_system.setdefault(key, {})[point.batch_per_device] = point
-    rows: list[FormRow] = []
-    for system, by_size in by_system.items():
+    for source in sources:
+        for point in source.points:
+            if point.speedup is not None:
+                system = (source.labelled(point.workload), point.strategy, point.precision, point.devices)
+                by_system.setdefault(system, {})[point.batch_per_device] = point
+    sizes = _batch_sizes(sources)
+    for row, by_size in by_system.items():
         pairs = ((p.speedup, _percent(p.efficiency)) if p else (None, None) for p in map(by_size.get, sizes))
-        rows.append((*system, *(value for pair in pairs for value in pair)))
-    batch_columns: list[tuple[str, Kind]] = []
-    for size in sizes:
-        batch_columns += [(f"{size}: speedup", "ratio"), (f"{size}: efficiency", "percent")]
-    columns = _columns("model", "strategy", "precision", ("gpu count", "count"), *batch_columns)
-    missing = f"a speedup (`--batch-size 32,512`){_VALID}"
-    return FormTable(form="batches", columns=columns, rows=tuple(rows), missing=missing)
+        yield (*row, *(value for pair in pairs for value in pair))
 
 
-def _models(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _models(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         points = source.with_speedup()
         most = max((point.devices for point in points), default=0)
-        rows += [
-            (source.system(p), p.strategy, p.precision, p.parameters, p.speedup, _percent(p.efficiency))
-            for p in points
-            if p.devices == most > 1
-        ]
-    return FormTable(
-        form="models",
-        columns=_columns(
-            *("model", "strategy", "precision", ("number of params", "count")),
-            *(("speedup", "ratio"), ("efficiency", "percent")),
-        ),
-        rows=tuple(rows),
-        missing=f"a speedup on several devices{_VALID}",
-    )
+        for point in points:
+            if point.devices == most > 1:
+                model = (source.system(point), point.strategy, point.precision, point.parameters)
+                yield (*model, point.speedup, _percent(point.efficiency))
 
 
-def _medians(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _medians(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         points = [point for point in source.with_speedup() if point.devices > 1]
         for devices in sorted({point.devices for point in points}):
             speedups = [point.speedup or 0.0 for point in points if point.devices == devices]
             median = statistics.median(speedups)
-            system = source.source if source.several else "all"
-            rows.append((system, devices, len(speedups), median, 100 * median / devices))
-    return FormTable(
-        form="medians",
-        columns=_columns(
-            *("results", ("GPUs", "count"), ("models", "count"), ("median speedup", "ratio")),
-            ("median efficiency", "percent"),
-        ),
-        rows=tuple(rows),
-        missing=f"a speedup on several devices{_VALID}",
-    )
+            yield source.source if source.several else "all", devices, len(speedups), median, 100 * median / devices
 
 
-def _ladder(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _ladder(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         most = max((point.devices for point in source.points), default=0)
         points = [point for point in source.points if point.devices == most]
-        points = [point for point in points if point.strategy != INDEPENDENT] or points
         by_key: dict[tuple[str, str], list[PointRecord]] = {}
-        for point in points:
+        for point in [point for point in points if point.strategy != INDEPENDENT] or points:
             by_key.setdefault((point.workload, point.strategy), []).append(point)
         for rungs in by_key.values():
             if len(rungs) > 1:
-                rows += _rungs(source, sorted(rungs, key=_rung))
-    return FormTable(
-        form="ladder",
-        columns=_columns(
-            *("system", "strategy", "precision", "layout", ("batch per device", "count"), "data", "compiled"),
-            *(("samples/s", "rate"), ("of the first", "ratio")),
-        ),
-        rows=tuple(rows),
-        note="Unlike the other tables, this one compares points that differ in more than the strategy.",
-        missing="several precisions, layouts, batches or compilers "
-        "(`--precision fp32,fp16 --batch-size 64,128 --compile-both`)",
-    )
+                yield from _rungs(source, sorted(rungs, key=_rung))
 
 
-def _rungs(source: FormSource, points: list[PointRecord]) -> list[FormRow]:
+def _rungs(source: FormSource, points: list[PointRecord]) -> Rows:
     base = points[0].samples_per_s or 1.0
-    rows: list[FormRow] = []
     for point in points:
         compiled = "yes" if _compiled(point) else ""
         setting = (point.precision, point.memory_format, point.batch_per_device, point.data, compiled)
         rate = point.samples_per_s or 0.0
-        rows.append((source.system(point), point.strategy, *setting, rate, rate / base))
-    return rows
+        yield (source.system(point), point.strategy, *setting, rate, rate / base)
 
 
 def _rung(point: PointRecord) -> tuple[int, ...]:
@@ -264,38 +215,34 @@ def _compiled(point: PointRecord) -> bool:
     return point.options.get("compile", "").lower() == "true"
 
 
-def _devices(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _devices(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         for gpu in source.scaling.alone:
             share = 100 * gpu.samples_per_s / (source.scaling.alone[0].samples_per_s or 1.0)
             mark = "differs from the others" if gpu.odd else ""
-            rows.append((source.labelled(str(gpu.index)), gpu.name, gpu.samples_per_s, share, mark))
-    columns = _columns("GPU", "name", ("total samples/s", "rate"), ("%", "percent"), "")
-    return FormTable(form="devices", columns=columns, rows=tuple(rows), missing="several GPUs, each alone")
+            yield source.labelled(str(gpu.index)), gpu.name, gpu.samples_per_s, share, mark
 
 
-def _pairs(sources: Sequence[FormSource]) -> FormTable:
-    names = list(dict.fromkeys(pair.strategy for source in sources for pair in source.scaling.pairs))
-    by_pair: dict[tuple[str, str], dict[str, float]] = {}
+def _pair_strategies(sources: Sequence[FormSource]) -> list[str]:
+    return list(dict.fromkeys(pair.strategy for source in sources for pair in source.scaling.pairs))
+
+
+def _pair_columns(sources: Sequence[FormSource]) -> tuple[str, ...]:
+    pairs = ((f"{name}:rate", f"{name}, of its two alone:percent") for name in _pair_strategies(sources))
+    return "link", "GPUs", *(column for pair in pairs for column in pair)
+
+
+def _pairs(sources: Sequence[FormSource]) -> Rows:
+    by_pair: dict[tuple[str, str], dict[str, tuple[float, float]]] = {}
     for source in sources:
         for pair in source.scaling.pairs:
             rates = by_pair.setdefault((source.labelled(pair.link), ",".join(map(str, pair.indices))), {})
-            rates[pair.strategy] = pair.samples_per_s
-            rates[f"{pair.strategy}, of its two alone"] = 100 * pair.efficiency
-    columns: list[tuple[str, Kind]] = []
-    for name in names:
-        columns += [(name, "rate"), (f"{name}, of its two alone", "percent")]
-    return FormTable(
-        form="pairs",
-        columns=_columns("link", "GPUs", *columns),
-        rows=tuple((*key, *(rates.get(name) for name, _ in columns)) for key, rates in sorted(by_pair.items())),
-        missing=f"pairs of devices (`--subsets pairs`){_VALID}",
-    )
+            rates[pair.strategy] = (pair.samples_per_s, 100 * pair.efficiency)
+    for key, rates in sorted(by_pair.items()):
+        yield (*key, *(value for name in _pair_strategies(sources) for value in rates.get(name, (None, None))))
 
 
-def _relative(sources: Sequence[FormSource]) -> FormTable:
-    rows: list[FormRow] = []
+def _relative(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         for setting, points in source.groups():
             if not words.relative_performance(points):
@@ -303,31 +250,68 @@ def _relative(sources: Sequence[FormSource]) -> FormTable:
             most = max(point.devices for point in points)
             rates = {point.strategy: point.samples_per_s or 0.0 for point in points if point.devices == most}
             reference = rates.get(_REFERENCE)
-            rows += [(setting, most, name, rate, 100 * rate / reference) for name, rate in rates.items() if reference]
-    return FormTable(
-        form="relative",
-        columns=_columns(
-            *("setting", ("GPUs", "count"), "strategy", ("samples/s", "rate"), (f"of {_REFERENCE}", "percent"))
-        ),
-        rows=tuple(rows),
-        missing=f"{_REFERENCE} on several devices{_VALID}",
-    )
+            if reference:
+                yield from ((setting, most, name, rate, 100 * rate / reference) for name, rate in rates.items())
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
 
 
-_MAKE: dict[str, Callable[[Sequence[FormSource]], FormTable]] = {
-    "training": _training,
-    "prediction": _prediction,
-    "strategies": _strategies,
-    "speedup": _speedup,
-    "batches": _batches,
-    "models": _models,
-    "medians": _medians,
-    "ladder": _ladder,
-    "devices": _devices,
-    "pairs": _pairs,
-    "relative": _relative,
+_LAYOUTS = {
+    "training": FormLayout(
+        columns=(
+            *("system", "strategy", "precision", "samples per iteration:count", f"{_TIMED} iterations [s]:seconds"),
+            *("iterations per minute:rate", "100k iterations [d]:days", "samples of 100k on one device [d]:days"),
+        ),
+        rows=_training,
+        note="An iteration on N devices processes N times the samples of one on a single device, so times per "
+        "iteration are not comparable; the last column is the time for the samples of 100k one-device iterations.",
+        missing="training (`gpudiag scale unet3d`)",
+    ),
+    "prediction": FormLayout(
+        columns=("system", "precision", "1.9 Gvox [s]:seconds", "Mvox/s:rate", "8.1 Tvox [h]:hours"),
+        rows=_prediction,
+        note="Each voxel counts once, when it is written, even if several blocks contain it.",
+        missing="prediction of a volume (`gpudiag scale unet3d-predict`)",
+    ),
+    "strategies": FormLayout(columns=_strategy_columns, rows=_strategies, missing="any point"),
+    "speedup": FormLayout(
+        columns=("setting", "GPUs:count", "strategy", "samples/s:rate", "speedup:ratio", "efficiency:percent"),
+        rows=_speedup,
+        note="Relative to one device with the same strategy and setting; empty if that baseline is not valid.",
+        missing="any point",
+    ),
+    "batches": FormLayout(columns=_batch_columns, rows=_batches, missing=f"a speedup (`--batch-size 32,512`){_VALID}"),
+    "models": FormLayout(
+        columns=("model", "strategy", "precision", "number of params:count", "speedup:ratio", "efficiency:percent"),
+        rows=_models,
+        missing=f"a speedup on several devices{_VALID}",
+    ),
+    "medians": FormLayout(
+        columns=("results", "GPUs:count", "models:count", "median speedup:ratio", "median efficiency:percent"),
+        rows=_medians,
+        missing=f"a speedup on several devices{_VALID}",
+    ),
+    "ladder": FormLayout(
+        columns=(
+            *("system", "strategy", "precision", "layout", "batch per device:count", "data", "compiled"),
+            *("samples/s:rate", "of the first:ratio"),
+        ),
+        rows=_ladder,
+        note="Unlike the other tables, this one compares points that differ in more than the strategy.",
+        missing="several precisions, layouts, batches or compilers "
+        "(`--precision fp32,fp16 --batch-size 64,128 --compile-both`)",
+    ),
+    "devices": FormLayout(
+        columns=("GPU", "name", "total samples/s:rate", "%:percent", ""),
+        rows=_devices,
+        missing="several GPUs, each alone",
+    ),
+    "pairs": FormLayout(columns=_pair_columns, rows=_pairs, missing=f"pairs of devices (`--subsets pairs`){_VALID}"),
+    "relative": FormLayout(
+        columns=("setting", "GPUs:count", "strategy", "samples/s:rate", f"of {_REFERENCE}:percent"),
+        rows=_relative,
+        missing=f"{_REFERENCE} on several devices{_VALID}",
+    ),
 }

@@ -55,9 +55,9 @@ def test_gpudiag_tracks_equal_the_attribution() -> None:
         assert (parts.start[1:] == parts.end[:-1]).all(), "buckets tile the steps"
         lengths = parts.end - parts.start
         for bucket, mean_ms in device.buckets_ms.items():
-            of_bucket = [place for place, name in enumerate(parts.names) if name.partition(":")[0] == bucket]
-            found = lengths[np.isin(parts.name, of_bucket)].sum()
-            assert abs(found - mean_ms * 1e6 * len(steps)) < 1
+            indices = [index for index, name in enumerate(parts.names) if name.partition(":")[0] == bucket]
+            bucket_ns = lengths[np.isin(parts.name, indices)].sum()
+            assert abs(bucket_ns - mean_ms * 1e6 * len(steps)) < 1
     waits = {name for group in groups for track in group.tracks if "waits" in track.title for name in track.names}
     assert "waits for rank 2" in waits
 

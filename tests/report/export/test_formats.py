@@ -105,20 +105,20 @@ def test_csv(job: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("job", JOBS)
 def test_xspace(job: str, tmp_path: Path) -> None:
     format_named("xspace").write(exported_job(job).export_model, path := tmp_path / "a.xplane.pb")
-    found = of_xspace(path)
+    written = of_xspace(path)
     exported = exported_job(job).export_model
-    assert sum(count for count, _ in found.values()) == exported.events()
-    assert sum(total for _, total in found.values()) == sum(total_ns(t) for g in exported.groups for t in g.tracks)
+    assert sum(count for count, _ in written.values()) == exported.events()
+    assert sum(total for _, total in written.values()) == sum(total_ns(t) for g in exported.groups for t in g.tracks)
     devices = [group for group in exported.groups if group.device is not None]
     for position, group in enumerate(devices):
         for track in group.tracks:
             rank = f"rank {group.ranks[0]}"
             if track.kind is TrackKind.GPUDIAG:
-                assert found[f"/device:CUSTOM:{rank} · gpudiag", track.title] == (len(track), total_ns(track))
+                assert written[f"/device:CUSTOM:{rank} · gpudiag", track.title] == (len(track), total_ns(track))
             elif track.kind is TrackKind.STREAM:
                 (line,) = [
                     value
-                    for (plane, name), value in found.items()
+                    for (plane, name), value in written.items()
                     if plane == f"/device:GPU:{position}" and name.startswith(f"Stream #{track.ident}(")
                 ]
                 assert line == (len(track), total_ns(track))

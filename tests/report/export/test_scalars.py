@@ -55,9 +55,9 @@ def test_event_file_is_tfrecords(tmp_path: Path) -> None:
     assert text.tag == "gpudiag/verdict"
     assert text.metadata.plugin_data.plugin_name == "text"
     assert list(text.tensor.string_val) == [b"# What ran"]
-    found = {(value.tag, event.step): value.simple_value for event in events[2:] for value in event.summary.value}
+    scalars = {(value.tag, event.step): value.simple_value for event in events[2:] for value in event.summary.value}
     expected = {(curve.tag, step): value for curve in series for step, value in curve.points}
-    assert found == pytest.approx(expected)
+    assert scalars == pytest.approx(expected)
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed here")

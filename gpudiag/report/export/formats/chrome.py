@@ -88,8 +88,5 @@ def _arguments(track: ExportTrack, device: int | None) -> list[dict[str, int]]:
 
 
 FORMAT = Format(
-    name="chrome",
-    ending=".trace.json.gz",
-    opens="chrome://tracing or https://ui.perfetto.dev",
-    encode=encode_chrome,
+    name="chrome", ending=".trace.json.gz", opens="chrome://tracing or https://ui.perfetto.dev", encode=encode_chrome
 )

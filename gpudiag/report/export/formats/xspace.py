@@ -86,15 +86,7 @@ class _Plane:
         correlation_offset: int = 0,
         pacing: PacingGroup | None = None,
     ) -> None:
-        """Add a track.
-
-        Args:
-            track: its events.
-            ident: number of the line.
-            title: label of the line.
-            correlation_offset: makes the process's correlation ids unique in the file.
-            pacing: knows the events' steps.
-        """
+        """Add a track; `correlation_offset` makes the process's correlation ids unique in the file."""
         line = self.message.lines.add(id=ident, display_id=ident, name=title, timestamp_ns=self._begins_ns)
         used = {index: self.name(track.names[index]) for index in set(track.name.tolist())}
         add = line.events.add
@@ -217,12 +209,7 @@ def _host_plane(
 
 
 def with_gpudiag_tracks(data: bytes, exported: ExportModel) -> bytes:
-    """Add gpudiag's tracks above the GPUs of a TensorFlow profile.
-
-    Args:
-        data: the serialized XSpace of one process.
-        exported: its export model.
-    """
+    """Add gpudiag's tracks above the GPUs of a TensorFlow profile, the serialized XSpace of one process."""
     space = message_type("xplane", "XSpace").FromString(data)
     devices = {group.device: group for group in exported.groups}
     planes = sorted((plane for plane in space.planes if _GPU_PLANE.match(plane.name)), key=_ordinal)

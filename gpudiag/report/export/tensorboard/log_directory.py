@@ -55,15 +55,10 @@ def write_run(
     verdict: str,
     profiles: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """Write what TensorBoard shows of one run.
+    """Write what TensorBoard shows of one run; `verdict` is the report in Markdown.
 
-    Args:
-        directory: the run's, not yet existing.
-        exported: all events.
-        series: scalars.
-        verdict: the report in Markdown.
-        profiles: TensorFlow's files (host name, XSpace), which are shown unchanged, a single one with gpudiag's tracks
-            above its GPUs. Empty for PyTorch: the export model is converted.
+    `profiles` are TensorFlow's files (host name, XSpace), which are shown unchanged, a single one with gpudiag's tracks
+    above its GPUs. Without any (PyTorch) the export model is converted.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
@@ -106,14 +101,7 @@ def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSerie
 
 
 def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wall_time: float) -> None:
-    """Write an event file.
-
-    Args:
-        series: scalars.
-        verdict: Markdown for TensorBoard's page of texts.
-        path: the file; TensorBoard reads files with `tfevents` in their names.
-        wall_time: time of the run, seconds since 1970.
-    """
+    """Write an event file; TensorBoard reads files with `tfevents` in their names."""
     event_type = message_type("summary", "Event")
     records = [event_type(wall_time=wall_time, file_version="brain.Event:2").SerializeToString()]
     event = event_type(wall_time=wall_time, step=0)

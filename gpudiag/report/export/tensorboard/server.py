@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -74,10 +75,9 @@ def free_port(host: str, port: int) -> int:
     except socket.gaierror as error:
         raise UsageError(f"--host {host}: {error.strerror}", "Give an address of this machine.") from error
     except OSError as error:
-        if error.errno is not None and "in use" in (error.strerror or ""):
-            raise UsageError(
-                f"port {port} of {host} is in use", "Choose another with --port, or 0 for any free one."
-            ) from error
+        if error.errno == errno.EADDRINUSE:
+            hint = "Choose another with --port, or 0 for any free one."
+            raise UsageError(f"port {port} of {host} is in use", hint) from error
         raise UsageError(
             f"cannot serve on {host}, port {port}: {error.strerror}", "Choose another --host or --port."
         ) from error
@@ -86,13 +86,6 @@ def free_port(host: str, port: int) -> int:
 @contextmanager
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run TensorBoard on `directory` until the context ends.
-
-    Args:
-        python: interpreter with TensorBoard.
-        directory: log directory.
-        host: address to bind to.
-        port: a free port there.
-        versions: result of `check_interpreter`, for messages.
 
     Raises:
         WorkerFailedError: it ended before it served, or did not serve in time.
