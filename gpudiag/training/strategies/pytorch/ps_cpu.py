@@ -12,7 +12,7 @@ from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.overlap import exposed_after
 from gpudiag.prediction.paths import HOST
 from gpudiag.prediction.transfers import run
-from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy, gather_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -186,11 +186,7 @@ class PsCpu(PytorchStrategy):
         dist.barrier(group=self._control)
 
     def _gather(self, value: Any) -> list[Any]:
-        from torch import distributed as dist
-
-        values: list[Any] = [None] * self._world
-        dist.all_gather_object(values, value, group=self._control)
-        return values
+        return gather_objects(value, self._control)
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:

@@ -25,6 +25,7 @@ import torch
 from torch import distributed as dist
 
 from gpudiag.errors import UsageError, WorkerFailedError
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.cpu_mover import CpuMover
@@ -196,9 +197,7 @@ class SharedHostAllReduce:
         del self._mover, self._reducer, self._peers, self._control, self._segment, self._at_exit
 
     def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return gather_objects(value, self._group)
 
     def _reserve(self, near: set[int]) -> None:
         """Allocate this rank's share of the memory on the NUMA node of its device and threads."""
