@@ -208,7 +208,9 @@ def training_entry(name: str, command: str) -> WorkloadEntry:
     """
     entry = workload_entry(name)
     if not entry.trains:
-        raise UsageError(f"{name} does not train, so it has no gradients to exchange", f"{command} knows {_trained()}.")
+        raise UsageError(
+            f"{name} does not train, so it has no gradients to communicate", f"{command} knows {_trained()}."
+        )
     return entry
 
 

@@ -125,7 +125,7 @@ class PytorchStrategy(Strategy):
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
         if sparse:
             raise UsageError(
-                f"the gradients of {_shortened(sparse)} are sparse, which cannot be exchanged this way",
+                f"the gradients of {_shortened(sparse)} are sparse, which this strategy cannot communicate",
                 "Make the embeddings with sparse=False.",
             )
         complex_names = [
@@ -133,7 +133,7 @@ class PytorchStrategy(Strategy):
         ]
         if complex_names:
             raise UsageError(
-                f"{_shortened(complex_names)}: complex parameters, whose gradients cannot be exchanged this way",
+                f"{_shortened(complex_names)}: complex parameters, whose gradients this strategy cannot communicate",
                 "Keep real and imaginary parts as two parameters (torch.view_as_real).",
             )
         if not any(parameter.requires_grad for parameter in model.parameters()):

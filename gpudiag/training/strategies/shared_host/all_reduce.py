@@ -139,7 +139,8 @@ class SharedHostAllReduce:
         if tensor.layout != torch.strided or tensor.dtype not in KINDS:
             what = "sparse" if tensor.layout != torch.strided else str(tensor.dtype).removeprefix("torch.")
             raise UsageError(
-                f"cpu-reduce cannot exchange {what} gradients", "Use gloo, or make the model's gradients dense floats."
+                f"cpu-reduce cannot communicate {what} gradients",
+                "Use gloo, or make the model's gradients dense floats.",
             )
         flat = tensor.view(-1)
         wire = None
@@ -179,7 +180,7 @@ class SharedHostAllReduce:
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
         if self._closed:
-            raise WorkerFailedError("this exchange has been closed", "Close it after the last step.")
+            raise WorkerFailedError("this all-reduce has been closed", "Close it after the last step.")
 
     def close(self) -> None:
         """Finish what is under way and release everything. May be called again."""
@@ -246,7 +247,7 @@ class SharedHostAllReduce:
 
     def _mismatch(self, rank: int) -> None:
         self._give_up(
-            f"rank {rank} sends gradients of another size or type than rank {self.rank} does",
+            f"rank {rank} sends gradients of another size or type than rank {self.rank}",
             "All ranks must train the same model and use the same parameters in each step.",
         )
 
