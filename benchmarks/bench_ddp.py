@@ -60,7 +60,7 @@ class Trainer:
         self.optimizer = workload.optimizer(self.model.parameters())
         self.arithmetic = Arithmetic("tf32" if on_gpu else "fp32", device)
         entry = workload_entry(workload_name)
-        size = entry.gpu_batch if on_gpu else entry.cpu_batch
+        size = entry.default_batch(on_gpu=on_gpu)
         inputs, target = workload.samples(size, torch.Generator().manual_seed(dist.get_rank()))
         self.inputs, self.target = workload.prepare(inputs.to(device)), target.to(device)
         self.workload, self.device = workload, device

@@ -10,7 +10,7 @@ from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind
-from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepView, StepTrack, WaitView
+from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepTrack, StepView, WaitView
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]

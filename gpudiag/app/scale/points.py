@@ -113,7 +113,7 @@ def in_order(found: Iterable[Point]) -> list[Point]:
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
     """What all points of one curve share; in strong mode the batch is the whole step's."""
     entry = workload_entry(name)
-    batch = entry.gpu_batch if site.gpus else entry.cpu_batch
+    batch = entry.default_batch(on_gpu=bool(site.gpus))
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
     default = framework_named(request.run.framework).memory_format
     for values, valid, option in (

@@ -30,7 +30,7 @@ def train(job: Job) -> None:
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     entry = workload_entry(job.workload)
-    batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
+    batch_size = job.batch_size or entry.default_batch(on_gpu=on_gpu)
     workers = (_GPU_LOADER_WORKERS if on_gpu else 0) if job.loader_workers is None else job.loader_workers
     if job.data == "zmq":
         workers = max(1, workers)

@@ -40,15 +40,9 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     images: bool = True
     trains: bool = True
 
-    @property
-    def gpu_batch(self) -> int:
-        """Return the default samples per GPU and step."""
-        return self.batches[0]
-
-    @property
-    def cpu_batch(self) -> int:
-        """Return the default samples per CPU process and step."""
-        return self.batches[1]
+    def default_batch(self, *, on_gpu: bool) -> int:
+        """Return the default samples per step, for a GPU or for a CPU process."""
+        return self.batches[0 if on_gpu else 1]
 
     @property
     def module(self) -> str:
@@ -137,53 +131,28 @@ _ENTRIES = (
         batches=(64, 1),
         summary="Inception-v3 on 299x299 images, 23.8 million parameters: kernels of all shapes.",
     ),
-    WorkloadEntry(
-        name="resnet32-cifar",
-        model="cifar.ResNetCifarTraining",
-        depth=32,
-        parameters=464_154,
-        batches=(128, 16),
-        summary="ResNet-32 on 32x32 images, 0.46 million parameters: the same, deeper.",
+    *(
+        WorkloadEntry(
+            name=f"resnet{depth}-cifar",
+            model="cifar.ResNetCifarTraining",
+            depth=depth,
+            parameters=parameters,
+            batches=(128, cpu_batch),
+            summary=f"ResNet-{depth} on 32x32 images, {parameters / 1e6:.2f} million parameters: a deeper ResNet-20.",
+        )
+        for depth, parameters, cpu_batch in ((32, 464_154, 16), (44, 658_586, 8), (56, 853_018, 8), (110, 1_727_962, 4))
     ),
-    WorkloadEntry(
-        name="resnet44-cifar",
-        model="cifar.ResNetCifarTraining",
-        depth=44,
-        parameters=658_586,
-        batches=(128, 8),
-        summary="ResNet-44 on 32x32 images, 0.66 million parameters: the same, deeper.",
-    ),
-    WorkloadEntry(
-        name="resnet56-cifar",
-        model="cifar.ResNetCifarTraining",
-        depth=56,
-        parameters=853_018,
-        batches=(128, 8),
-        summary="ResNet-56 on 32x32 images, 0.85 million parameters: the same, deeper.",
-    ),
-    WorkloadEntry(
-        name="resnet110-cifar",
-        model="cifar.ResNetCifarTraining",
-        depth=110,
-        parameters=1_727_962,
-        batches=(128, 4),
-        summary="ResNet-110 on 32x32 images, 1.73 million parameters: the same, deeper.",
-    ),
-    WorkloadEntry(
-        name="densenet40-cifar",
-        model="cifar.DenseNetCifarTraining",
-        depth=40,
-        parameters=1_019_722,
-        batches=(64, 4),
-        summary="DenseNet-40 of growth 12 on 32x32 images, 1.02 million parameters: memory-bound.",
-    ),
-    WorkloadEntry(
-        name="densenet100-cifar",
-        model="cifar.DenseNetCifarTraining",
-        depth=100,
-        parameters=6_979_642,
-        batches=(64, 1),
-        summary="DenseNet-100 of growth 12 on 32x32 images, 6.98 million parameters: memory-bound.",
+    *(
+        WorkloadEntry(
+            name=f"densenet{depth}-cifar",
+            model="cifar.DenseNetCifarTraining",
+            depth=depth,
+            parameters=parameters,
+            batches=(64, cpu_batch),
+            summary=f"DenseNet-{depth} of growth 12 on 32x32 images, {parameters / 1e6:.2f} million parameters: "
+            "memory-bound.",
+        )
+        for depth, parameters, cpu_batch in ((40, 1_019_722, 4), (100, 6_979_642, 1))
     ),
     WorkloadEntry(
         name="cnn-cifar",
@@ -239,7 +208,9 @@ def training_entry(name: str, command: str) -> WorkloadEntry:
     """
     entry = workload_entry(name)
     if not entry.trains:
-        raise UsageError(f"{name} does not train, so it has no gradients to exchange", f"{command} knows {_trained()}.")
+        raise UsageError(
+            f"{name} does not train, so it has no gradients to communicate", f"{command} knows {_trained()}."
+        )
     return entry
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     import torch
+    import torch.distributed as dist
     from torch import nn
     from torch.optim import Optimizer
 
@@ -124,7 +125,7 @@ class PytorchStrategy(Strategy):
         sparse = [name for name, module in model.named_modules() if getattr(module, "sparse", False) is True]
         if sparse:
             raise UsageError(
-                f"the gradients of {_shortened(sparse)} are sparse, which cannot be exchanged this way",
+                f"the gradients of {_shortened(sparse)} are sparse, which this strategy cannot communicate",
                 "Make the embeddings with sparse=False.",
             )
         complex_names = [
@@ -132,7 +133,7 @@ class PytorchStrategy(Strategy):
         ]
         if complex_names:
             raise UsageError(
-                f"{_shortened(complex_names)}: complex parameters, whose gradients cannot be exchanged this way",
+                f"{_shortened(complex_names)}: complex parameters, whose gradients this strategy cannot communicate",
                 "Keep real and imaginary parts as two parameters (torch.view_as_real).",
             )
         if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -154,6 +155,15 @@ class PytorchStrategy(Strategy):
                 f"{_shortened(unused)} got no gradient: forward does not use every parameter that is to be trained",
                 "Call requires_grad_(False) on what is not used, or leave it out of the model.",
             )
+
+
+def gather_objects(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """Return every rank's value, by rank, on every rank of the group."""
+    import torch.distributed as dist
+
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group=group)
+    return values
 
 
 def _shortened(names: list[str]) -> str:

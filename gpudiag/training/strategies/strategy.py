@@ -85,7 +85,7 @@ class Strategy:
         if devices * nodes < cls.least_devices:
             raise HardwareMissingError(
                 f"{cls.name} needs at least {cls.least_devices} devices, and this job has {devices * nodes}",
-                f"On one device there is nothing to exchange: use {INDEPENDENT}.",
+                f"On one device there is nothing to communicate: use {INDEPENDENT}.",
             )
         if precision == "fp16" and not cls.scales_losses:
             raise UsageError(
@@ -110,7 +110,7 @@ class Strategy:
         if cls.needs_gpu and not on_gpu:
             return "it needs GPUs, and there is none to use"
         if devices < cls.least_devices:
-            return "one device exchanges nothing"
+            return "one device does not communicate"
         # The driver pins memory beyond limits of a few MB, but not with a limit of 0.
         if cls.locks_memory and on_gpu and facts.host.memlock_bytes == 0:
             return "memory cannot be locked (limit 0 KiB); raise `ulimit -l`"

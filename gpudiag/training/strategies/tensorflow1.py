@@ -52,14 +52,14 @@ class _Tensorflow1(Strategy):
 
 class _Alone(_Tensorflow1):
     name = INDEPENDENT
-    summary = "No exchange."
+    summary = "No communication."
     communications = False
     least_devices = 1
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:
         """Return no cost."""
-        return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no exchange: the ceiling of every other strategy")
+        return Cost(exposed_ms=0.0, exchange_ms=0.0, reason="no communication: a lower bound for every other strategy")
 
 
 class _Nccl(_Tensorflow1):

@@ -120,22 +120,22 @@ def test_extra_compute_is_proportional_to_amount(trainer: DdpTrainer, monkeypatc
     assert counts == [10, 80]
 
 
-@pytest.mark.parametrize("way", ["slow", "meeting"])
-def test_communication_of_one_process_keeps_gradients(trainer: DdpTrainer, way: Any) -> None:
+@pytest.mark.parametrize("mode", ["slow", "meeting"])
+def test_communication_of_one_process_keeps_gradients(trainer: DdpTrainer, mode: Any) -> None:
     plain = update(trainer)
-    trainer.exchange.extra, trainer.exchange.way = 3.0, way
-    for mine, theirs in zip(update(trainer), plain, strict=True):
-        assert torch.allclose(mine, theirs, atol=1e-6)
+    trainer.communication.extra, trainer.communication.mode = 3.0, mode
+    for gradient, expected in zip(update(trainer), plain, strict=True):
+        assert torch.allclose(gradient, expected, atol=1e-6)
 
 
 def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="exchange", kind="whole-exchange"))
-    ways = []
+    modes = []
     for on in (True, False):
         fault.switch(on=on)
-        ways.append(trainer.exchange.way)
+        modes.append(trainer.communication.mode)
     fault.rest()
-    assert [*ways, trainer.exchange.way] == ["plain", "meeting", "plain"]
+    assert [*modes, trainer.communication.mode] == ["plain", "meeting", "plain"]
 
 
 def test_layer_syncs_hook_layers_only_while_on(trainer: DdpTrainer) -> None:

@@ -67,7 +67,7 @@ def clean(trainer: DdpTrainer) -> Iterator[None]:
     loader = trainer.loader
     assert (trainer.extra, trainer.before_update, trainer.after, trainer.other_step) == (None,) * 4
     assert loader.source is loader.usual
-    assert trainer.exchange.way == "plain"
+    assert trainer.communication.mode == "plain"
     assert gc.get_freeze_count() == 0
 
 
@@ -234,25 +234,25 @@ def test_synchronized_batch_norms_share_parameters(trainer: DdpTrainer) -> None:
 
 @pytest.mark.parametrize("kind", ["accumulation", "checkpointing", "fsdp2", "side-stream-copies"])
 def test_job_variant_trains_with_and_without_communication(trainer: DdpTrainer, kind: str) -> None:
-    job = fault_of(trainer, kind)
+    variant = fault_of(trainer, kind)
     for on in (True, False):
-        job.switch(on=on)
-        assert trainer.exchange.happens is on
+        variant.switch(on=on)
+        assert trainer.communication.happens is on
         trainer.step()
-    job.rest()
+    variant.rest()
     assert trainer.strategy == "gloo"
     assert not any(isinstance(module, CheckpointedBlock) for module in trainer.model.modules())
 
 
 def test_accumulation_updates_once_per_two_batches(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
-    monkeypatch.setattr(trainer, "backward", lambda *_arguments, exchanging: seen.append(exchanging))
-    job = fault_of(trainer, "accumulation")
-    job.switch(on=True)
+    monkeypatch.setattr(trainer, "backward", lambda *_arguments, communicating: seen.append(communicating))
+    variant = fault_of(trainer, "accumulation")
+    variant.switch(on=True)
     trainer.step()
-    job.switch(on=False)
+    variant.switch(on=False)
     trainer.step()
-    job.rest()
+    variant.rest()
     assert seen == [False, True, False, False]
 
 
@@ -264,11 +264,11 @@ def test_compiled_variant_compiles_each_block(trainer: DdpTrainer, monkeypatch: 
         return nn.Sequential(block)
 
     monkeypatch.setattr(torch, "compile", compile_block)
-    job = fault_of(trainer, "compiled")
+    variant = fault_of(trainer, "compiled")
     assert len(compiled) == 9
-    job.switch(on=True)
+    variant.switch(on=True)
     trainer.step()
-    job.rest()
+    variant.rest()
 
 
 def test_split_layers_add_up_to_the_whole_layer() -> None:
@@ -294,7 +294,9 @@ def test_split_layers_add_up_to_the_whole_layer() -> None:
     assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients)
 
 
-def job_of(trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]) -> FaultTrials[DdpTrainer]:
+def trials_of(
+    trainer: DdpTrainer, tmp_path: Path, kinds: dict[str, type[Fault[DdpTrainer]]]
+) -> FaultTrials[DdpTrainer]:
     return FaultTrials(PLAN, trainer, kinds, load_runtime(framework_named("pytorch").name), tmp_path)
 
 
@@ -304,8 +306,8 @@ def test_launch_cost_of_a_variant_is_timed_behind_a_held_device(
     held: list[float] = []
     monkeypatch.setattr(trainer, "holds", True)
     monkeypatch.setattr(trainer, "hold", held.append)
-    job = job_of(trainer, tmp_path, KINDS)
-    job.ablate(FaultPlan(name="accumulation", kind="accumulation", job=True))
+    trials = trials_of(trainer, tmp_path, KINDS)
+    trials.ablate(FaultPlan(name="accumulation", kind="accumulation", job=True))
     ablation = json.loads((tmp_path / "accumulation" / ABLATION_FILE).read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True]
     assert [block["on"] for block in ablation["held"]] == [False, True, True, False]
@@ -321,11 +323,11 @@ def test_failed_fault_is_skipped_and_others_continue(trainer: DdpTrainer, tmp_pa
             if on:
                 raise ValueError("no such thing here")
 
-    job = job_of(trainer, tmp_path, {"failing": Failing, "none": KINDS["none"]})
+    trials = trials_of(trainer, tmp_path, {"failing": Failing, "none": KINDS["none"]})
     plans = [FaultPlan(name=name, kind=name) for name in ("failing", "none")]
-    for do in (job.ablate, job.profile):
+    for trial in (trials.ablate, trials.profile):
         for plan in plans:
-            job.attempt(plan, do)
+            trials.attempt(plan, trial)
     failure = json.loads((tmp_path / "failing" / FAILURE_FILE).read_text(encoding="utf-8"))
     assert failure["why"] == "failed: ValueError: no such thing here"
     assert not (tmp_path / "failing" / ABLATION_FILE).exists()

@@ -37,7 +37,7 @@ class Subject:
         on_gpu = world.on_gpu
         defaults = workload_entry(entry.workload)
         self.name = entry.workload
-        self.batch_size = entry.batch_size or (defaults.gpu_batch if on_gpu else defaults.cpu_batch)
+        self.batch_size = entry.batch_size or defaults.default_batch(on_gpu=on_gpu)
         self.precision = computed_in(entry.precision, on_gpu=on_gpu)
         self.memory_format = entry.memory_format
         self._layout = torch.channels_last if entry.memory_format == "nhwc" else torch.contiguous_format

@@ -15,6 +15,7 @@ from gpudiag.training.frameworks.pytorch.runtime import device_name
 from gpudiag.training.jobs.precision import use_device
 from gpudiag.training.session import record
 from gpudiag.training.session.position import current_position
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class World:
@@ -53,9 +54,7 @@ class World:
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank, on every rank."""
-        values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._control)
-        return values
+        return gather_objects(value, self._control)
 
     def first(self, value: Any) -> Any:
         """Return rank 0's value on each rank."""

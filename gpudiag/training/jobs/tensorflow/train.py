@@ -33,7 +33,7 @@ def train(job: Job) -> None:
     strategy = kind.make(devices)
     on_gpu = job.device == "cuda"
     entry = workload_entry(job.workload)
-    batch_size = job.batch_size or (entry.gpu_batch if on_gpu else entry.cpu_batch)
+    batch_size = job.batch_size or entry.default_batch(on_gpu=on_gpu)
     precision = computed_in(job.precision, on_gpu=on_gpu)
     set_precision(precision)
     keras.config.set_image_data_format("channels_first" if job.memory_format == "nchw" else "channels_last")

@@ -37,6 +37,7 @@ from gpudiag.training.jobs.volume.storage import (
 )
 from gpudiag.training.loop.launched import launched
 from gpudiag.training.models.pytorch.unet3d import OUTPUTS, UNet3dTraining
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
 from gpudiag.training.strategies.registry import load_strategy
 
 if TYPE_CHECKING:
@@ -203,8 +204,7 @@ class VolumePrediction:
                 self._batches(source, map(self._blocks.__getitem__, own)), Volume.open(prediction)
             )
             share = RankInference(rank=rank, blocks=len(own), voxels=written, seconds=time.perf_counter() - began_s)
-            shares: list[Any] = [None] * world
-            torch.distributed.all_gather_object(shares, share)
+            shares = gather_objects(share)
             if rank == 0:
                 write_json(self._run_dir / INFERENCE_FILE, self._figures(shares))
             self._record(model, predictor, self._batches(source, itertools.cycle(repeated)), Volume.open(scratch))

@@ -50,7 +50,7 @@ def describe(name: str, *, on_gpu: bool) -> dict[str, Any]:
         "sizes": [parameter.numel() * parameter.element_size() for parameter in reversed(trained)],
         "flops": flops,
         "blocks": len(shards_of(model)),
-        "batch_size": entry.gpu_batch if on_gpu else entry.cpu_batch,
+        "batch_size": entry.default_batch(on_gpu=on_gpu),
         "input_bytes": inputs.numel() * inputs.element_size(),
     }
 

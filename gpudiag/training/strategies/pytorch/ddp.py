@@ -199,7 +199,7 @@ class Independent(PytorchStrategy):
     """
 
     name = INDEPENDENT
-    summary = "No exchange: each process trains its own model. Its step time is the floor for the others."
+    summary = "No communication: each process trains its own model; its step time is a lower bound for the others."
     list_order, preference_rank = 80, 80
     communicates = False
 
@@ -209,10 +209,10 @@ class Independent(PytorchStrategy):
         return Cost(
             exposed_ms=0.0,
             exchange_ms=0.0,
-            reason="no exchange: the ceiling of every other strategy, and no training of one model",
+            reason="no communication: a lower bound for every other strategy, but the processes train different models",
         )
 
     @classmethod
     def code(cls, candidate: Candidate) -> tuple[str, ...]:
         """Return a comment: nothing needs to be written."""
-        return ("# nothing is exchanged: the processes train different models",)
+        return ("# no communication: the processes train different models",)

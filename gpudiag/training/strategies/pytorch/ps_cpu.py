@@ -10,7 +10,7 @@ import gpudiag
 from gpudiag.prediction import transfers
 from gpudiag.prediction.cost import Cost
 from gpudiag.prediction.paths import HOST
-from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy
+from gpudiag.training.strategies.pytorch_strategy import PytorchStrategy, gather_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -184,11 +184,7 @@ class PsCpu(PytorchStrategy):
         dist.barrier(group=self._control)
 
     def _gather(self, value: Any) -> list[Any]:
-        from torch import distributed as dist
-
-        values: list[Any] = [None] * self._world
-        dist.all_gather_object(values, value, group=self._control)
-        return values
+        return gather_objects(value, self._control)
 
     @classmethod
     def cost(cls, now: Situation, candidate: Candidate) -> Cost:

@@ -25,6 +25,7 @@ import torch
 from torch import distributed as dist
 
 from gpudiag.errors import UsageError, WorkerFailedError
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
 from gpudiag.training.strategies.shared_host import layout as at
 from gpudiag.training.strategies.shared_host.control import Control
 from gpudiag.training.strategies.shared_host.cpu_mover import CpuMover
@@ -138,7 +139,8 @@ class SharedHostAllReduce:
         if tensor.layout != torch.strided or tensor.dtype not in KINDS:
             what = "sparse" if tensor.layout != torch.strided else str(tensor.dtype).removeprefix("torch.")
             raise UsageError(
-                f"cpu-reduce cannot exchange {what} gradients", "Use gloo, or make the model's gradients dense floats."
+                f"cpu-reduce cannot communicate {what} gradients",
+                "Use gloo, or make the model's gradients dense floats.",
             )
         flat = tensor.view(-1)
         wire = None
@@ -178,7 +180,7 @@ class SharedHostAllReduce:
         if self._failure is not None:
             raise WorkerFailedError(*self._failure)
         if self._closed:
-            raise WorkerFailedError("this exchange has been closed", "Close it after the last step.")
+            raise WorkerFailedError("this all-reduce has been closed", "Close it after the last step.")
 
     def close(self) -> None:
         """Finish what is under way and release everything. May be called again."""
@@ -196,9 +198,7 @@ class SharedHostAllReduce:
         del self._mover, self._reducer, self._peers, self._control, self._segment, self._at_exit
 
     def _gather(self, value: Any) -> list[Any]:
-        values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value, group=self._group)
-        return values
+        return gather_objects(value, self._group)
 
     def _reserve(self, near: set[int]) -> None:
         """Allocate this rank's share of the memory on the NUMA node of its device and threads."""
@@ -247,7 +247,7 @@ class SharedHostAllReduce:
 
     def _mismatch(self, rank: int) -> None:
         self._give_up(
-            f"rank {rank} sends gradients of another size or type than rank {self.rank} does",
+            f"rank {rank} sends gradients of another size or type than rank {self.rank}",
             "All ranks must train the same model and use the same parameters in each step.",
         )
 

@@ -98,7 +98,7 @@ class PeerWatch:
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (
-            f"rank {rank} (process {self._others[rank]}) ended while gradients were exchanged through host memory",
+            f"rank {rank} (process {self._others[rank]}) ended during gradient communication through host memory",
             f"See the output of rank {rank} for why it ended.",
         )
 
@@ -107,10 +107,10 @@ class PeerWatch:
         for rank in self._others:
             state = self._control.get(at.STATE, rank)
             if state == at.FAILED:
-                return f"rank {rank} has given the exchange up", f"See the output of rank {rank} for why."
+                return f"rank {rank} has stopped communicating", f"See the output of rank {rank} for why."
             if state == at.LEFT and not at.reached(self._control.get(at.SUBMITTED, rank), submitted):
                 return (
-                    f"rank {rank} has ended its training while rank {self._control.rank} still exchanges gradients",
+                    f"rank {rank} has ended its training while rank {self._control.rank} still communicates gradients",
                     "Give all ranks the same number of steps (a DataLoader's drop_last=True, or DDP's join()).",
                 )
         return None
@@ -121,6 +121,6 @@ class PeerWatch:
         slowest = min(range(len(counts)), key=counts.__getitem__)
         sent = f"rank {slowest} has sent {counts[slowest]} pieces, rank {control.rank} {counts[control.rank]}"
         return (
-            f"no gradient was exchanged for {self._timeout_s:g} s: {sent}",
+            f"no gradient was communicated for {self._timeout_s:g} s: {sent}",
             "All ranks must run backward equally often and use the same parameters; if steps are long, wait longer.",
         )

@@ -1,8 +1,8 @@
 /* The CPU's side of an all-reduce through shared host memory: the loops of one rank's threads.
  *
- * Python starts each loop in a thread of its own through ctypes, which releases the interpreter's lock: nothing here
- * ever needs it, so a training loop that keeps it busy does not delay the exchange. layout.py describes the memory and
- * native.py mirrors `struct engine`; both must change with this file.
+ * Python starts each loop in its own thread through ctypes, which releases the interpreter's lock. Nothing here needs
+ * the lock, so a training loop that holds it does not delay the all-reduce. layout.py describes the memory and native.py
+ * mirrors `struct engine`; both must change with this file.
  *
  * Counters are 32 bits and may wrap: a is at or after b when (int32_t)(a - b) >= 0.
  */
@@ -29,7 +29,7 @@ struct engine {
     uint8_t *control, *pieces, *staging;      /* shared: a page per rank; a ring of pieces per rank; the slots */
     uint64_t page_bytes, chunk_bytes;
     uint32_t rank, world, slots, lanes, ring, threads;
-    uint32_t spin;                            /* rounds of spinning before a nap, some 15 to 70 ns each */
+    uint32_t spin;                            /* rounds of spinning before a sleep, 15 to 70 ns each */
     uint32_t in_turn;                         /* there are fewer processors than threads */
     /* Private to the process, each on its own cache line. */
     uint32_t submitted __attribute__((aligned(LINE)));
@@ -51,20 +51,20 @@ static inline void pause_briefly(void) {
 #endif
 }
 
-/* While chunks are under way waiting is spinning: waking from a nap takes longer than a chunk, and every chunk would wait
- * for the last of all ranks' threads to wake. A rank that is late for a millisecond is waited for in naps. Where they take
- * the processors from threads that train, they grow to an eighth of what was waited already, a millisecond at most. */
-static inline void wait_a_little(const struct engine *e, uint32_t *rounds) {
+/* Spin while chunks are under way, because waking from a sleep takes longer than a chunk, and every chunk would wait for
+ * the last thread of all ranks to wake. After a millisecond, sleep. If there are fewer processors than threads, the sleep
+ * grows to an eighth of the time waited so far, up to a millisecond, so that threads that train get the processors. */
+static inline void wait_briefly(const struct engine *e, uint32_t *rounds) {
     if (++*rounds < e->spin) {
         pause_briefly();
     } else {
         uint32_t doubled = e->in_turn ? (*rounds - e->spin) / 8 : 0;
-        struct timespec nap = {0, doubled < 5 ? 50000L << doubled : 1000000L};
-        nanosleep(&nap, 0);
+        struct timespec pause = {0, doubled < 5 ? 50000L << doubled : 1000000L};
+        nanosleep(&pause, 0);
     }
 }
 
-/* After so many with nothing submitted a thread sleeps until something is. */
+/* Rounds without submitted chunks after which a thread sleeps until a chunk is submitted. */
 static inline uint32_t idle_rounds(const struct engine *e) { return e->in_turn ? e->spin : IDLE_ROUNDS; }
 
 static void sleep_until_changed(struct engine *e, uint32_t *word, uint32_t seen) {
@@ -89,7 +89,7 @@ static inline float from_bfloat16(uint16_t bits) {
     return value;
 }
 
-static inline uint16_t to_bfloat16(float value) { /* to nearest, ties to even; a NaN stays one */
+static inline uint16_t to_bfloat16(float value) { /* to nearest, ties to even; NaN is preserved */
     uint32_t bits;
     memcpy(&bits, &value, 4);
     uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
@@ -195,14 +195,14 @@ static struct piece *piece_of(const struct engine *e, uint32_t rank, uint32_t nu
     return (struct piece *)e->pieces + (uint64_t)rank * e->ring + number % e->ring;
 }
 
-/* Part `index` of `parts` of the piece, on borders of 32 elements (a cache line or more). */
-static long border(uint32_t count, uint32_t index, uint32_t parts) {
+/* Return where part `index` of `parts` of a piece begins: at a multiple of 32 elements (a cache line or more). */
+static long part_begin(uint32_t count, uint32_t index, uint32_t parts) {
     if (index == parts) return count;
     long at = (long)((uint64_t)count * index / parts);
     return at & ~31L;
 }
 
-/* A reducing thread: forms its part of the rank's share of each chunk that the coordinator has let go. */
+/* Run a reducing thread: sum its part of the rank's share of each chunk that the coordinator has released. */
 int gpudiag_reduce(struct engine *e, uint32_t thread) {
     uint32_t number = load(&e->done[thread].value), rounds = 0;
     for (;;) {
@@ -210,36 +210,36 @@ int gpudiag_reduce(struct engine *e, uint32_t thread) {
             if (load(&e->stop)) return STOPPED;
             uint32_t submitted = load(&e->submitted);
             if (submitted == number && rounds > idle_rounds(e)) sleep_until_changed(e, &e->submitted, submitted);
-            wait_a_little(e, &rounds);
+            wait_briefly(e, &rounds);
         }
         rounds = 0;
         struct piece p = *piece_of(e, e->rank, number);
-        uint32_t parts = e->world * e->threads, mine = e->rank * e->threads + thread;
-        sum_ranks(e, number, &p, border(p.count, mine, parts), border(p.count, mine + 1, parts));
+        uint32_t parts = e->world * e->threads, part = e->rank * e->threads + thread;
+        sum_ranks(e, number, &p, part_begin(p.count, part, parts), part_begin(p.count, part + 1, parts));
         store(&e->done[thread].value, ++number);
     }
 }
 
-/* The coordinating thread of a rank: lets chunks go that are there from every rank and whose result slot is free, and
- * tells the rank's GPU (`READY`) and the other ranks (`REDUCED`) how far the sums are.
- * Returns STOPPED, or MISMATCH + 256 * rank when that rank sends something else than this one. */
+/* Run the coordinating thread of a rank: release chunks that have arrived from every rank and whose result slot is free,
+ * and publish the progress of the sums to the rank's GPU (`READY`) and to the other ranks (`REDUCED`).
+ * Return STOPPED, or MISMATCH + 256 * rank if that rank's chunk differs from this rank's. */
 int gpudiag_coordinate(struct engine *e) {
-    uint8_t *mine = e->control + e->rank * e->page_bytes;
-    uint32_t go = load(&e->go), reduced = load(mine + REDUCED), ready = load(mine + READY), rounds = 0;
+    uint8_t *page_of_rank = e->control + e->rank * e->page_bytes;
+    uint32_t go = load(&e->go), reduced = load(page_of_rank + REDUCED), ready = load(page_of_rank + READY), rounds = 0;
     for (;;) {
         if (load(&e->stop)) return STOPPED;
         int moved = 0;
         uint32_t submitted = load(&e->submitted);
         if (go != submitted) {
-            /* The chunk that had this slot before went over the same lane: lanes divide slots. */
-            uint32_t lane = go % e->lanes * LINE, behind = go + 1 - e->slots;
-            int there = 1;
-            for (uint32_t r = 0; r < e->world && there; r++) {
+            /* The previous chunk in this slot used the same lane, because lanes divide slots. */
+            uint32_t lane = go % e->lanes * LINE, previous = go + 1 - e->slots;
+            int arrived = 1;
+            for (uint32_t r = 0; r < e->world && arrived; r++) {
                 const uint8_t *page = e->control + r * e->page_bytes;
-                there = reached(load(page + ARRIVED + lane), go + 1)
-                     && reached(load(page + FETCHED + lane), behind);
+                arrived = reached(load(page + ARRIVED + lane), go + 1)
+                       && reached(load(page + FETCHED + lane), previous);
             }
-            if (there) {
+            if (arrived) {
                 const struct piece *own = piece_of(e, e->rank, go);
                 for (uint32_t r = 0; r < e->world; r++) {
                     const struct piece *other = piece_of(e, r, go);
@@ -254,22 +254,22 @@ int gpudiag_coordinate(struct engine *e) {
             uint32_t done = load(&e->done[t].value);
             if (!reached(done, least)) least = done;
         }
-        if (least != reduced) store(mine + REDUCED, reduced = least), moved = 1;
+        if (least != reduced) store(page_of_rank + REDUCED, reduced = least), moved = 1;
         for (uint32_t r = 0; r < e->world; r++) {
-            uint32_t theirs = load(e->control + r * e->page_bytes + REDUCED);
-            if (!reached(theirs, least)) least = theirs;
+            uint32_t reduced_there = load(e->control + r * e->page_bytes + REDUCED);
+            if (!reached(reduced_there, least)) least = reduced_there;
         }
-        if (least != ready) store(mine + READY, ready = least), moved = 1;
+        if (least != ready) store(page_of_rank + READY, ready = least), moved = 1;
         if (moved) {
             rounds = 0;
         } else {
             if (ready == submitted && rounds > idle_rounds(e)) sleep_until_changed(e, &e->submitted, submitted);
-            wait_a_little(e, &rounds);
+            wait_briefly(e, &rounds);
         }
     }
 }
 
-/* `number` chunks have been submitted in all: their pieces are in the ring. */
+/* Announce that `number` chunks have been submitted in all; their pieces are in the ring. */
 void gpudiag_submit(struct engine *e, uint32_t number) {
     __atomic_store_n(&e->submitted, number, __ATOMIC_SEQ_CST);
     wake(e);
@@ -299,8 +299,8 @@ struct queues {
     void *outgoing[8], *incoming[8];
 };
 
-/* Queue `count` bytes at `data` as chunks from `number` on, `step` bytes each: out to this rank's slots and, when every
- * rank has formed its share, back from the result's. Returns CUDA's first error, or 0. */
+/* Enqueue `count` bytes at `data` as chunks from `number` on, `step` bytes each: copies to this rank's slots and, when
+ * every rank has summed its share, back from the result slots. Return CUDA's first error, or 0. */
 int gpudiag_queue(const struct queues *q, uint64_t data, uint64_t count, uint64_t step, uint32_t number) {
     for (uint64_t at = 0; at < count; at += step, number++) {
         uint64_t bytes = count - at < step ? count - at : step;

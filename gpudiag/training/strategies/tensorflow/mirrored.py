@@ -92,7 +92,7 @@ class IndependentMirrored(Mirrored):
     """MirroredStrategy without communication; all else is as in the strategies that it is compared with."""
 
     name = INDEPENDENT
-    summary = "No exchange: each device trains its own model, in one process; the floor for the others."
+    summary = "No communication: each device trains its own model, in one process; a lower bound for the others."
     list_order = 80
     communicates = False
 

@@ -240,13 +240,13 @@ class SlowCommunication(Fault[DdpTrainer]):
 
     def switch(self, *, on: bool) -> None:
         """Communicate slowly, or not."""
-        self.trainer.exchange.extra = self._extra
-        self.trainer.exchange.way = "slow" if on else self.trainer.without_communication
+        self.trainer.communication.extra = self._extra
+        self.trainer.communication.mode = "slow" if on else self.trainer.without_communication
 
     def rest(self) -> None:
         """Communicate as PyTorch does."""
-        self.trainer.exchange.way = "plain"
-        self.trainer.exchange.release()
+        self.trainer.communication.mode = "plain"
+        self.trainer.communication.release()
 
 
 class WholeCommunication(Fault[DdpTrainer]):
@@ -254,11 +254,11 @@ class WholeCommunication(Fault[DdpTrainer]):
 
     def switch(self, *, on: bool) -> None:
         """Communicate as PyTorch does, or not."""
-        self.trainer.exchange.way = "plain" if on else self.trainer.without_communication
+        self.trainer.communication.mode = "plain" if on else self.trainer.without_communication
 
     def rest(self) -> None:
         """Communicate as PyTorch does."""
-        self.trainer.exchange.way = "plain"
+        self.trainer.communication.mode = "plain"
 
 
 class SyncBatchNorms(Fault[DdpTrainer]):

@@ -21,6 +21,7 @@ from gpudiag.training.jobs.faults.trainer import Trainer
 from gpudiag.training.jobs.precision import Arithmetic, use_device
 from gpudiag.training.models.registry import load_workload
 from gpudiag.training.session.position import current_position
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class CommunicationHook:
@@ -35,7 +36,7 @@ class CommunicationHook:
     """
 
     def __init__(self) -> None:
-        self.way: Literal["plain", "slow", "alone", "meeting"] = "plain"
+        self.mode: Literal["plain", "slow", "alone", "meeting"] = "plain"
         self.extra = 0.0
         self._other = torch.empty(0)
         self._elements = 0
@@ -43,12 +44,12 @@ class CommunicationHook:
     @property
     def happens(self) -> bool:
         """Return whether ranks communicate."""
-        return self.way not in {"alone", "meeting"}
+        return self.mode not in {"alone", "meeting"}
 
     def bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """Average one bucket of gradients."""
         buffer = bucket.buffer()
-        if self.way == "plain":
+        if self.mode == "plain":
             return allreduce_hook(group, bucket)
         self._elements += buffer.numel()
         if not (buffer.is_cuda or bucket.is_last()):
@@ -72,12 +73,12 @@ class DdpTrainer(Trainer):
     """One process of the job. Its own collectives use a gloo group, so that no NCCL stream shows them.
 
     Attributes:
-        exchange: how gradients are communicated.
+        communication: how gradients are communicated.
         gradient_bytes: bytes of all gradients.
         workload: what is trained; `ddp` is the wrapped model, `optimizer` and `arithmetic` are its own.
-        without_communication: `exchange.way` if communication is to cost nothing. GPUs of a clean job are balanced, so
-            each trains alone. Processes on shared cores never are, so they still wait for each other. The diagnosis
-            counts communication with its bucket copies as recoverable, but no wait for a straggler.
+        without_communication: the mode in which communication costs nothing. GPUs of a clean job are balanced, so each
+            trains alone. Processes on shared cores never are, so they still wait for each other. The diagnosis counts
+            communication with its bucket copies as recoverable, but no wait for a straggler.
         before_update: called between backward and the update; None for nothing.
         after: called when the update has been launched; None for nothing.
         other_step: trains on a batch instead of DDP; None for DDP.
@@ -99,11 +100,11 @@ class DdpTrainer(Trainer):
         self._images = plan.memory_format == "nhwc"
         if self._images:
             bare = bare.to(memory_format=self._layout)  # type: ignore[call-overload]  # not in torch's stubs
-        self.exchange = CommunicationHook()
+        self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
         # DDP compares a hook's annotations with its own types, and here they are text; a lambda has none.
-        self.ddp.register_comm_hook(None, lambda group, bucket: self.exchange.bucket(group, bucket))  # noqa: PLW0108
+        self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
         self.before_update: Callable[[], None] | None = None
@@ -131,7 +132,7 @@ class DdpTrainer(Trainer):
             inputs, target = self.on_device(batch)
             if self.extra is not None:
                 self.extra()
-            self.backward(self.ddp, inputs, target, exchanging=self.exchange.happens)
+            self.backward(self.ddp, inputs, target, communicating=self.communication.happens)
             self.update(self.optimizer)
         if self.after is not None:
             self.after()
@@ -144,9 +145,9 @@ class DdpTrainer(Trainer):
             x = x.contiguous(memory_format=self._layout)
         return x, target.to(self.device, non_blocking=True)
 
-    def backward(self, model: nn.Module, inputs: Tensor, target: Tensor, *, exchanging: bool = True) -> None:
-        """Run forward and backward of a batch on the device; DDP models only communicate if `exchanging`."""
-        context = model.no_sync() if isinstance(model, DistributedDataParallel) and not exchanging else nullcontext()
+    def backward(self, model: nn.Module, inputs: Tensor, target: Tensor, *, communicating: bool = True) -> None:
+        """Run forward and backward of a batch on the device; DDP models only communicate if `communicating`."""
+        context = model.no_sync() if isinstance(model, DistributedDataParallel) and not communicating else nullcontext()
         with context:
             with self.arithmetic.forward():
                 loss = self.workload.loss(model(inputs), target)
@@ -154,7 +155,7 @@ class DdpTrainer(Trainer):
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
         """Update the parameters and drop the gradients."""
-        if self.exchange.way == "meeting":
+        if self.communication.mode == "meeting":
             dist.barrier(group=self._control)
         if self.before_update is not None:
             self.before_update()
@@ -168,9 +169,7 @@ class DdpTrainer(Trainer):
 
     def gather(self, value: Any) -> list[Any]:
         """Return every rank's value, by rank, on every rank."""
-        values: list[Any] = [None] * self.place.world_size
-        dist.all_gather_object(values, value, group=self._control)
-        return values
+        return gather_objects(value, self._control)
 
     def close(self) -> None:
         """Leave the other processes, after deleting the model: see `PytorchStrategy.close`."""

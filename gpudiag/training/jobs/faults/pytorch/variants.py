@@ -32,7 +32,7 @@ class JobVariant(Fault[DdpTrainer]):
 
     def switch(self, *, on: bool) -> None:
         """Train this job."""
-        self.trainer.exchange.way = "plain" if on else self.trainer.without_communication
+        self.trainer.communication.mode = "plain" if on else self.trainer.without_communication
         self.enter(on=on)
 
     @abstractmethod
@@ -46,7 +46,7 @@ class JobVariant(Fault[DdpTrainer]):
     def rest(self) -> None:
         """Train the clean job, with its communication."""
         self.leave()
-        self.trainer.exchange.way = "plain"
+        self.trainer.communication.mode = "plain"
 
 
 class SideStreamCopies(JobVariant):
@@ -76,7 +76,7 @@ class Accumulation(JobVariant):
         trainer = self.trainer
         for left in reversed(range(_MICRO_BATCHES)):
             inputs, target = trainer.on_device(batch)
-            trainer.backward(trainer.ddp, inputs, target, exchanging=trainer.exchange.happens and not left)
+            trainer.backward(trainer.ddp, inputs, target, communicating=trainer.communication.happens and not left)
             if left:
                 batch = next(trainer.loader.source)
         trainer.update(trainer.optimizer)
@@ -178,7 +178,7 @@ class Graphed(JobVariant):
         self._inputs.copy_(inputs, non_blocking=True)
         self._target.copy_(target, non_blocking=True)
         self._graph.replay()
-        if self.trainer.exchange.happens:
+        if self.trainer.communication.happens:
             dist.all_reduce(self._gradients, op=dist.ReduceOp.AVG)
         self.trainer.arithmetic.step(self._optimizer)
 
