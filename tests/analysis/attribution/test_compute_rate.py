@@ -64,7 +64,7 @@ def test_it_is_the_mean_of_all_ranks_over_the_step_of_the_slowest() -> None:
 def test_where_not_all_have_counted_it_is_said_why() -> None:
     assert rate((None, 10.0), (None, 10.0)) is None
     for ranks, why in (
-        (((counted(bf16=1), 1.0), (None, 1.0)), "not every rank has counted its work"),
+        (((counted(bf16=1), 1.0), (None, 1.0)), "not every rank counted its operations"),
         (((None, 1.0), (StepFlops(reason="no shapes"), 1.0), (StepFlops(reason="x"), 1.0)), "no shapes"),
         (((counted(bf16=1), 1.0), (StepFlops(reason="no shapes"), 1.0)), "no shapes"),
     ):
@@ -81,7 +81,7 @@ def test_without_timed_steps_there_is_no_rate() -> None:
         found = rate((counted(bf16=1), step_ms))
         assert found is not None
         assert (found.tflops_per_s, found.mfu_percent) == (None, None)
-        assert found.reasons == {"tflops_per_s": "no steps were timed"}
+        assert found.reasons == {"tflops_per_s": "no unprofiled steps were measured"}
         assert found.peak_tflops is not None
 
 
@@ -95,8 +95,8 @@ def test_peaks_are_of_boards_that_are_known_and_of_their_mean() -> None:
     assert h100 > a100 > 0
     assert peak(H100, H100) == (h100, 0, "")
     assert peak(H100, "NVIDIA A100-SXM4-80GB") == ((h100 + a100) / 2, 1, "")
-    assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known here")
-    assert peak(H100, on="cpu") == (None, 0, "nobody publishes one of a process on CPUs")
+    assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known")
+    assert peak(H100, on="cpu") == (None, 0, "no peak is published for a process on CPUs")
 
 
 def test_more_than_the_peak_is_no_share_of_it() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute, portions
-from gpudiag.analysis.attribution.portions import shared_out, summarise_portions
+from gpudiag.analysis.attribution.portions import equal_shares, summarise_portions
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.intervals import Intervals, as_set, intersect, length, union
@@ -31,7 +31,7 @@ def test_examples_hold() -> None:
 def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[tuple[int, int]]) -> None:
     raw = Intervals(np.array([a for a, _ in ops], np.int64), np.array([b for _, b in ops], np.int64))
     inside = as_set(part)
-    shares = shared_out(raw, inside)
+    shares = equal_shares(raw, inside)
     expected = [0.0] * len(ops)
     for at in range(40):
         running = [i for i, (a, b) in enumerate(ops) if a <= at < b]
