@@ -25,7 +25,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
 from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
-from gpudiag.analysis.diagnosis.simulation.simulate import System, settle
+from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace
 from gpudiag.trace import read_traces
@@ -65,7 +65,7 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
         assert graph is not None
         system = System(graph)
         built = time.perf_counter()
-        settle(system, system.weights(recorded_scenario(graph)))
+        simulate(system, system.weights(recorded_scenario(graph)))
         simulated = time.perf_counter()
         diagnose(Case(timeline=grown, attribution=attribution))
         building.append(built - begin)
