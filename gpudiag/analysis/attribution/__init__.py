@@ -1,4 +1,4 @@
-"""Timeline → Attribution: exclusive buckets, hidden communication, and who waited for whom."""
+"""Attribute device time: exclusive buckets, hidden communication, and who waited for whom."""
 
 from gpudiag.analysis.attribution.attribute import attribute
 

@@ -1,8 +1,8 @@
-"""Cuts every device window into the eight exclusive buckets.
+"""Cut every device window into the eight exclusive buckets.
 
 At each instant the first that holds wins: a compute kernel, a collective whose last participant has arrived, a
-collective that still waits for one, an exchange that the host is at, a copy; and when the device does nothing, what the
-host was doing that launches next. On rank 1 of
+collective that still waits for one, communication on the host, a copy; and if the device does nothing, what the host
+does that launches next. On rank 1 of
 
     rank 0   compute |------|  all-reduce |--------|
     rank 1   compute |--|  all-reduce |............|
@@ -15,6 +15,7 @@ rank 1 is in its all-reduce from 5 and rank 0 arrives at 8: [0, 3) compute, [3, 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpudiag.analysis.attribution.idle import QUEUE_GAP_NS, split_idle
 from gpudiag.intervals import EMPTY, Intervals, among, complement, distinct, intersect, lengths_between, subtract, union
@@ -24,46 +25,43 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """Attribute all windows of all lanes."""
+    """Attribute all windows of all device tracks."""
     attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
     attribution.check()
     return attribution
 
 
 def attribute_track(track: DeviceTrack) -> TrackAttribution:
-    """Attribute the windows of one lane."""
+    """Attribute the windows of one device track."""
     bounds = track.bounds
     begin, end = int(bounds[0]), int(bounds[-1])
     span = Intervals(bounds[:1], bounds[-1:]) if end > begin else EMPTY
 
-    def within(*parts: Intervals) -> Intervals:
-        return intersect(union(*parts), span)
+    def within(*spans: Intervals) -> Intervals:
+        return intersect(union(*spans), span)
 
     collectives = track.collectives
     known = collectives.last_arrival != UNKNOWN
     joined = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(track.ops.intervals(OpClass.COMPUTE))
-    # On a CPU lane the collective runs on another thread; the op that hands it over is communication too.
-    moved = _unmatched(track)
-    transfer_all = within(Intervals(joined, collectives.end), moved)
+    transfer_all = within(Intervals(joined, collectives.end), _other_communication(track))
     waiting = subtract(within(Intervals(collectives.start, collectives.end)), transfer_all)
     transfer = subtract(transfer_all, compute)
     wait = subtract(waiting, compute)
     taken = union(compute, transfer, wait)
     copy = subtract(within(track.ops.intervals(OpClass.COPY)), taken)
-    free = complement(union(taken, copy), begin, end)
-    idle = split_idle(track, free)
+    idle = split_idle(track, complement(union(taken, copy), begin, end))
     on_host = within(track.host_communication)
-    # A short gap between ops that stood in the queue is the device's own, whatever the host was at.
+    # A short gap between queued ops belongs to the device, whatever the host does.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
-    own = Intervals(idle.queued.start[short], idle.queued.end[short])
-    by_host = subtract(on_host, union(taken, idle.input, own))
-    transfer, copy, idle = union(transfer, by_host), subtract(copy, by_host), idle.without(by_host)
+    between_queued = Intervals(idle.queued.start[short], idle.queued.end[short])
+    by_host = subtract(on_host, union(taken, idle.input, between_queued))
+    idle = idle.without(by_host)
     parts = {
         "compute": compute,
-        "communication_transfer": transfer,
+        "communication_transfer": union(transfer, by_host),
         "communication_wait": wait,
-        "copy": copy,
+        "copy": subtract(copy, by_host),
         "input": idle.input,
         "sync": idle.sync,
         "launch": idle.launch,
@@ -77,28 +75,28 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
         buckets_ns=np.stack([lengths_between(parts[bucket], bounds) for bucket in BUCKETS], axis=1),
         hidden_ns=lengths_between(intersect(union(waiting, transfer_all, on_host), compute), bounds),
         waits_ns=_waits(track, wait),
-        unsplit_ns=lengths_between(intersect(unsplit, transfer), bounds),
+        unsplit_ns=lengths_between(intersect(unsplit, parts["communication_transfer"]), bounds),
         unmarked_input=idle.unmarked_input,
         queued=idle.queued,
     )
 
 
-def _unmatched(track: DeviceTrack) -> Intervals:
-    """Raw intervals of ops that exchange and are no collective: copies, peers', and on CPU lanes hand-overs."""
+def _other_communication(track: DeviceTrack) -> Intervals:
+    """Return raw intervals of communication that is no collective: copies and, on CPU tracks, enqueues."""
     ops = track.ops
     chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[chosen], ops.end[chosen])
 
 
-def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """The lane's waiting, shared out to the ranks waited for; where two waits overlap, the first rank has it."""
+def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
+    """Divide the waiting among the ranks waited for; where two waits overlap, the first rank gets it."""
     collectives = track.collectives
     known = collectives.last_arrival > collectives.start
     shares = {}
     left = wait
     for rank in distinct(collectives.last_rank[known]):
-        mine = known & (collectives.last_rank == rank)
-        span = union(Intervals(collectives.start[mine], collectives.last_arrival[mine]))
+        for_rank = known & (collectives.last_rank == rank)
+        span = union(Intervals(collectives.start[for_rank], collectives.last_arrival[for_rank]))
         shares[int(rank)] = lengths_between(intersect(left, span), track.bounds)
         left = subtract(left, span)
     return {rank: share for rank, share in shares.items() if share.any()}

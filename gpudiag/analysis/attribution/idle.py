@@ -1,34 +1,35 @@
-"""Why a device did nothing: what was the host doing that launched the next op?
+"""Split idle device time by cause: what the host that launched the next op did meanwhile.
 
-A gap ends with an op. If that op had been launched before the gap began, the host was ahead and is not to blame: the
+A gap ends with an op. If that op had been launched before the gap began, the host ran ahead and is not the cause: the
 gap is `idle` (queued kernels follow each other about 1 µs apart; streams wait for each other). Otherwise the device
-waited for the host, and what the launching thread (or the training thread, while that one was silent) did until the
-launch says why:
+waited for the host, and the cause is what the launching thread (or the training thread, while that one is untraced) did
+until the launch:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
                                     ^ sync, as long as the time lost in the call, then launch
 
-`input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for as
-long as it had been blocked: had it not been, its launches would have come earlier by at most that much; `launch` while
-it ran framework ops, Python between them, or the launch itself; `idle` when nothing is known, or when it was the
-profiler that held the host up.
+`input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for at
+most as long as it had been blocked, because without that its launches would have come earlier by at most that much;
+`launch` while it ran framework ops, Python between them, or the launch itself; `idle` if nothing is known, or if the
+profiler held the host up.
 """
 
 from __future__ import annotations
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, as_set, distinct, intersect, subtract, union
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: An op that was launched this long before the device could take it shows that the host is ahead again.
+#: An op that was launched this long before the device could take it shows that the host runs ahead again.
 _AHEAD_NS = 20 * NS_PER_US
-#: No launch takes this long until its op starts; a host that is blocked as long as this waits for something else.
+#: No launch takes this long until its op starts; a host that is blocked this long waits for something else.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
-#: Ops that stand in a queue follow each other within this time, unless they wait for something.
+#: Queued ops follow each other within this time, unless they wait for something.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
 
@@ -43,17 +44,12 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     queued: Intervals
 
     def without(self, part: Intervals) -> IdleSplit:
-        """All of it outside a normal set."""
+        """Return everything outside a normal set."""
         return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
 def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of one lane by cause.
-
-    Args:
-        lane: the lane.
-        free: when its device did nothing, a normal set.
-    """
+    """Split the idle time of one track by cause; `free` is when its device did nothing, a normal set."""
     if len(free) == 0:
         return IdleSplit(input=EMPTY, sync=EMPTY, launch=EMPTY, idle=EMPTY, unmarked_input=EMPTY, queued=EMPTY)
     if track.is_cpu:
@@ -61,27 +57,27 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
     gaps = _gaps(track, free)
     input_parts, sync_parts, launch_parts = [], [], []
     for thread in distinct(gaps.thread[gaps.thread != UNKNOWN]):
-        mine = gaps.thread == thread
-        before = union(Intervals(free.start[mine], gaps.host_until[mine]))
+        launched = gaps.thread == thread
+        before = union(Intervals(free.start[launched], gaps.host_until[launched]))
         waiting, blocked, busy = _host_state(track, int(thread))
         fetch = intersect(before, waiting)
-        stuck = subtract(intersect(before, blocked), fetch)
+        sync = subtract(intersect(before, blocked), fetch)
         input_parts.append(fetch)
-        sync_parts.append(stuck)
-        launch_parts.append(subtract(intersect(before, busy), union(fetch, stuck)))
+        sync_parts.append(sync)
+        launch_parts.append(subtract(intersect(before, busy), union(fetch, sync)))
         # From the launch call to the op's start: the cost of launching itself, unless the host waits meanwhile.
-        launching = union(Intervals(gaps.host_until[mine], free.end[mine]))
+        launching = union(Intervals(gaps.host_until[launched], free.end[launched]))
         waits = intersect(launching, _long_waits(blocked))
         sync_parts.append(waits)
         launch_parts.append(subtract(launching, waits))
-    found_input, sync = union(*input_parts), union(*sync_parts)
+    fetching, sync = union(*input_parts), union(*sync_parts)
     launch = subtract(union(*launch_parts), track.overhead)
     catching_up = _catching_up(track, launch)
     sync, launch = union(sync, catching_up), subtract(launch, catching_up)
-    idle = subtract(free, union(found_input, sync, launch))
+    idle = subtract(free, union(fetching, sync, launch))
     queued = intersect(idle, Intervals(free.start[gaps.queued], free.end[gaps.queued]))
     return IdleSplit(
-        input=found_input,
+        input=fetching,
         sync=sync,
         launch=launch,
         idle=idle,
@@ -91,34 +87,38 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 class _Gaps(msgspec.Struct, frozen=True):
-    """Per gap: the thread that launched the op at its end, until when that thread had not launched it, and whether the
-    op had been launched before the gap began."""
+    """Columns by gap.
 
-    thread: np.ndarray[tuple[int], np.dtype[np.int64]]
-    host_until: np.ndarray[tuple[int], np.dtype[np.int64]]
-    queued: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    Attributes:
+        thread: the thread that launched the op at its end, or `UNKNOWN`.
+        host_until: until when that thread had not launched it.
+        queued: whether the op had been launched before the gap began.
+    """
+
+    thread: NDArray[np.int64]
+    host_until: NDArray[np.int64]
+    queued: NDArray[np.bool_]
 
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     ops = track.ops
-    # The first op to start at or after the end of a gap is the one that ended it (or the window ended first).
+    # The first op to start at or after the end of a gap ended it (or the window ended first).
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
-    thread = ops.launch_thread[index]
-    launched = ops.launch_start[index]
-    known = thread != UNKNOWN
+    known = ops.launch_thread[index] != UNKNOWN
     # While its call still runs, the op may not have reached the device: that gap is the cost of launching.
     queued = known & (ops.launch_end[index] < free.start)
-    thread = np.where(known & ~queued, thread, UNKNOWN)
-    return _Gaps(thread, np.clip(launched, free.start, free.end), queued)
+    thread = np.where(known & ~queued, ops.launch_thread[index], UNKNOWN)
+    return _Gaps(thread, np.clip(ops.launch_start[index], free.start, free.end), queued)
 
 
 def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, Intervals]:
-    """(waiting for data, blocked on the device, busy) of the launching thread and the training thread together."""
-    present = [track.threads[i] for i in dict.fromkeys((thread, track.steps.thread)) if i in track.threads]
+    """Return (waiting for data, blocked on the device, busy) of the launching and the training thread together."""
+    idents = dict.fromkeys((thread, track.steps.thread))
+    present = [track.threads[ident] for ident in idents if ident in track.threads]
     return (
-        union(*(t.input for t in present)),
-        union(*(t.blocked for t in present)),
-        union(*(t.busy for t in present)),
+        union(*(host.input for host in present)),
+        union(*(host.blocked for host in present)),
+        union(*(host.busy for host in present)),
     )
 
 
@@ -133,49 +133,47 @@ def _long_waits(blocked: Intervals) -> Intervals:
 
 
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
-    """What of the launch-bound time follows a blocking call and would not be there without it.
+    """Return the launch-bound time that follows a blocking call and would not exist without it.
 
-    After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host is
+    After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host runs
     ahead of the device again.
     """
-    launching = {int(t) for t in distinct(track.ops.launch_thread) if t != UNKNOWN} | {track.steps.thread}
-    blocked = union(*(track.threads[t].blocked for t in launching if t in track.threads))
+    launchers = distinct(track.ops.launch_thread[track.ops.launch_thread != UNKNOWN])
+    launching = {*launchers.tolist(), track.steps.thread}
+    blocked = union(*(track.threads[thread].blocked for thread in launching if thread in track.threads))
     if len(blocked) == 0 or len(launch) == 0:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
     ready = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < ready - _AHEAD_NS)]
-    starts, ends = [], []
-    next_block = np.append(blocked.start[1:], np.iinfo(np.int64).max)
-    caught_up = np.searchsorted(ahead, blocked.end)
-    for i in range(len(blocked)):
-        begin, budget = int(blocked.end[i]), int(blocked.end[i] - blocked.start[i])
-        limit = int(next_block[i])
-        if caught_up[i] < len(ahead):
-            limit = min(limit, int(ahead[caught_up[i]]))
-        j = int(np.searchsorted(launch.end, begin, side="right"))
-        while j < len(launch) and budget > 0 and launch.start[j] < limit:
-            a = max(int(launch.start[j]), begin)
-            b = min(int(launch.end[j]), limit, a + budget)
-            if b > a:
-                starts.append(a)
-                ends.append(b)
-                budget -= b - a
-            j += 1
-    return union(Intervals(np.array(starts, np.int64), np.array(ends, np.int64)))
+    never = np.iinfo(np.int64).max
+    next_block = np.append(blocked.start[1:], never)
+    limits = np.minimum(next_block, np.append(ahead, never)[np.searchsorted(ahead, blocked.end)])
+    first = np.searchsorted(launch.end, blocked.end, side="right")
+    spans: list[tuple[int, int]] = []
+    for (begun, begin), limit, first_stretch in zip(blocked.pairs(), limits.tolist(), first.tolist(), strict=True):
+        budget, stretch = begin - begun, first_stretch
+        while stretch < len(launch) and budget > 0 and launch.start[stretch] < limit:
+            start = max(int(launch.start[stretch]), begin)
+            end = min(int(launch.end[stretch]), limit, start + budget)
+            if end > start:
+                spans.append((start, end))
+                budget -= end - start
+            stretch += 1
+    return as_set(spans)
 
 
 def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """On a CPU lane the training thread is device and host at once: it waits for data, pauses, or is silent."""
+    """Split the idle time of a CPU track, whose training thread is device and host at once."""
     thread = track.threads.get(track.steps.thread)
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY
-    found_input = intersect(free, waiting)
-    launch = subtract(intersect(free, busy), union(found_input, track.overhead))
-    idle = subtract(free, union(found_input, launch))
+    fetching = intersect(free, waiting)
+    launch = subtract(intersect(free, busy), union(fetching, track.overhead))
+    idle = subtract(free, union(fetching, launch))
     return IdleSplit(
-        input=found_input,
+        input=fetching,
         sync=EMPTY,
         launch=launch,
         idle=idle,

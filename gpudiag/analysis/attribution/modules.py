@@ -1,4 +1,4 @@
-"""What each module of the model takes in the analysed steps, forward and backward."""
+"""Compute the time of each module of the model in the analysed steps, forward and backward."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudiag.model.run import RunRecord
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import milliseconds
 
-#: Of a rank whose recording has no marks.
-_NOTHING = ModuleWork(
+#: Stands for a rank whose recording has no marks.
+_NO_WORK = ModuleWork(
     modules=(), row=np.empty(0, np.int64), module=np.empty(0, np.int32), backward=np.empty(0, np.bool_)
 )
 
 
-class _Work(NamedTuple):
-    """What one lane's analysed steps hold, summed: float64[modules + 1] each, the last of what no module did."""
+class _TrackWork(NamedTuple):
+    """Mean work of one track's analysed steps: float64[modules + 1] each, the last outside all modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]
@@ -31,48 +31,53 @@ class _Work(NamedTuple):
 
 
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    """Of all lanes; None where no module is known, with the reason where the run tells one.
+    """Return the modules of all tracks; without any, the reason if the run has one, else None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 backward, and adds 1 ms itself: the own
-    times of `a` are 3 and 5 and those of `net` 1 and 0; with what is below them `net` takes 4 and 5.
+    times of `a` are 3 and 5 and those of `net` 1 and 0; with what is below it, `net` takes 4 and 5.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
-        reason = next((rank.unmarked for rank in run.ranks if rank.unmarked), "") if run is not None else ""
-        return Modules(reason=reason) if reason else None
-    modules = list(dict.fromkeys(module for work in traces if work is not None for module in _as_called(work)))
-    index = {module: place for place, module in enumerate(modules)}
+        return _unmarked(run)
+    works = [work or _NO_WORK for work in traces]
+    modules = list(dict.fromkeys(module for work in works for module in _as_called(work)))
+    number = {module: index for index, module in enumerate(modules)}
     tracks = [
-        _work_of(timeline, track, work, np.array([index[one] for one in work.modules], np.intp), len(modules))
-        for track, work in zip(timeline.tracks, (work or _NOTHING for work in traces), strict=True)
+        _track_work(timeline, track, work, np.array([number[module] for module in work.modules], np.intp), len(modules))
+        for track, work in zip(timeline.tracks, works, strict=True)
     ]
     below = _below(modules)
-    times = [_module_time(module, place, below[place], tracks) for place, module in enumerate(modules)]
+    times = [_module_time(module, index, below[index], tracks) for index, module in enumerate(modules)]
     return Modules(
-        times=tuple(time for time in times if time is not None),
+        times=tuple(filter(None, times)),
         outside_ms=tuple(milliseconds(float(track.forward_ns[-1] + track.backward_ns[-1])) for track in tracks),
     )
 
 
+def _unmarked(run: RunRecord | None) -> Modules | None:
+    reason = next((rank.unmarked for rank in run.ranks if rank.unmarked), "") if run is not None else ""
+    return Modules(reason=reason) if reason else None
+
+
 def _as_called(work: ModuleWork) -> Iterator[Module]:
-    """The modules in the order of their first work."""
+    """Yield the modules in the order of their first work."""
     first = np.full(len(work.modules), np.iinfo(np.int64).max)
     np.minimum.at(first, work.module, work.row)
-    yield from (work.modules[place] for place in np.argsort(first, kind="stable").tolist())
+    yield from (work.modules[index] for index in np.argsort(first, kind="stable").tolist())
 
 
 def _below(modules: Sequence[Module]) -> list[list[int]]:
-    """For each module the places of itself and of those below it in path."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for place, module in enumerate(modules):
-        parts = module.path.split(".") if module.path else []
-        for depth in range(len(parts) + 1):
-            found.setdefault((module.root, ".".join(parts[:depth])), []).append(place)
-    return [found[module.root, module.path] for module in modules]
+    """Return for each module the indices of itself and of those below it in path."""
+    below: dict[tuple[str, str], list[int]] = {}
+    for index, module in enumerate(modules):
+        names = module.path.split(".") if module.path else []
+        for depth in range(len(names) + 1):
+            below.setdefault((module.root, ".".join(names[:depth])), []).append(index)
+    return [below[module.root, module.path] for module in modules]
 
 
-def _module_time(module: Module, place: int, below: list[int], tracks: Sequence[_Work]) -> ModuleTime | None:
-    calls = float(np.mean([track.calls[place] for track in tracks]))
+def _module_time(module: Module, index: int, below: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
+    calls = float(np.mean([track.calls[index] for track in tracks]))
     forward = [float(track.forward_ns[below].sum()) for track in tracks]
     backward = [float(track.backward_ns[below].sum()) for track in tracks]
     if not calls and not any(forward) and not any(backward):
@@ -84,79 +89,81 @@ def _module_time(module: Module, place: int, below: list[int], tracks: Sequence[
         calls=calls,
         forward_ms=tuple(map(milliseconds, forward)),
         backward_ms=tuple(map(milliseconds, backward)),
-        own_forward_ms=tuple(milliseconds(float(track.forward_ns[place])) for track in tracks),
-        own_backward_ms=tuple(milliseconds(float(track.backward_ns[place])) for track in tracks),
+        own_forward_ms=tuple(milliseconds(float(track.forward_ns[index])) for track in tracks),
+        own_backward_ms=tuple(milliseconds(float(track.backward_ns[index])) for track in tracks),
     )
 
 
-def _work_of(timeline: Timeline, track: DeviceTrack, work: ModuleWork, index: NDArray[np.intp], count: int) -> _Work:
-    """Per analysed step; `index` is the place of each of the work's own modules among all `count`."""
+def _track_work(
+    timeline: Timeline, track: DeviceTrack, work: ModuleWork, number: NDArray[np.intp], count: int
+) -> _TrackWork:
+    """Return the work per analysed step; `number` is the index of each of the work's modules among all `count`."""
     events = timeline.traces[track.trace].events
-    row, lasts_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
-    known = _place_of(work.row, row)  # where it is not known, -1: the last
-    module = np.append(index[work.module], count)[known]
+    row, duration_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
+    known = _position(work.row, row)  # -1, the last, if not known
+    module = np.append(number[work.module], count)[known]
     backward = np.append(work.backward, False)[known]
     marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
     marks = marks[in_analysed_steps(track, events.start_ns[marks] + track.shift_ns)]
     steps = len(track.window_steps)
     forward_ns, backward_ns = (
-        np.bincount(module[chosen], weights=lasts_ns[chosen], minlength=count + 1) / steps
+        np.bincount(module[chosen], weights=duration_ns[chosen], minlength=count + 1) / steps
         for chosen in (~backward, backward)
     )
-    called = index[work.module[_place_of(work.row, marks)]]
-    return _Work(forward_ns, backward_ns, np.bincount(called, minlength=count + 1) / steps)
+    called = number[work.module[_position(work.row, marks)]]
+    return _TrackWork(forward_ns, backward_ns, np.bincount(called, minlength=count + 1) / steps)
 
 
-def _place_of(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """intp[n]: where each wanted row stands among the sorted rows, `UNKNOWN` where it does not."""
-    place = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
-    return np.where(rows[place] == wanted, place, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
+def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
+    """intp[n]: the position of each wanted row among the sorted rows, or `UNKNOWN`."""
+    position = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
+    return np.where(rows[position] == wanted, position, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
 
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of the operators of the threads that train, in the analysed steps, and their own times.
+    """Return rows of the operators of the training threads in the analysed steps, and their own times.
 
-    Neither what hands over or carries out an exchange counts, nor what of an operator is waiting for one.
+    Operators that enqueue or do communication do not count, nor does waiting for it inside an operator.
     """
-    rows, lasts = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
-        mine = operators[events.thread[operators] == thread]
-        start, end = events.start_ns[mine] + track.shift_ns, events.end_ns[mine] + track.shift_ns
+        on_thread = operators[events.thread[operators] == thread]
+        start, end = events.start_ns[on_thread] + track.shift_ns, events.end_ns[on_thread] + track.shift_ns
         known = track.threads.get(thread)
-        waits = np.zeros(len(mine), np.int64) if known is None else lengths_inside(known.awaited, start, end)
+        waits = np.zeros(len(on_thread), np.int64) if known is None else lengths_inside(known.awaited, start, end)
         own = own_lengths(start, end, end - start - waits)
         inside = in_analysed_steps(track, start)
-        inside &= ~any_of(events.role[mine], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
-        rows.append(mine[inside].astype(np.int64))
-        lasts.append(own[inside])
-    return np.concatenate(rows), np.concatenate(lasts)
+        inside &= ~any_of(events.role[on_thread], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
+        rows.append(on_thread[inside].astype(np.int64))
+        durations.append(own[inside])
+    return np.concatenate(rows), np.concatenate(durations)
 
 
 def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The row of what launched each kernel, copy and memset of the analysed windows, and how long each took."""
+    """Return the row that launched each kernel, copy and memset of the analysed windows, and how long each took."""
     ops = track.ops
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = np.full(len(ops), UNKNOWN, np.int64)
     around = events.rows_of(EventKind.OPERATOR, EventKind.MODULE)
     for thread in distinct(ops.launch_thread[inside]).tolist():
-        mine = inside & (ops.launch_thread == thread) & (ops.launch_start != UNKNOWN)
+        chosen = inside & (ops.launch_thread == thread) & (ops.launch_start != UNKNOWN)
         rows = around[events.thread[around] == thread]
-        launched[mine] = _innermost(events, rows, ops.launch_start[mine] - track.shift_ns)
+        launched[chosen] = _innermost(events, rows, ops.launch_start[chosen] - track.shift_ns)
     return launched[inside], (ops.end - ops.start)[inside]
 
 
 def _innermost(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: the innermost of the rows, of one thread by start, that holds each time; `UNKNOWN` for none.
+    """int64[n]: the innermost of the rows, of one thread by start, that holds each time, or `UNKNOWN`.
 
-    A row is as deep as rows have begun before it and not ended; those of one depth follow each other.
+    The depth of a row is how many rows have begun before it and not ended; rows of one depth follow each other.
     """
     start, end = events.start_ns[rows], events.end_ns[rows]
     depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
-    found = np.full(len(time), UNKNOWN, np.int64)
+    innermost = np.full(len(time), UNKNOWN, np.int64)
     for level in range(int(depth.max(initial=-1)) + 1):
-        mine = np.flatnonzero(depth == level)
-        last = np.searchsorted(start[mine], time, side="right") - 1
-        holds = (last >= 0) & (end[mine][last] > time) if len(mine) else np.zeros(len(time), np.bool_)
-        found[holds] = rows[mine[last[holds]]]
-    return found
+        at_depth = np.flatnonzero(depth == level)
+        last = np.searchsorted(start[at_depth], time, side="right") - 1
+        holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
+        innermost[holds] = rows[at_depth[last[holds]]]
+    return innermost

@@ -1,4 +1,4 @@
-"""From columns to the figures of an analysis: per device, per wait, per collective, per kernel."""
+"""Summarise columns as the figures of an analysis: per device, wait, collective, kernel and operator."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, millisecon
 
 Times = NDArray[np.int64]
 
-#: Waits shorter than this per step are how unevenly collectives begin, not a finding.
+#: Shorter waits per step only show how unevenly collectives begin.
 _LEAST_WAIT_MS = 0.001
 
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
-    """Step times over all lanes: the mean of the lanes' means, the median over all windows; else the hosts'."""
+    """Return the mean of the tracks' mean and median step times; of the hosts' if there are no tracks."""
     tracks = [track.step_ns for track in attribution.tracks] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     tracks = [step_ns for step_ns in tracks if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in tracks]
@@ -45,7 +45,7 @@ def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
 
 
 def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Device, ...]:
-    """One record per lane, each bucket as its mean over the windows."""
+    """Return one record per track, each bucket as its mean over the windows."""
     return tuple(
         Device(
             rank=track.rank,
@@ -53,8 +53,8 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
             name=track.device_name,
             step_ms=milliseconds(cut.step_ns.mean()) if len(cut.step_ns) else 0.0,
             buckets_ms={
-                bucket: milliseconds(cut.buckets_ns[:, i].mean()) if len(cut.buckets_ns) else 0.0
-                for i, bucket in enumerate(BUCKETS)
+                bucket: milliseconds(cut.buckets_ns[:, column].mean()) if len(cut.buckets_ns) else 0.0
+                for column, bucket in enumerate(BUCKETS)
             },
             hidden_communication_ms=milliseconds(cut.hidden_ns.mean()) if len(cut.hidden_ns) else 0.0,
             step_times_ms=tuple(milliseconds(step) for step in cut.step_ns.tolist()),
@@ -64,25 +64,28 @@ def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Dev
 
 
 def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait, ...]:
-    """Who waited how long for whom, per step, longest first; nothing where that cannot be known."""
+    """Return who waited how long for whom, per step, longest first; empty if that cannot be known."""
     if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
         return ()
     waits = []
     for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
-        # Where another rank took part whose trace is not here, that one may have come later still.
-        partly = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
+        # A participant whose trace is missing may have come later still.
+        incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
             for on_rank, share in cut.waits_ns.items()
-            if on_rank not in partly
+            if on_rank not in incomplete
         ]
     return tuple(
-        sorted((w for w in waits if w.ms_per_step >= _LEAST_WAIT_MS), key=lambda w: (-w.ms_per_step, w.rank, w.on_rank))
+        sorted(
+            (wait for wait in waits if wait.ms_per_step >= _LEAST_WAIT_MS),
+            key=lambda wait: (-wait.ms_per_step, wait.rank, wait.on_rank),
+        )
     )
 
 
 def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
-    """How the clocks of the ranks were brought together, by rank."""
+    """Return how the clocks of the ranks were aligned, by rank."""
     return tuple(
         RankClock(
             rank=clock.rank,
@@ -95,7 +98,7 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Collectives in the analysed windows by operation, group and size; most time first. Of mixed runs nothing."""
+    """Return collectives in the analysed windows by operation, group and size, most time first; none of mixed runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
     rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
@@ -106,13 +109,12 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
         joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
         for index, kind in enumerate(table.kinds):
-            mine = inside & (table.kind == index)
-            if mine.any():
-                rows[kind].append((table.end[mine] - joined[mine], joined[mine] - table.start[mine]))
+            chosen = inside & (table.kind == index)
+            if chosen.any():
+                rows[kind].append((table.end[chosen] - joined[chosen], joined[chosen] - table.start[chosen]))
     summaries = []
-    for (operation, group, group_size, size), parts in rows.items():
-        transfer = np.concatenate([part[0] for part in parts])
-        wait = np.concatenate([part[1] for part in parts])
+    for (operation, group, group_size, size), by_track in rows.items():
+        transfer, wait = (np.concatenate(columns) for columns in zip(*by_track, strict=True))
         ranks = group_size or timeline.world_size
         typical = median(transfer)
         factor = bus_factor(operation, ranks)
@@ -129,11 +131,11 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
                 busbw_gb_per_s=busbw,
             )
         )
-    return tuple(sorted(summaries, key=lambda s: -s.per_step * (s.transfer_us + s.wait_us)))
+    return tuple(sorted(summaries, key=lambda kind: -kind.per_step * (kind.transfer_us + kind.wait_us)))
 
 
 def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary, ...]:
-    """The kernels (CPU lanes: top-level operators) with the most time in the analysed windows, averaged over lanes."""
+    """Return the kernels (CPU tracks: top-level operators) with the most time in the analysed windows, per track."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
@@ -150,7 +152,7 @@ def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary
 
 
 def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSummary, ...]:
-    """The operators with the most own time in the host steps of the analysed windows, averaged over lanes."""
+    """Return the operators with the most own time in the host steps of the analysed windows, per track."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
@@ -162,9 +164,9 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
             inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
             if not len(inside):
                 continue
-            # What lies in operators of these steps begins before the last of them ends.
-            held = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
-            own = own_lengths(start[held], end[held])[inside - inside[0]]
+            # Operators nested in those of these steps begin before the last of them ends.
+            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            own = own_lengths(start[nested], end[nested])[inside - inside[0]]
             _add_up(time, count, share, events.names, events.name[rows[inside]], own)
     return tuple(
         OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
@@ -172,7 +174,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     )
 
 
-def _add_up(  # noqa: PLR0917  # two sums by name, and what is added to them
+def _add_up(  # noqa: PLR0917  # two sums by name, and what is added
     time: dict[str, float],
     count: dict[str, float],
     share: int,
@@ -180,13 +182,12 @@ def _add_up(  # noqa: PLR0917  # two sums by name, and what is added to them
     names: NDArray[np.int32],
     duration: NDArray[np.int64],
 ) -> None:
-    """Add durations and number of these events, each by its index in the known names, over `share`."""
+    """Add durations and counts of these events, each by its index in the known names, divided by `share`."""
     total = np.bincount(names, weights=duration, minlength=len(known))
     times = np.bincount(names, minlength=len(known))
-    found = np.flatnonzero(times)
-    for index, ns, often in zip(found.tolist(), total[found].tolist(), times[found].tolist(), strict=True):
-        time[known[index]] += ns / share
-        count[known[index]] += often / share
+    for index in np.flatnonzero(times).tolist():
+        time[known[index]] += float(total[index]) / share
+        count[known[index]] += int(times[index]) / share
 
 
 def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
@@ -194,6 +195,6 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 
 
 def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
-    """bool[n]: which times, on the common clock, are in the host steps of the lane's windows."""
+    """bool[n]: whether each time, on the common clock, is in a host step of the track's windows."""
     step = np.searchsorted(track.steps.start, start, side="right") - 1
     return (step >= 0) & among(track.steps.number, track.window_steps)[step]

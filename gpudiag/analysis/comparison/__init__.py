@@ -1,4 +1,4 @@
-"""Compares two analyses."""
+"""Compare two analyses."""
 
 from gpudiag.analysis.comparison.compare import compare
 

@@ -1,37 +1,43 @@
-"""Compares two analyses: the difference of their step times, and its parts at every level.
+"""Compare two analyses: the difference of their step times, and its parts at every level.
 
 The eight buckets partition every device window, so the difference of the mean windows is the sum of the differences of
 the mean buckets: no time is counted twice and none is lost. The same holds on each rank. Within a bucket, what kernels,
-collectives and copies contribute is exclusive (`analysis.Portion`), so they sum to the bucket too.
+collectives and copies contribute is exclusive (`analysis.Portion`), so the portions sum to the bucket too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import fsum
 from statistics import fmean
+from typing import Any
 
 from gpudiag.analysis.comparison.cause import find_cause
-from gpudiag.analysis.comparison.findings import finding_changes
-from gpudiag.analysis.comparison.measured import Measured
-from gpudiag.analysis.comparison.parts import bucket_changes
-from gpudiag.analysis.comparison.ranks import rank_changes, wait_changes
+from gpudiag.analysis.comparison.changes import bucket_changes, rank_changes, wait_changes
+from gpudiag.analysis.comparison.compared_analysis import ComparedAnalysis
 from gpudiag.analysis.comparison.run_differences import run_differences
-from gpudiag.model.analysis import Analysis
-from gpudiag.model.diff import ComparedRun, Diff, Outcome, RunValidity, StepChange, StepKind
+from gpudiag.model.analysis import Analysis, Finding
+from gpudiag.model.diff import ComparedRun, Diff, FindingChange, Outcome, RunValidity, StepChange, StepKind
 from gpudiag.statistics import mean_of
 
-#: Fewer steps than these say nothing of how steps scatter.
+#: Fewer steps do not show how steps scatter.
 FEWEST_STEPS = 3
+#: Two findings are the same one if these agree; closer agreement is looked for first, because a run may have several
+#: findings of one code (links, ranks).
+_SAME: tuple[Callable[[Finding], Any], ...] = (
+    lambda finding: (finding.code, finding.cause, finding.ranks),
+    lambda finding: (finding.code, finding.cause),
+    lambda finding: finding.code,
+)
 
 
 def compare(before: Analysis, after: Analysis) -> Diff:
-    """The difference `after - before`.
+    """Return the difference `after - before`.
 
     Raises:
-        UnreadableInputError: one of them has no step to compare, or figures that cannot be.
+        UnreadableInputError: one of them has no step to compare, or values out of range.
     """
-    old, new = Measured(before), Measured(after)
+    old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)
     judged = next((step for step in reversed(steps) if step.ci95_ms is not None), steps[0])
     buckets = bucket_changes(old, new)
@@ -61,7 +67,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     )
 
 
-def _step_changes(old: Measured, new: Measured) -> tuple[StepChange, ...]:
+def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepChange, ...]:
     before, after = old.analysis.steps, new.analysis.steps
     windows = [mean_over_devices([device.step_times_ms for _, device in side.live.values()]) for side in (old, new)]
     changes = [_step_change("profiled", old.step_ms, new.step_ms, *windows)]
@@ -73,7 +79,7 @@ def _step_changes(old: Measured, new: Measured) -> tuple[StepChange, ...]:
                 after_ms=after.corrected_mean_ms,
                 difference_ms=after.corrected_mean_ms - before.corrected_mean_ms,
                 percent=_percent(before.corrected_mean_ms, after.corrected_mean_ms),
-                reason="it comes from a replay, which has no single steps",
+                reason="it is simulated, so it has no single steps",
             )
         )
     if before.unprofiled_mean_ms is not None and after.unprofiled_mean_ms is not None:
@@ -99,9 +105,9 @@ def _step_change(
 
 
 def mean_over_devices(times: Sequence[Sequence[float]]) -> list[float]:
-    """The i-th step's time averaged over the devices, for as many steps as all of them have.
+    """Return each step's time averaged over the devices, for as many steps as all of them have.
 
-    Ranks of one job end their steps together, so their times are no independent samples: a step counts once.
+    Ranks of one job end their steps together, so their times are not independent samples: a step counts once.
     """
     return [fmean(step) for step in zip(*times, strict=False)]
 
@@ -110,7 +116,7 @@ def _few(before: Sequence[float], after: Sequence[float]) -> str:
     if not before or not after:
         which = "both runs" if not (before or after) else "the first run" if not before else "the second run"
         return f"the single step times of {which} were not kept"
-    return f"{len(before)} and {len(after)} steps, where {FEWEST_STEPS} of each are the least"
+    return f"{len(before)} and {len(after)} steps; at least {FEWEST_STEPS} of each are needed"
 
 
 def _percent(before: float, after: float) -> float | None:
@@ -125,15 +131,34 @@ def _outcome(step: StepChange) -> Outcome:
 
 
 def _parts_reason(before: Analysis, after: Analysis) -> str:
-    lacking = [name for name, one in (("first", before), ("second", after)) if not one.portions]
+    lacking = [name for name, analysis in (("first", before), ("second", after)) if not analysis.portions]
     if not lacking:
         return ""
     which = "neither run's analysis" if len(lacking) == 2 else f"the {lacking[0]} run's analysis"
     verb = "says" if len(lacking) == 2 else "does not say"
-    return f"{which} {verb} what kernels and collectives contributed: analyse the traces again"
+    return f"{which} {verb} how much kernels and collectives contributed: analyse the traces again"
 
 
-def _compared(side: Measured) -> ComparedRun:
+def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[FindingChange, ...]:
+    """Return the findings that appeared, disappeared and remained, each in the order of its analysis."""
+    old, new = list(before), list(after)
+    remained = []
+    for same in _SAME:
+        for finding in list(old):
+            counterpart = next((candidate for candidate in new if same(candidate) == same(finding)), None)
+            if counterpart is not None:
+                # By identity, because an analysis may have equal findings.
+                old = [candidate for candidate in old if candidate is not finding]
+                new = [candidate for candidate in new if candidate is not counterpart]
+                remained.append(FindingChange(status="remained", before=finding, after=counterpart))
+    return (
+        *(FindingChange(status="appeared", before=None, after=finding) for finding in new),
+        *(FindingChange(status="disappeared", before=finding, after=None) for finding in old),
+        *remained,
+    )
+
+
+def _compared(side: ComparedAnalysis) -> ComparedRun:
     analysis = side.analysis
     source = analysis.source
     return ComparedRun(

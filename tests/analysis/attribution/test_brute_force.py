@@ -1,4 +1,4 @@
-"""Attribution against a classification of every instant by itself, written from the table of buckets alone."""
+"""Test attribution against a classification of every instant, from the table of buckets alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast devices compute, of ranks that counted their work: in a few numbers."""
+"""Test the rate of computing, for ranks that counted their operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TERA = 10**12
 def rate(
     *ranks: tuple[StepFlops | None, float | None], devices: tuple[str, ...] = (), on: str = "cuda:0", world: int = 0
 ) -> ComputeRate | None:
-    """Of ranks that counted this, and took so many ms for a step."""
+    """Return the rate of ranks that counted this, and took so many ms for a step."""
     records = []
     for rank, (flops, step_ms) in enumerate(ranks):
         times: Any = None
@@ -46,7 +46,7 @@ def counted(recomputed: int = 0, unknown: tuple[str, ...] = (), **tera: int) -> 
     )
 
 
-def test_it_is_the_mean_of_all_ranks_over_the_step_of_the_slowest() -> None:
+def test_rate_is_mean_over_ranks_at_slowest_step() -> None:
     found = rate(
         (counted(bf16=40, fp32=1, recomputed=4, unknown=("a",)), 100.0),
         (counted(bf16=20, recomputed=1, unknown=("b", "a")), 80.0),
@@ -61,10 +61,10 @@ def test_it_is_the_mean_of_all_ranks_over_the_step_of_the_slowest() -> None:
     assert found.reasons == {}
 
 
-def test_where_not_all_have_counted_it_is_said_why() -> None:
+def test_uncounted_rank_gives_a_reason() -> None:
     assert rate((None, 10.0), (None, 10.0)) is None
     for ranks, why in (
-        (((counted(bf16=1), 1.0), (None, 1.0)), "not every rank has counted its work"),
+        (((counted(bf16=1), 1.0), (None, 1.0)), "not every rank counted its operations"),
         (((None, 1.0), (StepFlops(reason="no shapes"), 1.0), (StepFlops(reason="x"), 1.0)), "no shapes"),
         (((counted(bf16=1), 1.0), (StepFlops(reason="no shapes"), 1.0)), "no shapes"),
     ):
@@ -76,16 +76,16 @@ def test_where_not_all_have_counted_it_is_said_why() -> None:
     assert "flops_per_step" in missing.reasons
 
 
-def test_without_timed_steps_there_is_no_rate() -> None:
+def test_no_rate_without_unprofiled_steps() -> None:
     for step_ms in (None, 0.0):
         found = rate((counted(bf16=1), step_ms))
         assert found is not None
         assert (found.tflops_per_s, found.mfu_percent) == (None, None)
-        assert found.reasons == {"tflops_per_s": "no steps were timed"}
+        assert found.reasons == {"tflops_per_s": "no unprofiled steps were measured"}
         assert found.peak_tflops is not None
 
 
-def test_peaks_are_of_boards_that_are_known_and_of_their_mean() -> None:
+def test_peak_is_mean_of_known_devices() -> None:
     def peak(*devices: str, on: str = "cuda:0") -> tuple[float | None, int, str]:
         found = rate(*[(counted(bf16=1), 10.0)] * len(devices), devices=devices, on=on)
         assert found is not None
@@ -95,11 +95,11 @@ def test_peaks_are_of_boards_that_are_known_and_of_their_mean() -> None:
     assert h100 > a100 > 0
     assert peak(H100, H100) == (h100, 0, "")
     assert peak(H100, "NVIDIA A100-SXM4-80GB") == ((h100 + a100) / 2, 1, "")
-    assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known here")
-    assert peak(H100, on="cpu") == (None, 0, "nobody publishes one of a process on CPUs")
+    assert peak(H100, "a toaster") == (None, 0, "no published peak of a toaster in bf16 is known")
+    assert peak(H100, on="cpu") == (None, 0, "no peak is published for a process on CPUs")
 
 
-def test_more_than_the_peak_is_no_share_of_it() -> None:
+def test_share_above_peak_is_omitted() -> None:
     found = rate((counted(bf16=40), 1e-3))
     assert found is not None
     assert found.peak_tflops is not None

@@ -1,4 +1,4 @@
-"""The conservation law: in every window the buckets sum to its length, to the nanosecond, whatever was recorded."""
+"""Test the conservation law: in every window the buckets sum to its length, to the nanosecond."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the device did nothing: the host's part, in milliseconds of one window."""
+"""Test causes of idle device time, in milliseconds of one window."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def test_loader_while_the_device_is_busy_costs_nothing() -> None:
     assert buckets(middle().loader(2, 30).compute(0, 40)) == {"compute": 40}
 
 
-def test_gap_before_an_op_that_was_launched_in_time_is_nobodys() -> None:
+def test_gap_before_an_op_launched_in_time_is_idle() -> None:
     """The host is ahead, in its next batch: the loader is not why the device pauses."""
     trace = middle().compute(0, 10, launch=(0, 1)).compute(15, 40, launch=(1, 2)).loader(4, 30)
     assert buckets(trace) == {"compute": 35, "idle": 5}
 
 
-def test_a_launch_call_that_still_runs_when_the_device_falls_idle_is_launching() -> None:
+def test_launch_call_still_running_when_device_idles_is_launch() -> None:
     assert buckets(middle().compute(0, 10).compute(15, 40, launch=(8, 14))) == {"compute": 35, "launch": 5}
 
 
-def test_synchronization_and_what_it_makes_late() -> None:
+def test_synchronization_includes_late_launches() -> None:
     """`.item()`: blocked for 10 ms, the device drains, the host needs 8 ms to launch again: all 8 are its doing."""
     trace = middle().compute(0, 10).operator(0, 12, "aten::item").sync(2, 12, "cudaStreamSynchronize")
     trace.operator(12, 18).compute(18, 40, launch=(17, 18))
@@ -60,7 +60,7 @@ def test_catching_up_lasts_as_long_as_the_block_and_no_longer() -> None:
     assert buckets(trace) == {"compute": 20, "sync": 3, "launch": 17}
 
 
-def test_catching_up_ends_when_the_host_is_ahead_again() -> None:
+def test_catching_up_ends_when_the_host_runs_ahead_again() -> None:
     trace = middle().compute(0, 10).sync(0, 10).compute(12, 20, launch=(10, 11)).compute(20, 25, launch=(11, 12))
     trace.operator(15, 33).compute(33, 40, launch=(32, 33))
     assert buckets(trace) == {"compute": 30, "sync": 2, "launch": 8}
@@ -82,19 +82,19 @@ def test_copies_that_block(name: str, call: str, blocks: bool) -> None:
     assert buckets(trace) == {"compute": 30, "copy": 4, "sync" if blocks else "launch": 6}
 
 
-def test_the_thread_that_launches_is_looked_at_and_the_training_thread_beside_it() -> None:
+def test_launching_and_training_threads_are_considered() -> None:
     """Backward runs on a thread of its own; a third thread's loader is not in the way."""
     trace = middle().compute(0, 10).by(77).loader(10, 30).by(BACKWARD).operator(12, 20)
     trace.compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 30, "idle": 2, "launch": 8}
 
 
-def test_a_launch_that_was_not_captured_explains_nothing() -> None:
+def test_missing_launch_explains_nothing() -> None:
     trace = middle().compute(0, 10).operator(10, 20).compute(20, 40, launch=None)
     assert buckets(trace) == {"compute": 30, "idle": 10}
 
 
-def test_silence_before_the_first_op_of_a_step_may_be_an_unmarked_loader() -> None:
+def test_untraced_time_before_first_op_is_unmarked_input() -> None:
     trace = (
         middle()
         .compute(0, 30, launch=(0, 1))
@@ -123,7 +123,7 @@ def test_the_profilers_own_time_beside_a_busy_device_costs_nothing() -> None:
     assert buckets(middle().compute(0, 40).overhead(5, 30)) == {"compute": 40}
 
 
-def test_gaps_within_a_graph_are_nobodys() -> None:
+def test_gaps_within_a_cuda_graph_are_idle() -> None:
     trace = middle().graph((0, 1), (1, 10), (12, 20), (25, 40)).operator(5, 30)
     assert buckets(trace) == {"compute": 32, "idle": 7}
 
@@ -138,14 +138,14 @@ def test_each_device_of_a_process_has_its_own_gaps() -> None:
     assert second.buckets_ns[0, BUCKETS.index("launch")] == 20 * NS_PER_MS
 
 
-def test_cpu_lane_with_gloo() -> None:
+def test_cpu_track_with_gloo() -> None:
     """Top-level ops compute, gloo's thread communicates, the loader is input, and a pause is idle."""
     trace = middle(cpu=True).loader(0, 6).operator(6, 20, "aten::conv2d").operator(8, 12, "aten::mm")
     trace.operator(20, 21, "c10d::allreduce_").gloo(21, 30).operator(31, 38, "Optimizer")
     assert buckets(trace, cpu=True) == {"compute": 21, "communication_transfer": 10, "input": 6, "idle": 3}
 
 
-def test_what_the_loader_runs_on_a_cpu_lane_is_input() -> None:
+def test_loader_on_a_cpu_track_is_input() -> None:
     """Without workers the batch is collated on the training thread, under the loader's range."""
     trace = middle(cpu=True).loader(0, 10).operator(2, 9, "aten::stack").operator(10, 40, "aten::mm")
     assert buckets(trace, cpu=True) == {"compute": 30, "input": 10}
@@ -158,14 +158,14 @@ def test_hidden_communication_is_beside_the_buckets() -> None:
     assert track.buckets_ns[0, BUCKETS.index("compute")] == 40 * NS_PER_MS
 
 
-def test_catching_up_is_shared_out_over_the_gaps_that_follow() -> None:
+def test_catching_up_is_spent_over_following_gaps() -> None:
     """Blocked for 8 ms while the device works; its next gaps are of 3, 3 and 4 ms, each bound by the launch."""
     trace = middle().compute(0, 10).sync(2, 10).operator(10, 40)
     trace.compute(13, 15, launch=(12, 13)).compute(18, 20, launch=(17, 18)).compute(24, 40, launch=(23, 24))
     assert buckets(trace) == {"compute": 30, "sync": 8, "launch": 2}
 
 
-def test_each_block_is_caught_up_with_until_the_next() -> None:
+def test_catching_up_ends_at_the_next_block() -> None:
     """Blocked for 8 ms and again from 14 on for 1: of the gap [10, 14) all is the first's, of [15, 20) 1 ms."""
     trace = middle().compute(0, 10).sync(2, 10).operator(10, 14).compute(14, 15, launch=(13, 14)).sync(14, 15)
     trace.operator(15, 20).compute(20, 40, launch=(19, 20))
@@ -173,7 +173,7 @@ def test_each_block_is_caught_up_with_until_the_next() -> None:
 
 
 @pytest.mark.parametrize(("since", "sync", "launch"), [(2, 9, 0), (4, 7, 2)])
-def test_a_block_that_ends_within_a_gap_is_followed_from_its_end(since: int, sync: int, launch: int) -> None:
+def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launch: int) -> None:
     """The device is idle from 5 on and the host blocked until 8: [5, 8) is the block, and then as long after it."""
     trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
     found = buckets(trace)

@@ -1,4 +1,4 @@
-"""What each module takes, of recordings where it is known."""
+"""Test module times, on recordings in which they are known."""
 
 from __future__ import annotations
 
@@ -53,19 +53,19 @@ def check_truth(found: Modules) -> None:
     assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce is no module's, and nothing else's here"
 
 
-def test_kernels_are_their_launching_operator_s_modules(tmp_path: Path) -> None:
+def test_kernels_belong_to_module_of_launching_operator(tmp_path: Path) -> None:
     check_truth(modules_of(read_one(tmp_path, job())))
 
 
-def test_in_a_light_recording_they_are_those_of_the_full_one_s_operators(tmp_path: Path) -> None:
+def test_kernel_only_trace_uses_modules_of_the_full_trace(tmp_path: Path) -> None:
     light, full = read_one(tmp_path, job(operators=False), "light/rank0.json"), read_one(tmp_path, job(slower=1.5))
     joined = with_operators(light, full)
     assert joined is not None
     check_truth(modules_of(joined))
 
 
-def test_each_device_has_its_own_times(tmp_path: Path) -> None:
-    """Of a rank without marks nothing is known: its work is outside."""
+def test_module_times_are_per_device(tmp_path: Path) -> None:
+    """Work of a rank without marks is outside all modules."""
     marked = replace(read_one(tmp_path, job()), rank=0, world_size=2)
     found = modules_of(marked, replace(marked, rank=1, modules=None))
     times = by_path(found)
@@ -74,7 +74,7 @@ def test_each_device_has_its_own_times(tmp_path: Path) -> None:
     assert found.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
 
 
-def test_on_a_cpu_they_are_their_operators_own_times(tmp_path: Path) -> None:
+def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
     found = modules_of(read_one(tmp_path, job(devices=False)))
     times = by_path(found)
     # aten::linear 50 with what is in it; add 10; detach 1 and addmm 40: nothing of backward, which another thread runs.
@@ -86,8 +86,8 @@ def test_on_a_cpu_they_are_their_operators_own_times(tmp_path: Path) -> None:
     assert found.outside_ms == near(0.015 + 0.02)
 
 
-def test_what_waits_for_an_exchange_on_a_cpu_is_no_module_s(tmp_path: Path) -> None:
-    """A module hands an exchange over and waits for it in another operator, as FSDP's do."""
+def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) -> None:
+    """A module enqueues a collective and waits for it in another operator, as with FSDP."""
     events = []
     for number in range(STEPS):
         at = number * STEP_US
@@ -105,7 +105,7 @@ def test_what_waits_for_an_exchange_on_a_cpu_is_no_module_s(tmp_path: Path) -> N
     assert found.outside_ms == near(0.007)
 
 
-def test_backward_of_a_cpu_is_told_apart(tmp_path: Path) -> None:
+def test_cpu_backward_is_separate(tmp_path: Path) -> None:
     events = []
     for number in range(STEPS):
         at, node = number * STEP_US, 10 * number
@@ -120,7 +120,7 @@ def test_backward_of_a_cpu_is_told_apart(tmp_path: Path) -> None:
     assert (times["a"].forward_ms, times["a"].backward_ms) == (near(0.03), near(0.06))
 
 
-def test_nothing_is_said_without_marks(tmp_path: Path) -> None:
+def test_no_modules_without_marks(tmp_path: Path) -> None:
     timeline = build_timeline([replace(read_one(tmp_path, job()), modules=None)])
     assert summarise_modules(timeline, None) is None
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
@@ -151,9 +151,7 @@ CALLS = st.recursive(
 
 @settings(max_examples=40)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), on_gpu=st.booleans(), outside=st.integers(0, 9))
-def test_a_module_takes_what_it_does_itself_and_what_those_below_it_take(
-    calls: list[Any], on_gpu: bool, outside: int
-) -> None:
+def test_module_time_includes_modules_below(calls: list[Any], on_gpu: bool, outside: int) -> None:
     trace, total_us = random_job(calls, on_gpu=on_gpu, outside=outside)
     found = modules_of(trace)
     times = by_path(found)

@@ -1,4 +1,4 @@
-"""Portions are exclusive: they sum to their buckets, whatever overlaps."""
+"""Test that portions are exclusive and sum to their buckets, whatever overlaps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute, portions
-from gpudiag.analysis.attribution.portions import shared_out, summarise_portions
+from gpudiag.analysis.attribution.portions import equal_shares, summarise_portions
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.intervals import Intervals, as_set, intersect, length, union
@@ -31,7 +31,7 @@ def test_examples_hold() -> None:
 def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[tuple[int, int]]) -> None:
     raw = Intervals(np.array([a for a, _ in ops], np.int64), np.array([b for _, b in ops], np.int64))
     inside = as_set(part)
-    shares = shared_out(raw, inside)
+    shares = equal_shares(raw, inside)
     expected = [0.0] * len(ops)
     for at in range(40):
         running = [i for i, (a, b) in enumerate(ops) if a <= at < b]
@@ -93,7 +93,7 @@ def test_portions_are_sorted_by_time_over_all_devices_within_each_bucket() -> No
     assert found["compute", "b"].per_step == pytest.approx(1)
 
 
-def test_what_one_rank_alone_does_is_counted_over_all() -> None:
+def test_portion_of_one_rank_is_averaged_over_all() -> None:
     many = TraceBuilder(0, unit_ns=1_000_000).steps(
         4, 20, lambda one: one.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
     )
@@ -103,7 +103,7 @@ def test_what_one_rank_alone_does_is_counted_over_all() -> None:
     assert found["compute", "b"].per_step == pytest.approx(1)
 
 
-def test_what_is_hidden_behind_something_that_counts_first_is_counted_without_time() -> None:
+def test_hidden_op_is_counted_without_time() -> None:
     trace = TraceBuilder(unit_ns=1_000_000).steps(
         4, 20, lambda one: one.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
     )
@@ -115,7 +115,7 @@ def test_what_is_hidden_behind_something_that_counts_first_is_counted_without_ti
     assert ("communication_wait", "all_reduce") in found
 
 
-def test_copies_and_the_host_in_an_exchange_have_portions_of_their_own() -> None:
+def test_communication_copies_and_host_have_portions() -> None:
     """The host is at it from 4 to 12, its copy runs from 5 to 7, and two more collectives beside each other."""
     trace = TraceBuilder(unit_ns=1_000_000)
     for step in range(4):

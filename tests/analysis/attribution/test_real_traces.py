@@ -1,4 +1,4 @@
-"""Facts about the real traces in `tests/traces/`: the small ones and the whole recordings."""
+"""Test facts about the real traces in `tests/traces/`: the small ones and the whole recordings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_every_nanosecond_is_in_one_bucket(job: Path) -> None:
         assert waited == track.buckets_ns[:, BUCKETS.index("communication_wait")].sum()
 
 
-def test_there_is_something_in_it(job: Path) -> None:
+def test_real_traces_have_compute(job: Path) -> None:
     timeline, attribution = analysed(job)
     assert timeline.tracks
     assert all(len(track.step_ns) >= 1 and track.step_ns.sum() > 0 for track in attribution.tracks)
@@ -86,7 +86,7 @@ def test_all_ranks_have_one_step_time(name: str) -> None:
     assert max(steps) <= 1.01 * min(steps)
 
 
-def test_a_late_loader_is_waited_for_and_named() -> None:
+def test_straggler_with_late_loader_is_waited_for() -> None:
     """Rank 2's loader takes 40 ms: the others wait in their all-reduces, which transfer for a fraction of that."""
     _, attribution = analysed(HERE / "slow_loader_rank2")
     waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
@@ -104,7 +104,7 @@ def test_a_late_loader_is_waited_for_and_named() -> None:
             assert named[2] > 0.99 * sum(named.values())
 
 
-def test_without_peer_access_it_is_transfer_and_not_waiting() -> None:
+def test_slow_transport_is_transfer_and_not_waiting() -> None:
     """The truth: 19.9 ms of 39.4 are communication, all ranks alike."""
     _, attribution = analysed(HERE / "vgg_p2poff")
     assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
@@ -157,7 +157,7 @@ def test_gloo_on_processors() -> None:
 
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
-def test_a_clock_that_is_off_changes_nothing(offset_ms: int) -> None:
+def test_clock_offset_changes_nothing(offset_ms: int) -> None:
     """Rank 1 as if on another host: its collectives bring its clock back, and with it all that was found."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [

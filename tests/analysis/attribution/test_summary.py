@@ -1,4 +1,4 @@
-"""Every figure of the summary of a job of two ranks and three steps that can be reckoned by hand."""
+"""Test every figure of the summary of a job of two ranks and three steps, computed by hand."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def near(value: float | tuple[float, ...]) -> Any:
 
 
 def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Timeline:
-    """Rank 1 computes for 50 µs and the others for 30; then all exchange, which takes 20, and norms take 5 twice."""
+    """Rank 1 computes for 50 µs and the others for 30; then they communicate for 20, and norms take 5 twice."""
     traces = []
     for rank in range(ranks):
         trace, busy = TraceBuilder(rank, world_size=ranks), 50 if rank == 1 else 30
@@ -73,7 +73,7 @@ def test_who_waits_for_whom() -> None:
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
         Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
     )
-    # Where a rank is missing, it may have come later still.
+    # A missing rank may have come later still.
     partly = timeline(ranks=3, missing=True)
     assert summarise_waits(partly, attribute(partly)) == ()
 
@@ -114,7 +114,7 @@ def test_clocks_by_rank() -> None:
 
 
 def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
-    """Who waits in a job whose rank 1 is late by so much at each of a step's collectives."""
+    """Return waits of a job whose rank 1 is late by so much at each of a step's collectives."""
     traces = []
     for rank in range(3):
         trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)
@@ -128,13 +128,13 @@ def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
     return summarise_waits(found, attribute(found))
 
 
-def test_waits_below_a_microsecond_are_how_unevenly_collectives_begin() -> None:
+def test_waits_below_a_microsecond_are_omitted() -> None:
     assert [wait.rank for wait in waiting(10, unit_ns=100)] == [2, 0]
     assert [(wait.rank, wait.ms_per_step) for wait in waiting(9, unit_ns=100)] == [(2, near(0.001))]
     assert [(wait.rank, wait.ms_per_step) for wait in waiting(20, 30)] == [(2, near(0.052)), (0, near(0.05))]
 
 
-def test_of_an_unseen_device_the_hosts_steps_are_all_there_is() -> None:
+def test_unseen_device_has_host_step_times() -> None:
     found = replace(
         timeline(), tracks=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000}
     )
@@ -144,7 +144,7 @@ def test_of_an_unseen_device_the_hosts_steps_are_all_there_is() -> None:
     assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)
 
 
-def test_of_many_names_the_first_twenty_are_told() -> None:
+def test_twenty_longest_names_are_kept() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(10_000 * step)

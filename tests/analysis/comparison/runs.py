@@ -33,7 +33,7 @@ def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS,
 
 
 def source(**fields: Any) -> Source:
-    """What ran, so far as a test cares."""
+    """Return a source with the given fields."""
     return Source(
         **{
             "paths": ("gpudiag-runs/main",),

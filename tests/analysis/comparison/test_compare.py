@@ -1,4 +1,4 @@
-"""Differences add up at every level, and turn round with the runs."""
+"""Test that differences add up at every level, and swap sign with the runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 
 @examples(60)
 @given(analyses(), analyses())
-def test_every_level_adds_up_to_the_one_above(before: Analysis, after: Analysis) -> None:
+def test_changes_add_up_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
     # Rounding: sums of figures up to 1e4 ms are exact to some 1e-11 ms; a nanosecond is 1e-6 ms.
@@ -48,7 +48,7 @@ def test_every_level_adds_up_to_the_one_above(before: Analysis, after: Analysis)
 
 @examples(60)
 @given(analyses(), analyses())
-def test_turning_the_runs_round_turns_every_sign(before: Analysis, after: Analysis) -> None:
+def test_swapping_runs_inverts_every_sign(before: Analysis, after: Analysis) -> None:
     there, back = compare(before, after), compare(after, before)
     assert back.outcome == OPPOSITE.get(there.outcome, there.outcome)
     assert back.unattributed_ms == -there.unattributed_ms
@@ -80,7 +80,7 @@ def test_turning_the_runs_round_turns_every_sign(before: Analysis, after: Analys
 
 @examples(20)
 @given(analyses())
-def test_a_run_differs_from_itself_by_nothing(analysis: Analysis) -> None:
+def test_run_does_not_differ_from_itself(analysis: Analysis) -> None:
     diff = compare(analysis, analysis)
     assert diff.cause is None
     assert diff.run_differences == ()
@@ -89,14 +89,14 @@ def test_a_run_differs_from_itself_by_nothing(analysis: Analysis) -> None:
     assert diff.outcome in {"no-difference", "cannot-tell"}
 
 
-def test_json_and_back_is_the_same_diff() -> None:
+def test_diff_survives_json() -> None:
     for before, after in ((healthy(), late_rank()), (healthy(), hostile())):
         diff = compare(before, after)
         assert diff.schema == DIFF_SCHEMA == "gpudiag/diff/1"
         assert msgspec.json.decode(encode_json(diff), type=Diff) == diff
 
 
-def test_a_late_rank_explains_the_others_waiting() -> None:
+def test_straggler_explains_waiting_of_others() -> None:
     diff = compare(healthy(), late_rank())
     assert (diff.outcome, diff.judged) == ("slower", "profiled")
     assert diff.cause is not None
@@ -107,7 +107,7 @@ def test_a_late_rank_explains_the_others_waiting() -> None:
     assert diff.cause.part.name == "unmarked-input"
 
 
-def test_a_late_rank_of_two_explains_it_too() -> None:
+def test_straggler_of_two_ranks_explains_waiting() -> None:
     before = run({"compute": 20.0}, {"compute": 20.0})
     after = late_rank()
     after = run(
@@ -120,7 +120,7 @@ def test_a_late_rank_of_two_explains_it_too() -> None:
     assert (cause.bucket, cause.ranks, cause.waiting_ms) == ("launch", (1,), 10.0)
 
 
-def test_waiting_for_everyone_in_turn_is_no_late_rank() -> None:
+def test_waiting_for_ranks_in_turn_is_no_straggler() -> None:
     parts = {"compute": 20.0, "communication_wait": 6.0}
     template = late_rank().waits[0]
     waits = tuple(
@@ -135,7 +135,7 @@ def test_waiting_for_everyone_in_turn_is_no_late_rank() -> None:
     assert (cause.bucket, cause.ranks) == ("communication_wait", ())
 
 
-def test_what_changed_on_one_rank_without_waiting_is_about_that_rank() -> None:
+def test_change_on_one_rank_without_waiting_names_that_rank() -> None:
     before = run(*({"compute": 20.0} for _ in range(4)))
     after = run(*({"compute": 20.0 + (8.0 if rank == 3 else 0.0)} for rank in range(4)))
     cause = compare(before, after).cause
@@ -143,7 +143,7 @@ def test_what_changed_on_one_rank_without_waiting_is_about_that_rank() -> None:
     assert (cause.bucket, cause.ranks, cause.difference_ms) == ("compute", (3,), 8.0)
 
 
-def test_unprofiled_steps_are_judged_where_both_runs_have_them() -> None:
+def test_unprofiled_steps_are_judged_if_both_runs_have_them() -> None:
     def timed(mean: float) -> Analysis:
         times = tuple(mean + off for off in (-0.1, 0.1, 0.0, 0.05))
         steps = Steps(
@@ -163,13 +163,13 @@ def test_unprofiled_steps_are_judged_where_both_runs_have_them() -> None:
     assert compare(timed(20.0), run({"compute": 30.0})).judged == "profiled"
 
 
-def test_two_steps_say_nothing_of_noise() -> None:
+def test_two_steps_give_no_interval() -> None:
     diff = compare(run({"compute": 10.0}, jitter_ms=(0.0, 0.1)), run({"compute": 20.0}))
     assert diff.outcome == "cannot-tell"
     assert "2 and 5 steps" in diff.step("profiled").reason
 
 
-def test_an_analysis_from_before_step_times_were_kept() -> None:
+def test_analysis_without_step_times_gives_a_reason() -> None:
     old = run({"compute": 10.0}, jitter_ms=())
     diff = compare(old, run({"compute": 20.0}))
     assert diff.outcome == "cannot-tell"
@@ -188,7 +188,7 @@ def test_an_analysis_from_before_step_times_were_kept() -> None:
         ({"workload": None}, None, True),
     ],
 )
-def test_what_differs_between_the_runs_is_said(change: dict[str, object], what: str | None, same_work: bool) -> None:
+def test_run_differences_are_reported(change: dict[str, object], what: str | None, same_work: bool) -> None:
     before = msgspec.structs.replace(healthy(), source=source())
     after = msgspec.structs.replace(healthy(), source=source(**change))
     diff = compare(before, after)
@@ -196,7 +196,7 @@ def test_what_differs_between_the_runs_is_said(change: dict[str, object], what: 
     assert diff.same_work is same_work
 
 
-def test_other_ranks_are_compared_where_both_runs_have_them() -> None:
+def test_ranks_of_both_runs_are_compared() -> None:
     parts = {"compute": 20.0}
     diff = compare(run(parts, parts), run(parts, parts, {"compute": 26.0}))
     assert [one.what for one in diff.run_differences] == ["number of ranks"]
@@ -207,7 +207,7 @@ def test_other_ranks_are_compared_where_both_runs_have_them() -> None:
     assert diff.cause.ranks == ()
 
 
-def test_traces_whose_kernels_are_others_are_said_to_be_unlike() -> None:
+def test_different_kernels_are_reported() -> None:
     before, unnamed = healthy(), source(workload=None)
     renamed = [msgspec.structs.replace(part, name=f"other {part.name}") for part in before.portions]
     after = msgspec.structs.replace(before, portions=tuple(renamed), source=unnamed)
@@ -216,20 +216,20 @@ def test_traces_whose_kernels_are_others_are_said_to_be_unlike() -> None:
     assert compare(before, msgspec.structs.replace(before, source=unnamed)).run_differences == ()
 
 
-def test_a_missing_rank_is_said_but_is_the_same_work() -> None:
+def test_missing_rank_is_reported_as_same_work() -> None:
     parts = {"compute": 20.0}
     diff = compare(run(parts, parts), run(parts, world_size=2))
     assert [(one.what, one.same_work) for one in diff.run_differences] == [("ranks with steps", True)]
 
 
-def test_a_device_without_steps_counts_nowhere() -> None:
+def test_device_without_steps_is_ignored() -> None:
     whole = run({"compute": 20.0}, {"compute": 20.0})
     diff = compare(whole, run({"compute": 20.0}, {}))
     assert diff.step("profiled").difference_ms == 0
     assert [rank.rank for rank in diff.ranks] == [0]
 
 
-def test_what_does_not_add_up_is_left_unattributed() -> None:
+def test_residual_is_unattributed() -> None:
     diff = compare(healthy(), hostile())
     sums = fsum([diff.unattributed_ms, *(bucket.difference_ms for bucket in diff.buckets)])
     assert sums == pytest.approx(diff.step("profiled").difference_ms)
@@ -237,7 +237,7 @@ def test_what_does_not_add_up_is_left_unattributed() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["no device", "no step", "absurd", "nan", "portions"])
-def test_an_analysis_that_cannot_be_compared_is_refused(wrong: str) -> None:
+def test_invalid_analysis_is_rejected(wrong: str) -> None:
     analysis = {
         "no device": run(),
         "no step": run({}),
@@ -250,7 +250,7 @@ def test_an_analysis_that_cannot_be_compared_is_refused(wrong: str) -> None:
             compare(*pair)
 
 
-def test_findings_of_one_code_are_paired_by_cause_and_ranks_first() -> None:
+def test_findings_are_paired_by_cause_and_ranks_first() -> None:
     finding = late_rank().findings[0]
     on_0, on_1 = (msgspec.structs.replace(finding, ranks=(rank,)) for rank in (0, 1))
     before = msgspec.structs.replace(healthy(), findings=(on_0, on_1))
@@ -262,5 +262,5 @@ def test_findings_of_one_code_are_paired_by_cause_and_ranks_first() -> None:
     ]
 
 
-def test_all_buckets_are_there_in_order() -> None:
+def test_all_buckets_are_present_in_order() -> None:
     assert tuple(bucket.bucket for bucket in compare(healthy(), late_rank()).buckets) == BUCKETS

@@ -33,18 +33,28 @@ def build_graph(timeline: Timeline) -> Graph | None:
     chains: list[Chain] = []
     ops: list[TrackOps] = []
     for trace_index, members in by_trace.items():
-        process_ops = [
-            (collective_ops if track.is_cpu else analysed_ops)(track, timeline.tracks.index(track)) for track in members
-        ]
-        chain = (build_cpu_chain if members[0].is_cpu else build_chain)(timeline, trace_index, members, process_ops)
+        chain, process_ops = _build_process(timeline, trace_index, members)
         if chain is None:
             return None
         chains.append(chain)
         ops.extend(process_ops)
+    return _assemble(timeline, tracks, chains, ops)
+
+
+def _build_process(
+    timeline: Timeline, trace_index: int, tracks: list[DeviceTrack]
+) -> tuple[Chain | None, list[TrackOps]]:
+    """Return the chain of one process and the ops of its tracks."""
+    to_ops, to_chain = (collective_ops, build_cpu_chain) if tracks[0].is_cpu else (analysed_ops, build_chain)
+    ops = [to_ops(track, timeline.tracks.index(track)) for track in tracks]
+    return to_chain(timeline, trace_index, tracks, ops), ops
+
+
+def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain], ops: list[TrackOps]) -> Graph:
     chain_first = np.cumsum([0] + [len(chain.time) for chain in chains])
     op_first = np.cumsum([0] + [len(track_ops.start) for track_ops in ops])
     host = _host_nodes(chains, ops, op_first)
-    launch_offset = dict(zip(by_trace, chain_first.tolist(), strict=False))
+    launch_offset = {int(chain.process[0]): int(first) for chain, first in zip(chains, chain_first, strict=False)}
     steps = min(len(track.window_steps) for track in tracks)
     lengths = [(track.bounds[-1] - track.bounds[0]) * steps / len(track.window_steps) for track in tracks]
     return Graph(

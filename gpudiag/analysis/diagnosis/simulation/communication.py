@@ -1,4 +1,4 @@
-"""What communication costs a step besides the transfers of its collectives.
+"""Find what communication costs a step besides the transfers of its collectives.
 
 The cost of communication is how much shorter the step would be if every rank trained by itself. Besides transfers:
 

@@ -1,4 +1,4 @@
-"""Contention: how long a kernel that ran beside a collective takes without it, estimated from matching kernels.
+"""Estimate contention: how long a kernel beside a collective takes without it, from matching kernels.
 
 A collective's kernel takes processors and memory bandwidth from the kernels beside it, both while it transfers and
 while it spins for a straggler: ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3 ms, and matrix

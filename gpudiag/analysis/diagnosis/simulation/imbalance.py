@@ -1,4 +1,4 @@
-"""How much more a rank does than its peers, and where in the step.
+"""Measure how much more a rank does than its peers, and where in the step.
 
 The totals of a step say how much is in excess; the segments between collectives say where. Work in ms of two ranks that
 meet in a broadcast before the forward pass and in an all-reduce after the backward pass:
@@ -82,7 +82,7 @@ def lower_median(values: Times) -> Times:
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """How much each rank's component of the step exceeds the lower median over ranks.
+    """The excess of each rank's component of the step over the lower median over ranks.
 
     Attributes:
         part: the component.

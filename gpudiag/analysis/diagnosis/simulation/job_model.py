@@ -48,7 +48,7 @@ class JobModel:
 
     @cached_property
     def contention(self) -> Contention:
-        """How much collectives slow the kernels that run beside them."""
+        """The contention of kernels beside collectives."""
         return find_contention(self.graph, self.timeline)
 
     @cached_property
@@ -74,7 +74,7 @@ class JobModel:
 
     @cached_property
     def host_pace(self) -> HostPace:
-        """How much slower than usual each host is."""
+        """The pace of each host."""
         return host_pace(self.graph)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What the profiler cost the hosts: a fixed time per recorded event, and more on a host that is slow throughout.
+"""Estimate the profiler overhead on hosts: a fixed time per recorded event, and more on a host that is slow throughout.
 
 A process that shares its core gets part of each second. Everything that it does takes that many times longer, the
 profiler's work included, and most of that shows as untraced time between events: such a rank took 75 ms of host work
@@ -66,7 +66,7 @@ def typical_ns_per_event(graph: Graph) -> float:
 
 
 class HostPace(msgspec.Struct, frozen=True):
-    """How many times longer than usual hosts take, as far as that shows throughout a step.
+    """Factors by which hosts are slower than usual, as far as that shows throughout a step.
 
     Attributes:
         by_node: float64[n], of each host node's process in that step.

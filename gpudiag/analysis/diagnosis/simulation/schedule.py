@@ -16,7 +16,7 @@ from gpudiag.intervals import distinct
 
 
 class RunKind(IntEnum):
-    """What a run holds."""
+    """The content of a run."""
 
     HOST_RUN = 0
     """Host nodes that wait only for the one before."""

@@ -79,7 +79,7 @@ def _differences(now: list[float], before: list[float]) -> list[float]:
 
 
 class _Weight(IntEnum):
-    """What a weight sums up; of a host node, of an op, or of ops of one run that one host run launched."""
+    """The durations that a weight sums up: of a host node, an op, or a run's ops that one host run launched."""
 
     NOTHING = auto()
     WORK = auto()

@@ -252,7 +252,7 @@ def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
 
 
 class _RecordedEvents:
-    """What events of a track's streams follow, as {position in `TrackOps.histories`: index of an op there}."""
+    """The ops that events of a track's streams follow, as {position in `TrackOps.histories`: index of an op there}."""
 
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]

@@ -1,4 +1,4 @@
-"""How much shorter a job's step would be in a counterfactual scenario.
+"""Score counterfactual scenarios: by how much each makes a job's step shorter.
 
 Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
 profiling slows the host and is no fault of the job.

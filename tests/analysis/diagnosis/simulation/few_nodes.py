@@ -1,4 +1,4 @@
-"""Replay graphs of a few nodes, told column by column; what is not told is nothing."""
+"""Graphs of a few nodes, column by column; missing columns are zero or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random replay graphs of a few nodes, and their replay node by node, written from the formulas in graph.py alone."""
+"""Random graphs of a few nodes, and their simulation node by node, from the formulas in graph.py alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Node:
     input: int = 0
     block_on: int = NONE
     block_delay: int = 0
-    """An op that comes later is waited for as of the turn before."""
+    """A wait for a later op is for that of the iteration before."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
     for process in range(processes):
-        # The first op, or the host, may wait for what the turn before gave to the other stream.
+        # The first op, or the host, may wait for an op of the iteration before in the other stream.
         first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
         last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
         if last > first and not job.ops[first].waits and draw(st.booleans()):

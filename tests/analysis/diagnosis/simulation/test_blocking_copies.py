@@ -1,4 +1,4 @@
-"""Calls that hold the host for their own copy, and synchronizations that have nothing to wait for."""
+"""Test calls that block for their own copy, and synchronizations without pending ops."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def busy_ms(what_if: WhatIf) -> float:
 
 @pytest.mark.parametrize("idle_ms", [0.0, 0.3])
 @pytest.mark.parametrize("copy_ms", [2.0, 8.0])
-def test_a_copy_that_holds_the_host_is_none_of_its_work(idle_ms: float, copy_ms: float) -> None:
+def test_blocking_copy_is_no_host_work(idle_ms: float, copy_ms: float) -> None:
     what_if = simulated(Job(ranks=1, step=(python(idle_ms), host_copy(copy_ms, megabytes=50, pinned=False), SLOW_HOST)))
     assert busy_ms(what_if) == pytest.approx(12 + idle_ms, abs=0.05)
     for costs in (what_if.model.recorded, what_if.corrected):
         assert what_if.saving_ms(with_host_copies(what_if, costs), costs) == pytest.approx(copy_ms, abs=0.05)
 
 
-def test_a_copy_read_back_from_an_idle_device_is_waited_for() -> None:
+def test_copy_back_from_an_idle_device_is_awaited() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), python(0.3), read_back(4, megabytes=40), SLOW_HOST)))
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
     waits = np.flatnonzero((host.block == HostBlock.SYNC) & device.host_copy[host.block_on])
-    # Where a call begins is a node too; together they are one of the step's calls.
+    # A blocking call has a second node where it begins; both count as one call.
     returns = waits[host.row[waits] == host.row[waits - 1]]
     assert len(returns) == what_if.graph.steps
     part = _section_of_step(what_if.graph)
     assert (part[returns] == part[returns - 1]).all()
 
 
-def test_work_before_a_synchronization_that_has_nothing_to_wait_for_is_no_part_of_it() -> None:
+def test_work_before_a_synchronization_without_pending_ops_is_no_wait() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), silence(12), item(), kernels(5))))
     without = without_untraced(what_if, what_if.corrected)
     assert what_if.saving_ms(without) == pytest.approx(12, rel=0.01)
@@ -75,7 +75,7 @@ def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any
     return blocking_copies([part], begin, until, np.ones(len(spans), np.bool_))
 
 
-def test_a_call_that_returned_in_the_first_half_of_its_copy_did_not_wait_for_it() -> None:
+def test_call_that_returns_in_first_half_of_its_copy_does_not_wait() -> None:
     early, late = calls((0, 59), ops=((0, 10, 110),)), calls((0, 61), ops=((0, 10, 110),))
     assert early.begins.tolist() == [False]
     assert late.begins.tolist() == [True, False]
@@ -83,14 +83,14 @@ def test_a_call_that_returned_in_the_first_half_of_its_copy_did_not_wait_for_it(
     assert late.end.tolist() == [-np.inf, 110]
 
 
-def test_calls_without_a_recorded_copy_have_one_node_each() -> None:
+def test_calls_without_a_recorded_copy_have_one_node() -> None:
     nodes = calls((0, 100), (200, 300), ops=((200, 210, 300),))
     assert nodes.call.tolist() == [0, 1, 1]
     assert nodes.returns.tolist() == [False, False, True]
     assert nodes.move_to_begin(np.array([1, 2, 3])).tolist() == [1, 5, 0]
 
 
-def test_recording_explains_launching_and_no_copy_that_is_as_exposed_without() -> None:
+def test_recording_overhead_explains_launching_but_no_exposed_copy() -> None:
     step = (python(0.3), host_copy(5, megabytes=50, pinned=False), SLOW_HOST)
     case = case_of(Job(ranks=1, step=step, recording_ns=6_000).traces())
     assert case.what_if is not None

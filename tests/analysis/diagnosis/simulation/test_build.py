@@ -1,4 +1,4 @@
-"""What bounds each op of a graph, whom a collective waits for, and what the exchange is of a few nodes."""
+"""Test what bounds each op of a graph, the peers of collectives, and chains of a few nodes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None 
     return list(zip(latency.tolist(), gap.tolist(), strict=True))
 
 
-def test_what_came_later_bounds_an_op_and_is_given_all_of_the_time_to_its_start() -> None:
+def test_later_bound_explains_the_start_exactly() -> None:
     assert bounds((100, 50, 130)) == [(30, 0)]
     assert bounds((100, 120, 130)) == [(0, 10)]
     assert bounds((100, 100, 130)) == [(30, 0)]
@@ -50,7 +50,7 @@ def test_what_came_later_bounds_an_op_and_is_given_all_of_the_time_to_its_start(
     assert bounds((None, -np.inf, 130)) == [(0, 0)]
 
 
-def test_the_other_is_given_what_is_usual_or_less() -> None:
+def test_earlier_bound_gets_the_usual_time_or_less() -> None:
     """Usual are the latencies to a device that was idle for long, and gaps of ops that were launched long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
@@ -63,19 +63,19 @@ def test_the_other_is_given_what_is_usual_or_less() -> None:
 
 
 @pytest.mark.parametrize(("apart", "usual"), [(LONG, 7), (LONG - 1, 0)])
-def test_long_before_is_more_than_twenty_microseconds(apart: int, usual: float) -> None:
+def test_usual_times_are_of_ops_idle_or_queued_for_20_microseconds(apart: int, usual: float) -> None:
     assert bounds((1000, 1007 - apart, 1007), (50, 100, 500))[1] == (usual, 400)
     assert bounds((1007 - apart, 1000, 1007), (100, 50, 500))[1] == (400, usual)
 
 
-def test_each_device_has_its_own_usual() -> None:
+def test_usual_times_are_per_device() -> None:
     assert bounds((100_000, 1, 100_003), (5, 10, 20), (100_000, 1, 100_009), (5, 10, 20), track=[0, 0, 1, 1]) == [
         (3, 0), (3, 10), (9, 0), (9, 10)
     ]  # fmt: skip
 
 
 def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[int, list[int]], list[float]]:
-    """For each op of collectives (instance, start, end) of lanes whom it waits for, and how long it transfers."""
+    """Return peers and transfer time of each collective op (instance, start, end) of these tracks."""
     parts: Any = []
     tables: Any = []
     for index, ops in enumerate(tracks):
@@ -89,7 +89,7 @@ def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[i
     return {op: of.tolist() for op, of in sorted(found.items())}, transfer.tolist()
 
 
-def test_a_collective_waits_for_all_that_came_before_it_ended() -> None:
+def test_collective_waits_for_peers_that_started_before_it_ended() -> None:
     found, transfer = peers_of([(0, 10, 100), (None, 110, 120), (1, 130, 150)], [(0, 60, 101), (1, 151, 170)])
     # The root of the second had left when the other came.
     assert found == {0: [0, 3], 2: [2], 3: [0, 3], 4: [2, 4]}
@@ -99,12 +99,12 @@ def test_a_collective_waits_for_all_that_came_before_it_ended() -> None:
     assert peers_of([(None, 0, 1)], [])[0] == {}
 
 
-def test_indices_within_parts_become_those_of_the_graph() -> None:
+def test_track_indices_become_graph_indices() -> None:
     found = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
     assert found.tolist() == [0, NONE, 2, NONE, 4]
 
 
-def test_a_graph_is_of_whole_steps_and_as_long_as_they_were() -> None:
+def test_graph_holds_whole_steps_and_their_length() -> None:
     def graph(*counts: int) -> Graph | None:
         traces = [
             TraceBuilder(rank, world_size=len(counts))
@@ -120,7 +120,7 @@ def test_a_graph_is_of_whole_steps_and_as_long_as_they_were() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # Of the rank with more steps as many count.
+    # As many steps of the rank with more steps count.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -130,7 +130,7 @@ def test_a_graph_is_of_whole_steps_and_as_long_as_they_were() -> None:
 def gaps(
     *ops: tuple[float, float, int], busy: Sequence[tuple[int, int]], track: Sequence[int] | None = None
 ) -> list[float]:
-    """Undisturbed gaps of kernels (start, gap, launched at), beside collectives from when to when."""
+    """Return contention-free gaps of kernels (start, gap, launched at), beside collectives from when to when."""
     device = device_of(
         start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
         launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
@@ -148,21 +148,21 @@ BUSY = [(100_000, 200_000)]
 CALM = [(50_000.0, 3.0, 0), (60_000.0, 5.0, 0), (70_000.0, 4.0, 0)]
 
 
-def test_a_gap_beside_a_collective_is_as_usual_beside_none() -> None:
+def test_gap_beside_a_collective_becomes_the_usual_gap() -> None:
     assert gaps(*CALM, (150_000, 30, 0), (160_000, 2, 0), busy=BUSY) == [3, 5, 4, 4, 2]
     # Beside is from the end of the work before to the start.
     edges = [gaps(*CALM, (start, 30, 0), busy=BUSY)[-1] for start in (200_029, 200_030, 100_000, 100_001)]
     assert edges == [4, 30, 30, 4]
 
 
-def test_of_queued_ops_alone() -> None:
+def test_contention_free_gaps_are_of_queued_ops_only() -> None:
     assert gaps(*CALM, (150_000, 30, 130_000), (150_000, 30, 129_999), (150_000, 30, -1), busy=BUSY)[3:] == [30, 4, 30]
     assert gaps((150_000, 30, 0), busy=BUSY) == [30]
     assert gaps(*CALM, (150_000, 30, 0), busy=[]) == [3, 5, 4, 30]
     assert gaps(*CALM, (50_000, 9, 0), (150_000, 30, 0), busy=BUSY, track=[0, 0, 0, 1, 1])[3:] == [9, 9]
 
 
-def test_one_thread_launches_for_all_devices_of_its_process_unless_an_executor_does() -> None:
+def test_one_thread_launches_for_all_devices_without_an_executor() -> None:
     timeline: Any = SimpleNamespace(
         tracks=[SimpleNamespace(trace=0), SimpleNamespace(trace=0), SimpleNamespace(trace=1), SimpleNamespace(trace=1)],
         traces=[SimpleNamespace(waits_in_collectives=waits) for waits in (False, True, False)],
@@ -177,12 +177,12 @@ def graph_of_steps(*traces: TraceBuilder) -> Graph:
 
 
 def us(column: Any) -> list[float]:
-    """Of the second step of three that are alike, in µs."""
+    """Return columns of the second of three equal steps, in µs."""
     count = len(column) // 3
     return [float(one) / 1000 for one in column[count : 2 * count]]
 
 
-def test_a_chain_of_launches_and_a_wait() -> None:
+def test_chain_of_launches_and_a_wait() -> None:
     """Its work is busy over short pauses; until the wait begins it is work, and after its op has ended it is delay."""
     trace = TraceBuilder()
     for step in range(5):
@@ -204,7 +204,7 @@ def test_a_chain_of_launches_and_a_wait() -> None:
     assert (of.steps, of.length_ns, of.ranks) == (3, 3_000_000, {0: 0})
 
 
-def test_a_chain_that_is_silent_at_its_steps_opening_and_elsewhere_later() -> None:
+def test_chain_with_untraced_time_before_first_op_and_later() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(20_000 * step).operator(5000, 5100).compute(5100, 5200, launch=(5050, 5060))
@@ -217,7 +217,7 @@ def test_a_chain_that_is_silent_at_its_steps_opening_and_elsewhere_later() -> No
     assert host.events.tolist() == [3, 2] * 3
 
 
-def test_what_the_profiler_held_up_is_its_own_and_waiting_for_nothing_is_work() -> None:
+def test_profiler_overhead_is_separate_and_waiting_for_nothing_is_work() -> None:
     """The synchronization at 600 has nothing to wait for: its op ended at 500."""
     trace = TraceBuilder()
     for step in range(5):
@@ -229,7 +229,7 @@ def test_what_the_profiler_held_up_is_its_own_and_waiting_for_nothing_is_work() 
     assert us(host.block_delay) == [0, 100]
 
 
-def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_returns() -> None:
+def test_blocking_copy_has_nodes_at_begin_and_return() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).operator(0, 990)
@@ -243,8 +243,8 @@ def test_a_copy_that_holds_the_host_has_a_node_where_it_begins_and_one_where_it_
     assert of.device.host_copy.tolist() == [True, False] * 3
 
 
-def test_the_chains_of_two_cpu_processes() -> None:
-    """Each hands over at 420, waits until 710 for what ended at 700, and works to the next mark."""
+def test_chains_of_two_cpu_processes() -> None:
+    """Each enqueues at 420, waits until 710 for a collective that ended at 700, and works to the next mark."""
     traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in traces:
         for step in range(5):
@@ -266,7 +266,7 @@ def test_the_chains_of_two_cpu_processes() -> None:
     assert us(of.device.transfer) == [290, 290]
 
 
-def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_held_up_by_a_full_queue_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The call from 700 to 800 waits for room: an op ends at 790 while it does. The profiler held the thread for 20."""
     monkeypatch.setattr(host_chain, "FULL_QUEUE_OPS", 1)
     monkeypatch.setattr(host_chain, "_ONE_HELD_UP_PER_NS", 1000)
@@ -283,7 +283,7 @@ def test_a_launch_that_a_full_queue_held_up_is_no_work(monkeypatch: pytest.Monke
     assert not host.profiler.any()
 
 
-def test_without_a_call_or_an_operator_there_is_no_chain_and_no_graph() -> None:
+def test_no_graph_without_calls_or_operators() -> None:
     unseen = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
     assert build_graph(build_timeline([unseen.build()])) is None
     seen = TraceBuilder(1).steps(5, 1000, lambda one: one.compute(0, 900))

@@ -1,4 +1,4 @@
-"""What the exchange costs besides its transfers: packing, and kernels and gaps disturbed beside it."""
+"""Test the cost of communication besides transfers: bucket copies and contention."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PERIOD = 1000
 
 
 def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
-    """5 steps of 1 ms, device bound: 500 µs of kernels, 100 µs of packing, 400 µs of transfer beside which a kernel of
-    200 µs runs with a gap of 20 µs before it where 2 µs are usual. All is launched long before it runs."""
+    """5 steps of 1 ms, device bound: 500 µs of kernels, 100 µs of bucket copies, 400 µs of transfer beside which a
+    kernel of 200 µs runs after a gap of 20 µs instead of the usual 2 µs. All is launched long before it runs."""
     ranks = tuple(TraceBuilder(rank, world_size=2) for rank in range(2))
     for trace in ranks:
         for step in range(8):
@@ -41,14 +41,14 @@ def what_if(*, packed: bool) -> WhatIf:
     return found
 
 
-def test_packing_is_what_runs_in_the_reducers_operators() -> None:
+def test_bucket_copies_run_in_reducer_operators() -> None:
     with_bucket_copy = what_if(packed=True)
     tracks = len(with_bucket_copy.graph.ranks)
     assert with_bucket_copy.model.bucket_copy.sum() == with_bucket_copy.graph.steps * tracks
     assert not what_if(packed=False).model.bucket_copy.any()
 
 
-def test_without_the_exchange_only_the_steps_own_kernels_are_left() -> None:
+def test_without_communication_only_compute_kernels_remain() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
     # The host has nothing to do in between; here it shall not set the pace.
@@ -59,7 +59,7 @@ def test_without_the_exchange_only_the_steps_own_kernels_are_left() -> None:
     assert one.step_ms(without_transfer(one, costs)) > alone + 0.09
 
 
-def test_no_exchange_no_change() -> None:
+def test_job_without_communication_is_unchanged() -> None:
     trace = TraceBuilder(0)
     for step in range(6):
         trace.step(step * 100).compute(100, 190, launch=(1, 2))

@@ -1,4 +1,4 @@
-"""What of a few nodes and ops is the exchange's: work of the host, waiting, blocks, gaps and latencies. Times in ns."""
+"""Test host and device work of communication in graphs of a few nodes. Times in ns."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def timeline_of(
     return SimpleNamespace(tracks=[track], traces=[SimpleNamespace(events=events, waits_in_collectives=False)])
 
 
-def test_packing_is_what_is_launched_in_its_operators_and_neither_copies_nor_communicates() -> None:
+def test_bucket_copies_are_launched_in_their_operators_only() -> None:
     rows = [
         (1, 0, 100, Role.BUCKET_COPY),
         (1, 10, 11, Role.LAUNCH),
@@ -73,7 +73,7 @@ def test_packing_is_what_is_launched_in_its_operators_and_neither_copies_nor_com
     assert bucket_copy_ops(graph_of(host, device), timeline).tolist() == [True, *[False] * 6]
 
 
-def test_an_update_inside_an_exchange_is_no_packing() -> None:
+def test_optimizer_update_inside_communication_is_no_bucket_copy() -> None:
     rows = [(1, 0, 100, Role.COMMUNICATION), (1, 20, 40, Role.OPTIMIZER), (1, 200, 240, Role.OPTIMIZER)]
     launches = [(1, at, at + 1, Role.LAUNCH) for at in (10, 20, 39, 40, 200)]
     timeline = timeline_of(*rows, *launches)
@@ -86,8 +86,8 @@ def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
     return communication_work(graph_of(host, device), timeline)
 
 
-def test_a_nodes_work_is_the_exchanges_where_its_thread_was_at_one() -> None:
-    """Nodes at 0, 100, 200 and 300; calls for the exchange from 110 to 130, and at one from 220 to 260."""
+def test_host_work_inside_communication_ranges_is_communication() -> None:
+    """Nodes at 0, 100, 200 and 300; calls for communication from 110 to 130, and communication from 220 to 260."""
     timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
     host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], untraced=[0, 0, 0, 5], row=[NONE] * 4)
     found = part(timeline, host)
@@ -99,8 +99,8 @@ def test_a_nodes_work_is_the_exchanges_where_its_thread_was_at_one() -> None:
     assert not part(idle, host).any()
 
 
-def test_a_threads_own_exchange_is_that_of_all_threads_whose_calls_are_nodes() -> None:
-    """The second node's call is of thread 7, which is at an exchange from 120 to 180."""
+def test_communication_of_all_chain_threads_counts() -> None:
+    """The second node's call is of thread 7, which communicates from 120 to 180."""
     timeline = timeline_of(
         (7, 150, 160, Role.LAUNCH), communication={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
     )
@@ -109,7 +109,7 @@ def test_a_threads_own_exchange_is_that_of_all_threads_whose_calls_are_nodes() -
     assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 60], [0, 0])
 
 
-def test_other_threads_exchange_while_this_one_waits() -> None:
+def test_other_threads_communicate_while_the_chain_waits() -> None:
     """Thread 5 is at it from 110 to 180, while thread 1 works until 130 and from 170 on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
     host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)
@@ -117,8 +117,8 @@ def test_other_threads_exchange_while_this_one_waits() -> None:
     assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 0], [0, 40])
 
 
-def test_a_node_that_waits_works_until_its_call() -> None:
-    """It was called at 150 (on the common clock), and its thread is at an exchange from 120 on."""
+def test_blocked_node_works_until_its_call() -> None:
+    """It was called at 150 (on the common clock), and its thread communicates from 120 on."""
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
@@ -140,7 +140,7 @@ def test_a_node_that_waits_works_until_its_call() -> None:
         (COMPUTE, np.nan, HostBlock.COLLECTIVE, True, False),
     ],
 )
-def test_what_a_node_waits_for_may_be_the_exchange(
+def test_node_may_wait_for_communication(
     op_class: OpClass, transfer: float, block: HostBlock, is_cpu: bool, blocks: bool
 ) -> None:
     timeline = timeline_of((1, 150, 200, Role.SYNCHRONIZATION), busy={1: [(0, 300)]}, is_cpu=is_cpu)
@@ -149,7 +149,7 @@ def test_what_a_node_waits_for_may_be_the_exchange(
     assert part(timeline, host, device).blocks.tolist() == [False, blocks]
 
 
-def test_gaps_and_latencies_that_passed_while_an_exchange_was_under_way() -> None:
+def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
     """It moves data from 100 to 200. Of gaps and latencies the median of all takes its time anyhow."""
     timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
     device = device_of(
@@ -165,7 +165,7 @@ def test_gaps_and_latencies_that_passed_while_an_exchange_was_under_way() -> Non
     assert part(timeline_of(moved=[(100, 200)], is_cpu=True), host_of(time=[0]), late).latency.tolist() == [0, 0, 0]
 
 
-def test_a_host_that_only_waits_is_at_no_exchange_for_its_device() -> None:
+def test_waiting_host_does_no_communication_for_its_device() -> None:
     timeline = timeline_of(communication={1: [(100, 200)]}, busy={1: [(0, 9)]}, blocked=[(100, 160)])
     device = device_of(start=[180, 150, 50], gap=[60, 50, 0], latency=[0, 0, 0])
     assert part(timeline, host_of(time=[0]), device).gap.tolist() == [10, 0, 0]

@@ -1,4 +1,4 @@
-"""What kernels gain when what disturbs them goes away, and which kernels tell how much."""
+"""Test removing contention, and which kernels match."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ MEASURED = np.full(5, 100.0)
 PERIOD = 2000
 
 
-def test_the_disturbed_get_their_twins_time_and_no_more() -> None:
+def test_contention_is_removed_but_kernels_never_get_longer() -> None:
     assert TWINS.removed_from(MEASURED).tolist() == [100, 80, 80, 100, 80]
 
 
-def test_when_half_of_the_waiting_is_gone_so_is_half_of_what_it_cost() -> None:
+def test_contention_shrinks_with_the_waiting() -> None:
     assert TWINS.waiting_removed_from(MEASURED, np.full(5, 0.5)).tolist() == [100, 90, 100, 100, 95]
     assert TWINS.waiting_removed_from(MEASURED, np.zeros(5)).tolist() == MEASURED.tolist()
 
 
-def test_relieved_again_nothing_changes() -> None:
+def test_removing_contention_is_idempotent() -> None:
     once = TWINS.removed_from(MEASURED)
     assert TWINS.removed_from(once).tolist() == once.tolist()
     assert TWINS.waiting_removed_from(once, np.ones(5)).tolist() == once.tolist()
 
 
-def undisturbed(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
-    """Of one rank that runs in each step kernels (µs, name) beside an all-reduce and then others alone: what those
-    beside are found to take undisturbed, in µs, by name and measured time."""
+def contention_free(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
+    """Return contention-free µs by name and recorded time, for a rank that runs kernels (µs, name) beside an all-reduce
+    and then others alone."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -65,29 +65,29 @@ LAYER = [(90, "gemm"), (12, "bias"), (150, "dgrad")]
 ALONE = [(60, "gemm"), (10, "bias"), (100, "dgrad")]
 
 
-def test_the_kernels_of_a_steps_other_layers_are_counterparts() -> None:
-    found = undisturbed(LAYER * 4, ALONE * 2)
+def test_kernels_of_other_layers_match() -> None:
+    found = contention_free(LAYER * 4, ALONE * 2)
     expected = {("gemm", 90): 60.0, ("bias", 12): 10.0, ("dgrad", 150): 100.0}
     assert found.keys() == expected.keys()
     for key, times in found.items():
-        # The step's first kernel has other neighbours than its kin.
+        # The step's first kernel has other neighbours than the kernels that match.
         assert times == pytest.approx([expected[key]] * len(times), rel=0.02)
 
 
-def test_kernels_of_one_name_that_take_long_and_short_alone_tell_nothing() -> None:
-    assert undisturbed([(90, "gemm")] * 4, [(30, "gemm"), (60, "gemm"), (120, "gemm"), (240, "gemm")] * 2) == {}
+def test_kernels_of_various_durations_do_not_match() -> None:
+    assert contention_free([(90, "gemm")] * 4, [(30, "gemm"), (60, "gemm"), (120, "gemm"), (240, "gemm")] * 2) == {}
 
 
-def test_a_layer_of_another_size_is_no_counterpart() -> None:
+def test_layer_of_another_size_does_not_match() -> None:
     # A step whose kernels halve from layer to layer, as a convolutional network's do; nothing disturbed any of them.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]
-    assert undisturbed(sizes, [(50, "conv"), (50, "conv")]) == {}
+    assert contention_free(sizes, [(50, "conv"), (50, "conv")]) == {}
     # The same name takes 3 times as long in every layer beside: that is no disturbance.
-    assert undisturbed([(300, "conv")] * 3, [(100, "conv")] * 3) == {}
+    assert contention_free([(300, "conv")] * 3, [(100, "conv")] * 3) == {}
 
 
-def test_what_has_no_counterpart_is_disturbed_as_those_that_have() -> None:
-    found = undisturbed([*LAYER * 4, (40, "loss")], ALONE * 2)
+def test_unmatched_kernel_is_slowed_like_matched_ones() -> None:
+    found = contention_free([*LAYER * 4, (40, "loss")], ALONE * 2)
     slowed = (90 + 12 + 150) / (60 + 10 + 100)
     assert found["loss", 40] == pytest.approx([40 / slowed] * len(found["loss", 40]), rel=0.02)
     assert len(found["loss", 40]) == len(found["gemm", 90]) / 4

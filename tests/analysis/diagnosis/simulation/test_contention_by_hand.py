@@ -1,4 +1,4 @@
-"""How long kernels ran beside collectives, what they take undisturbed, and transfers as probed: in a few ops."""
+"""Test time beside collectives, contention-free durations and probed transfers, with a few ops."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Collective = tuple[int, int, int, float]
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Lanes with a trace each, whose collectives' rows count from 100; the names of events by row."""
+    """Tracks with a trace each, whose collectives' rows count from 100; the names of events by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([one[at] for one in collectives], np.int64) for at in range(3))
@@ -60,19 +60,19 @@ def graph(
     return msgspec.structs.replace(found, streams=((0, count),))
 
 
-def test_a_kernel_runs_beside_what_waits_and_what_transfers() -> None:
-    """Of two collectives the first waits from 10 to 20 and transfers to 40; of the second nobody knows."""
+def test_kernel_runs_beside_waiting_and_transferring_collectives() -> None:
+    """The first collective waits from 10 to 20 and transfers to 40; the split of the second is unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
     found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
     assert found.duration.tolist() == [30, 55, 5, 6]
     assert found.beside.tolist() == [20, 35, 0, 6]
     assert found.waiting.tolist() == [10, 5, 0, 6]
-    # What waits holds its share of the processors, what transfers 1.7 times that.
+    # A waiting collective holds its share of the processors, a transferring one 1.7 times that.
     assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
     assert found.free.tolist() == [False, False, True, False]
 
 
-def test_each_device_has_its_own_collectives_and_only_kernels_count() -> None:
+def test_contention_counts_kernels_and_collectives_of_one_device() -> None:
     timeline = timeline_of([(0, 0, 100, 0.0)], [(0, 0, 5, 0.5)])
     of = graph((0, 10), (0, 10), (0, 10), track=[0, 1, 1], op_class=[COMPUTE, COMPUTE, COPY])
     found = _kernels(of, timeline)
@@ -80,7 +80,7 @@ def test_each_device_has_its_own_collectives_and_only_kernels_count() -> None:
     assert found.held.tolist() == pytest.approx([0, 0.5 * 1.7 * 5])
 
 
-def test_one_name_is_one_number_over_all_traces() -> None:
+def test_name_has_one_number_over_all_traces() -> None:
     timeline = timeline_of([], [], names="ab")
     timeline.traces[1].events.names = ("b", "c")
     found = _names(graph((0, 1), (0, 1), (0, 1), (0, 1), track=[0, 0, 1, 1], row=[0, 1, 0, 1]), timeline)
@@ -89,7 +89,7 @@ def test_one_name_is_one_number_over_all_traces() -> None:
 
 
 def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
-    """What a kernel beside a collective took undisturbed and its share of waiting; in another step it ran alone."""
+    """Return contention-free duration and waiting share of a kernel; in another step it ran alone."""
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
     found = find_contention(msgspec.structs.replace(of, steps=2), timeline)
@@ -97,14 +97,14 @@ def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
     return float(found.free_ns[1]), float(found.waiting_share[1])
 
 
-def test_a_disturbed_kernel_is_as_its_kin_in_another_step_unless_it_was_slowed_too_much() -> None:
+def test_slowed_kernel_takes_duration_of_its_match_unless_slowed_too_much() -> None:
     assert disturbed(100, 150) == (100, 0)
     assert disturbed(100, 150, wait=30) == (100, 0.2)
     assert disturbed(100, 250) == (100, 0)
     assert np.isnan(disturbed(100, 251)[0])
 
 
-def test_where_no_kernel_is_disturbed_there_is_no_baseline() -> None:
+def test_no_contention_without_slowed_kernels() -> None:
     found = find_contention(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
     assert np.isnan(found.free_ns).all()
     assert found.removed_from(np.array([7.0])).tolist() == [7]
@@ -134,7 +134,7 @@ def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
     )
 
 
-def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def probed(_: Any, *kind: Any) -> float | None:
@@ -161,7 +161,7 @@ def test_transfers_take_what_was_probed_and_disturb_that_much_less(monkeypatch: 
     assert with_transport(of, of.corrected, None, "nccl") is None  # type: ignore[arg-type]
 
 
-def test_collectives_of_unknown_size_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_of_unknown_size_are_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counterfactuals, "probed_time_us", lambda *_: 0.001)
     of = exchanging(10.0, 14.0)
     of.timeline.tracks[0].collectives.kinds = [("all_reduce", "0", 2, None), ("all_reduce", "0", 0, 8)]
@@ -171,7 +171,7 @@ def test_collectives_of_unknown_size_stay_as_they_are(monkeypatch: pytest.Monkey
     assert found.transfer[:2].tolist() == [10, 1]
 
 
-def test_pageable_copies_run_at_what_pinned_ones_were_measured_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     def pinned(size: Sequence[int], rate: float | None = 2.0) -> list[float] | None:
         of = graph((0, 100), (0, 100), (0, 100), row=[0, 1, 2], host_copy=[True, True, False], launch=[NONE] * 3)
         timeline = timeline_of([])
@@ -191,7 +191,7 @@ def test_pageable_copies_run_at_what_pinned_ones_were_measured_at(monkeypatch: p
     assert pinned([80, 80, 80], None) is None
 
 
-def test_faster_transports_are_those_that_gain_a_percent_the_most_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faster_transports_save_a_percent_and_are_sorted_by_savings(monkeypatch: pytest.MonkeyPatch) -> None:
     gains: dict[str, float | None] = {"a": 0.99, "b": 1.0, "c": 7.0, "d": None}
     monkeypatch.setattr(communication_bound, "transports", lambda _: gains)
     monkeypatch.setattr(communication_bound, "with_transport", lambda _, __, ___, name: gains[name])
@@ -201,7 +201,7 @@ def test_faster_transports_are_those_that_gain_a_percent_the_most_first(monkeypa
 
 
 def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[str, float]:
-    """Parts of a gain, where without calls, transfers, what they slow and packing so much is gained."""
+    """Return parts of savings, without calls, transfers, contention and bucket copies."""
     for name, taken in (
         ("without_communication_calls", 2),
         ("without_transfer_time", 1),
@@ -213,12 +213,12 @@ def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[
     return _parts(what_if, gain)
 
 
-def test_parts_of_a_gain_are_what_each_adds_to_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyPatch) -> None:
     found = parts(monkeypatch, 1.0, 4.0, 6.0, 9.0)
     assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"]) == (1, 3, 2)
     assert (found["copying buckets"], found["copies and waits"]) == (3, 1)
     assert list(found)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
-    # What gains less than those before adds nothing, and no more is said than the whole.
+    # A scenario that saves less than those before adds nothing, and the sum is at most the whole.
     found = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
     assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"], found["copies and waits"]) == (
         5,
@@ -240,7 +240,7 @@ def said(
     gain: float = 10.0,
     now: float = 100.0,
 ) -> Any:
-    """The finding of an exchange of two devices whose transfers take 6 and 9 ms in two steps of 100."""
+    """Return the finding for two devices whose transfers take 6 and 9 ms in two steps of 100."""
     device = SimpleNamespace(
         transfer=np.array([np.nan, 2e6, 4e6, 9e6]),
         track=np.array([0, 0, 0, 1]),
@@ -268,7 +268,7 @@ def said(
     return CommunicationBound()._describe(case, what_if, gain, 10.0)
 
 
-def test_an_exchange_in_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communication_finding_has_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     evidence = said(monkeypatch).evidence
     assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
     assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
@@ -281,7 +281,7 @@ def test_an_exchange_in_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
 
 
-def test_what_is_advised_about_an_exchange(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def advice(**of: Any) -> str:
         return " ".join(said(monkeypatch, **of).advice)
 

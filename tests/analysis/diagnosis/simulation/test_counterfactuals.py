@@ -1,4 +1,4 @@
-"""What each edit takes from the costs of a few nodes, and what the parts of a step are."""
+"""Test counterfactual scenarios and step components, with a few nodes."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def job(
     bucket_copy: Sequence[bool] = (False,),
     is_cpu: bool = False,
     step_ms: Callable[[Any], float] = lambda _: 1.0,
-    **exchanged: Sequence[float],
+    **communication: Sequence[float],
 ) -> Any:
-    """A graph with what its exchange has hosts do (columns of `CommunicationWork`).
+    """Return a fake what-if with work for communication (columns of `CommunicationWork`).
 
     Kernels are `slowed` by so much beside transfers and by so much while collectives `waited`.
     """
@@ -54,7 +54,7 @@ def job(
     columns: dict[str, Any] = {name: np.zeros(nodes) for name in ("calls", "busy", "waiting")}
     columns |= {"blocks": np.zeros(nodes, np.bool_), "devices": np.ones(nodes)}
     columns |= {"contention_free_gap": graph.device.gap, "gap": np.zeros(ops), "latency": np.zeros(ops)}
-    columns |= {name: np.array(column) for name, column in exchanged.items()}
+    columns |= {name: np.array(column) for name, column in communication.items()}
     recorded = recorded_scenario(graph)
     transferring, waiting = np.array(slowed), np.array(waited)
     work = CommunicationWork(**columns)
@@ -88,7 +88,7 @@ def apart(**more: Any) -> Any:
     return job(host, **more)
 
 
-def test_a_hosts_time_is_input_or_elsewhere_or_in_slow_calls_or_launching() -> None:
+def test_host_time_is_split_into_components() -> None:
     of = apart()
     found = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
     assert found == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
@@ -98,14 +98,14 @@ def test_a_hosts_time_is_input_or_elsewhere_or_in_slow_calls_or_launching() -> N
     assert found == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
 
 
-def test_what_is_common_is_what_the_lower_median_of_the_ranks_needs() -> None:
+def test_common_amount_is_the_lower_median_over_ranks() -> None:
     of = apart()
     assert common(of, of.corrected, "input").tolist() == [10, 10]
     assert common(of, of.corrected, "launch").tolist() == pytest.approx([17, 17])
 
 
 @pytest.mark.parametrize(("most", "waits"), [({}, 30), ({1: 12.0}, 12), ({0: 5.0, 1: 0.0}, 0), ({1: 99.0}, 30)])
-def test_a_rank_is_later_by_its_input_by_no_more_than_it_was_timed_to_be(most: dict[int, float], waits: float) -> None:
+def test_input_excess_is_limited_by_unprofiled_steps(most: dict[int, float], waits: float) -> None:
     of = apart()
     of.later_input_ns = most
     assert common(of, of.corrected, "input").tolist() == pytest.approx([10, 40 - waits])
@@ -113,7 +113,7 @@ def test_a_rank_is_later_by_its_input_by_no_more_than_it_was_timed_to_be(most: d
     assert excess(of, "launch").by_rank == pytest.approx({0: 0, 1: 5})
 
 
-def test_ranks_that_are_level_need_no_more_of_the_parts_asked_for() -> None:
+def test_equalized_ranks_need_the_median_of_given_components() -> None:
     of = apart()
     assert equalized(of, of.corrected, ("input",)).waiting.tolist() == [16, 20]
     assert equalized(of, of.corrected, ("stall",)).waiting.tolist() == [16, 46]
@@ -131,7 +131,7 @@ def kernels(**more: Any) -> Any:
     return job(host_of(process=[0, 1], busy=[1, 1]), device, waited=[0, 2, 0, 0], **more)
 
 
-def test_kernels_are_level_without_how_they_disturb_each_other() -> None:
+def test_kernels_are_equalized_without_contention() -> None:
     of = kernels()
     assert amount(of, of.corrected, "compute").tolist() == [10, 15, 0, 0]
     assert amount(of, of.corrected, "copy").tolist() == [0, 0, 3, 7]
@@ -141,7 +141,7 @@ def test_kernels_are_level_without_how_they_disturb_each_other() -> None:
     assert excess(of, "copy").by_rank == {0: 0, 1: 4}
 
 
-def test_with_each_step_by_itself_a_rank_is_level_in_each() -> None:
+def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
     of = job(host_of(process=[0, 0, 1, 1], step=[0, 1, 0, 1], busy=[10, 30, 30, 10]), steps=2)
     assert equalized(of, of.corrected, ("launch",)).busy.tolist() == [10, 30, 30, 10]
     assert equalized(of, of.corrected, ("launch",), each_step=True).busy.tolist() == [10, 10, 10, 10]
@@ -165,11 +165,11 @@ def synchronizing(*counts: int, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("counts", "more"), [((2, 4), [1]), ((2, 3), []), ((0, 1), [1]), ((0, 0), []), ((1, 1, 2, 9), [2, 3]), ((3, 3), [])]
 )
-def test_ranks_synchronize_more_that_do_so_twice_as_often(counts: tuple[int, ...], more: list[int]) -> None:
+def test_rank_synchronizes_more_if_twice_as_often(counts: tuple[int, ...], more: list[int]) -> None:
     assert synchronizing_more(synchronizing(*counts)) == more
 
 
-def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() -> None:
+def test_removing_synchronizations_removes_their_copies() -> None:
     of = synchronizing(1, 3)
     assert syncs(of).tolist() == [False, True, False, True, True, True]
     left = equalized(of, of.corrected, ("sync",))
@@ -178,7 +178,7 @@ def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() ->
     without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
-    # Where all do it as often none has more of them; what belongs to the exchange is none.
+    # No rank has more if all synchronize as often; waits for communication are none.
     alike = synchronizing(2, 2)
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
@@ -187,7 +187,7 @@ def test_without_its_own_synchronizations_a_rank_copies_nothing_to_wait_for() ->
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 
-def test_input_goes_and_the_exchange_and_stalls_stay() -> None:
+def test_without_input_keeps_communication_and_untraced_time() -> None:
     of = apart(waiting=[4.0, 0.0])
     assert counterfactuals.without_input(of, of.corrected).waiting.tolist() == [10, 10]
     assert counterfactuals.without_untraced(of, of.corrected).waiting.tolist() == [10, 40]
@@ -196,7 +196,7 @@ def test_input_goes_and_the_exchange_and_stalls_stay() -> None:
     assert counterfactuals.without_common_input(apart(), of.corrected).waiting.tolist() == [6, 40]
 
 
-def test_launching_goes_and_the_exchanges_part_stays() -> None:
+def test_without_launch_cost_keeps_communication_work() -> None:
     of = apart(busy=[2.0, 31.0], calls=[1.0, 3.0])
     assert counterfactuals.without_launch_cost(of, of.corrected).busy.tolist() == [3, 32]
     assert counterfactuals.without_common_slow_calls(of, of.corrected).busy.tolist() == [17, 31]
@@ -213,13 +213,13 @@ def graphed(saved: float) -> Any:
 
 
 @pytest.mark.parametrize(("saved", "gaps"), [(1.0, [450, 900, 900, 900, 200]), (0.995, [900, 900, 900, 900, 200])])
-def test_as_a_graph_kernels_come_closer_where_the_device_waited_for_the_host(saved: float, gaps: list[float]) -> None:
+def test_cuda_graph_shortens_gaps_where_the_device_waited(saved: float, gaps: list[float]) -> None:
     of = graphed(saved)
     found = counterfactuals.as_cuda_graph(of, of.corrected)
     assert (found.busy.tolist(), found.gap.tolist()) == ([4], gaps)
 
 
-def test_copies_do_not_hold_the_host_and_those_that_follow_are_one() -> None:
+def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
     host = host_of(
         process=[0] * 5, busy=[8, 8, 8, 8, 8], block=[PAGEABLE, 0, SYNC, 0, 0], block_on=[0, NONE, 0, NONE, NONE]
     )
@@ -235,7 +235,7 @@ def test_copies_do_not_hold_the_host_and_those_that_follow_are_one() -> None:
 
 
 def exchanging(**more: Any) -> Any:
-    """A kernel that is slowed by 3 and 1, packing of 5, a collective of 10, of which 6 are transfer."""
+    """A kernel that is slowed by 3 and 1, a bucket copy of 5, a collective of 10, of which 6 are transfer."""
     device = device_of(
         start=[0, 0, 0], end=[20, 5, 10], gap=[4, 2, 3], latency=[7, 5, -2], transfer=[np.nan, np.nan, 6],
         op_class=[COMPUTE, COMPUTE, COMMUNICATION], launch=[0, 1, 2],
@@ -244,7 +244,7 @@ def exchanging(**more: Any) -> Any:
     return job(host, device, slowed=[3, 0, 0], waited=[1, 0, 0], bucket_copy=[False, True, False], **more)
 
 
-def test_without_transfers_collectives_take_nothing_and_slow_no_kernel() -> None:
+def test_without_transfer_removes_its_contention() -> None:
     of = exchanging()
     assert counterfactuals.without_transfer_time(of.corrected).transfer.tolist() == pytest.approx(
         [np.nan, np.nan, 0], nan_ok=True
@@ -253,26 +253,26 @@ def test_without_transfers_collectives_take_nothing_and_slow_no_kernel() -> None
     found = counterfactuals.without_transfer(of, of.corrected)
     assert found.duration.tolist() == [17, 5, 10]
     assert found.transfer[2] == 0
-    # What is shorter already is not made shorter than undisturbed.
+    # A shorter kernel is not made shorter than its contention-free duration.
     shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
 
 
-def test_without_packing_those_ops_take_nothing() -> None:
+def test_without_bucket_copy_removes_those_ops() -> None:
     of = exchanging()
     found = counterfactuals.without_bucket_copy(of, of.corrected)
     assert (found.duration.tolist(), found.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
 
 
-def test_without_the_exchanges_calls_its_launches_are_free() -> None:
+def test_without_communication_calls_removes_their_launches() -> None:
     of = exchanging(calls=[0.0, 2.0, 1.0, 12.0])
-    # What launches packing and collectives is nothing else.
+    # Launches of bucket copies and collectives are communication only.
     assert counterfactuals.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
     on_cpu = exchanging(calls=[0.0, 2.0, 1.0, 12.0], is_cpu=True)
     assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
 
 
-def test_without_the_exchange_nothing_of_it_is_left() -> None:
+def test_without_communication_removes_all_of_it() -> None:
     of = exchanging(
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
         contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
@@ -287,6 +287,6 @@ def test_without_the_exchange_nothing_of_it_is_left() -> None:
     assert not found.communicates
 
 
-def test_what_is_taken_of_an_amount_leaves_no_less_than_nothing() -> None:
+def test_remainder_is_not_negative() -> None:
     left = remainder(np.array([5.0, 5, 0, -3]), np.array([2.0, 9, 1, 1]))
     assert left.tolist() == [3, 0, 0, -3]

@@ -1,4 +1,4 @@
-"""Jobs of CPU processes: which collective a pause of the training thread waited for."""
+"""Test chains of CPU processes: for which collective a pause of the training thread waits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PERIOD = 100_000
 
 
 def two_ranks(recorded_late: int) -> list[TraceBuilder]:
-    """6 steps of 100 ms: 38 ms of compute, two all-reduces handed over at its end, which take 2 and 60 ms together.
+    """6 steps of 100 ms: 38 ms of compute, two all-reduces enqueued at its end, which take 2 and 60 ms together.
 
     The training thread goes on at the end of the second, whose own thread records its end `recorded_late` µs later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
@@ -39,7 +39,7 @@ def two_ranks(recorded_late: int) -> list[TraceBuilder]:
 
 
 @pytest.mark.parametrize("recorded_late", [-10, 900])
-def test_a_pause_waited_for_the_collective_whose_end_is_nearest_to_its(recorded_late: int) -> None:
+def test_pause_waits_for_collective_with_nearest_end(recorded_late: int) -> None:
     traces = [trace.build() for trace in two_ranks(recorded_late)]
     what_if = case_of(traces).what_if
     assert what_if is not None
@@ -67,7 +67,7 @@ def tensor_parallel(*, beside: bool = False) -> list[TraceBuilder]:
     return ranks
 
 
-def test_waiting_for_a_collective_inside_an_operator_is_communication() -> None:
+def test_waiting_inside_an_operator_is_communication() -> None:
     traces = [trace.build() for trace in tensor_parallel()]
     case = case_of(traces)
     for track in case.attribution.tracks:
@@ -82,7 +82,7 @@ def test_waiting_for_a_collective_inside_an_operator_is_communication() -> None:
     assert found["communication-bound"].recoverable_ms_per_step == pytest.approx(2 * 9.8, rel=0.05)
 
 
-def test_an_operator_that_computes_beside_its_collective_does_not_wait() -> None:
+def test_operator_that_computes_beside_its_collective_does_not_wait() -> None:
     traces = [trace.build() for trace in tensor_parallel(beside=True)]
     for track in case_of(traces).attribution.tracks:
         table = dict(zip(BUCKETS, track.buckets_ns.mean(axis=0) / 1e6, strict=True))
@@ -90,7 +90,7 @@ def test_an_operator_that_computes_beside_its_collective_does_not_wait() -> None
     assert "communication-bound" not in diagnosis_of(traces)[0]
 
 
-def test_a_hook_that_hands_over_and_returns_does_not_wait() -> None:
+def test_hook_that_enqueues_and_returns_does_not_wait() -> None:
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -103,7 +103,7 @@ def test_a_hook_that_hands_over_and_returns_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("recorded_late", [0, 3_000])
-def test_a_pause_in_which_no_collective_seems_to_end_waited_for_the_one_that_lay_in_it(recorded_late: int) -> None:
+def test_pause_without_a_collective_end_waits_for_the_one_under_way(recorded_late: int) -> None:
     """Rank 1 fetches for 50 ms; rank 0's thread goes on when the all-reduce is done, which is recorded later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace, fetched in zip(ranks, (0, 50_000), strict=True):
@@ -121,7 +121,7 @@ def test_a_pause_in_which_no_collective_seems_to_end_waited_for_the_one_that_lay
     assert found["straggler"].recoverable_ms_per_step == pytest.approx(50, rel=0.1)
 
 
-def test_a_pause_whose_collective_ended_at_its_beginning_is_no_wait() -> None:
+def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
     """Both ranks log for 40 ms after an all-reduce of 2 ms, without a call of the framework in between."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
@@ -167,7 +167,7 @@ def pauses(
 OPERATORS = ((0, 100), (200, 300))
 
 
-def test_a_pause_is_a_wait_from_30_microseconds_on_and_not_over_a_mark() -> None:
+def test_pause_is_a_wait_from_30_microseconds_and_not_across_a_mark() -> None:
     assert pauses(OPERATORS, [(50, 180)]) == [(100, 200, 0)]
     assert pauses([(0, 100), (130, 200)], [(50, 120)]) == [(100, 130, 0)]
     assert pauses([(0, 100), (129, 200)], [(50, 120)]) == []
@@ -179,7 +179,7 @@ def test_a_pause_is_a_wait_from_30_microseconds_on_and_not_over_a_mark() -> None
     assert pauses([(0, 1000)], [(150, 880)], awaited=[(200, 900)]) == [(200, 900, 0)]
 
 
-def test_of_two_collectives_the_one_whose_end_is_nearer_ended_the_pause() -> None:
+def test_collective_with_nearer_end_ended_the_pause() -> None:
     assert pauses(OPERATORS, [(50, 110), (60, 289)]) == [(100, 200, 1)]
     assert pauses(OPERATORS, [(50, 110), (60, 290)]) == [(100, 200, 0)]
     assert pauses(OPERATORS, [(60, 289), (50, 110)]) == [(100, 200, 0)]
@@ -200,7 +200,7 @@ def test_of_two_collectives_the_one_whose_end_is_nearer_ended_the_pause() -> Non
         ((200, 210), []),
     ],
 )
-def test_without_an_end_in_it_a_pause_was_for_one_that_lay_in_it_for_the_most_part(
+def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
     """The other ended as the pause began."""
@@ -211,7 +211,7 @@ def test_without_an_end_in_it_a_pause_was_for_one_that_lay_in_it_for_the_most_pa
     ("pause", "ended", "until"),
     [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
 )
-def test_who_goes_on_long_after_the_collective_was_elsewhere(pause: int, ended: int, until: int) -> None:
+def test_time_long_after_the_collective_ended_is_untraced(pause: int, ended: int, until: int) -> None:
     """After half a millisecond, and more than half of the pause."""
     assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
 
@@ -225,7 +225,7 @@ def test_who_goes_on_long_after_the_collective_was_elsewhere(pause: int, ended: 
         ((20, 21, 22), (5, 7, NONE)),
     ],
 )
-def test_collectives_are_handed_over_in_order_each_before_it_starts(
+def test_collectives_are_enqueued_in_order_before_they_start(
     starts: tuple[int, ...], launches: tuple[int, ...]
 ) -> None:
     part = part_of(*((start, start + 1) for start in starts))
@@ -233,7 +233,7 @@ def test_collectives_are_handed_over_in_order_each_before_it_starts(
     assert tuple(part.launch.tolist()) == launches
 
 
-def test_collectives_that_overlap_ran_in_streams_of_their_own() -> None:
+def test_overlapping_collectives_get_separate_streams() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(step * 1000).operator(0, 900)

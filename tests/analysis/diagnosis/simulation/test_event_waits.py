@@ -1,4 +1,4 @@
-"""Which op waits for which other: known from the trace's synchronization events, and what that changes in a replay."""
+"""Test waits known from the trace's synchronization events, and their effect on the simulation."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
     streams.wait(7, done)
 
 
-def test_a_known_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
+def test_traced_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
     what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document()))
     assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
     assert step_us(what_if) == pytest.approx(900, abs=2)
@@ -101,25 +101,25 @@ def test_a_known_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
     assert step_us(what_if, {"b0": 0}) == pytest.approx(500, abs=5)
 
 
-def test_where_nothing_is_told_the_guess_is_another(tmp_path: Path) -> None:
+def test_inferred_wait_differs_without_traced_waits(tmp_path: Path) -> None:
     what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document(facts=False)))
     assert "a3" in waits(what_if)["b1"]
     assert step_us(what_if, {"b0": 0}) == pytest.approx(880, abs=5)
 
 
 @pytest.mark.parametrize("told", [{STREAM: -1}, {STREAM: None}])
-def test_a_record_without_its_stream_is_of_what_its_thread_had_launched(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_record_without_stream_follows_its_threads_last_launch(tmp_path: Path, told: dict[str, Any]) -> None:
     content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
     assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a1"}, "a1": {"b1"}}
 
 
 @pytest.mark.parametrize("told", [{RECORD: -1, STREAM: -1}, {RECORD: 10**6}, {RECORD: "?", STREAM: 2**80}])
-def test_without_the_record_only_the_op_that_waits_is_known(tmp_path: Path, told: dict[str, Any]) -> None:
+def test_wait_without_record_waits_for_earlier_launches(tmp_path: Path, told: dict[str, Any]) -> None:
     content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
     assert waits(simulation(read_one(tmp_path, content))) == {"b1": {"a3"}, "a1": {"b1"}}
 
 
-def test_the_next_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
+def test_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
     def step(streams: Streams) -> None:
         streams.launch(7, 100, "a1")
         streams.wait(20, streams.record(7), {RECORD: -1, STREAM: -1})
@@ -132,7 +132,7 @@ def test_the_next_launch_into_another_stream_does_not_wait(tmp_path: Path) -> No
     assert waits(simulation(read_one(tmp_path, content.document()))) == {"b1": {"a1", "c1"}, "a1": {"b1"}}
 
 
-def test_a_stream_without_ops_passes_on_what_it_waits_for(tmp_path: Path) -> None:
+def test_stream_without_ops_passes_its_waits_on(tmp_path: Path) -> None:
     def step(streams: Streams) -> None:
         streams.launch(20, 300, "b0")
         streams.launch(7, 100, "a1")
@@ -147,7 +147,7 @@ def test_a_stream_without_ops_passes_on_what_it_waits_for(tmp_path: Path) -> Non
     assert step_us(what_if, {"b0": 0}) == pytest.approx(200, abs=5)
 
 
-def test_an_event_recorded_long_before_holds_nothing_up(tmp_path: Path) -> None:
+def test_event_recorded_long_before_delays_nothing(tmp_path: Path) -> None:
     long_before: list[int] = []
 
     def step(streams: Streams) -> None:
@@ -161,7 +161,7 @@ def test_an_event_recorded_long_before_holds_nothing_up(tmp_path: Path) -> None:
     assert step_us(what_if, {"a1": 0}) == pytest.approx(100, abs=2)
 
 
-def test_a_wait_after_the_last_op_of_its_stream_is_of_no_use(tmp_path: Path) -> None:
+def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None:
     streams = recorded(late_second_stream, 900)
     streams.wait(20, streams.record(7))
     streams.wait(77, streams.record(7))
@@ -170,7 +170,7 @@ def test_a_wait_after_the_last_op_of_its_stream_is_of_no_use(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
-def test_hostile_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
+def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
     told = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
     if number == 1e400:  # JSON has no such number
         told = dict.fromkeys(told, float("inf"))
@@ -190,7 +190,7 @@ def host_waits_for_the_first(streams: Streams, told: Mapping[str, Any] = {}) -> 
     streams.now += 400
 
 
-def test_the_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
+def test_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
     def blocked_on(content: dict[str, Any]) -> set[str]:
         what_if = simulation(read_one(tmp_path, content))
         host = what_if.graph.host
@@ -240,7 +240,7 @@ def pace(streams: Streams) -> float:
 
 
 @given(commands=COMMANDS, data=st.data())
-def test_with_known_waits_a_replay_is_what_happens(
+def test_simulation_with_traced_waits_matches_execution(
     tmp_path_factory: pytest.TempPathFactory, commands: list[tuple[str, int, int, int]], data: st.DataObject
 ) -> None:
     before = pace(run(commands, 1))
@@ -254,7 +254,7 @@ def test_with_known_waits_a_replay_is_what_happens(
 @pytest.mark.long
 @pytest.mark.parametrize(("recording", "within"), [("gpt-nccl", 0.01), ("gpt-nccl-light", 0.06)])
 def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: str, within: float) -> None:
-    """CUDA 13 tells the waiting stream alone: NCCL's before it exchanges a bucket, the model's when that is done."""
+    """CUDA 13 records only the waiting stream: NCCL's before it reduces a bucket, the model's when that is done."""
     unpack(WHOLE / "exchanges" / f"{recording}.npz", tmp_path)
     timeline = build_timeline(read_traces([tmp_path]))
     what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
@@ -266,13 +266,13 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     assert (waiting & communication).sum() == buckets
     assert (waiting & ~communication).sum() == buckets
     assert what_if.simulated_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
-    # What bounds an op is given all of the time to its start; what neither explains would be long.
+    # The bound explains all of the time to an op's start; a missing dependency would make it long.
     bound_ns = np.maximum(graph.device.latency, graph.device.gap)
     assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
 
 
 @pytest.mark.long
-def test_waits_follow_their_calls_when_operators_are_put_in(tmp_path: Path) -> None:
+def test_waits_follow_their_calls_when_operators_are_merged(tmp_path: Path) -> None:
     for name in ("gpt-nccl", "gpt-nccl-light"):
         unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / name)
     light, full = (read_traces([tmp_path / name])[0] for name in ("gpt-nccl-light", "gpt-nccl"))

@@ -1,4 +1,4 @@
-"""The replay takes time and memory in proportion to the events, within a generous factor."""
+"""Test that simulation takes time and memory in proportion to the events, within a generous factor."""
 
 from __future__ import annotations
 

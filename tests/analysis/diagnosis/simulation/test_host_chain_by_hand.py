@@ -1,4 +1,4 @@
-"""What the calls of a host wait for, one decision at a time: a number below and a number above. Times in µs."""
+"""Test what host calls wait for, with a number below and a number above. Times in µs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Of calls that took so long, far apart. `B`, `C` are names of calls that block, others of calls that do not."""
+    """Return kinds of calls of these durations, far apart; calls named `B` and `C` block, others do not."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -71,7 +71,7 @@ def kinds_of(
     return [HostBlock(kind) for kind in found.tolist()]
 
 
-def test_a_launch_is_held_up_where_it_takes_thrice_as_long_as_usual_and_the_queue_is_full() -> None:
+def test_launch_is_held_up_if_three_times_the_usual_and_queue_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
     # No less than 8 µs, whatever is usual,
@@ -81,18 +81,18 @@ def test_a_launch_is_held_up_where_it_takes_thrice_as_long_as_usual_and_the_queu
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
 
-def test_what_blocks_is_a_copy_an_exchange_a_release_or_a_synchronization() -> None:
+def test_blocking_calls_have_kinds() -> None:
     roles = [Role.COPY, Role.SYNCHRONIZATION, Role.COMMUNICATION, Role.COMMUNICATION, Role.RELEASE]
     assert kinds_of(5, 5, 5, 5, 5, names="CBBeF", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT, RELEASE]
 
 
-def test_a_call_that_the_profiler_held_is_held_up_too_where_the_queue_is_full() -> None:
+def test_call_with_overhead_is_held_up_if_queue_full() -> None:
     assert kinds_of(4, 4, 4, held=[0, 8, 8.001]) == [NOT, NOT, QUEUE]
     assert kinds_of(4, 4, held=9, queued=[499, 500]) == [NOT, QUEUE]
     assert kinds_of(4, 4, names="Ba", held=9) == [SYNC, QUEUE]
 
 
-def test_of_calls_held_up_one_is_kept_every_two_milliseconds() -> None:
+def test_one_held_up_call_is_kept_every_two_milliseconds() -> None:
     block = np.array([QUEUE, QUEUE, SYNC, QUEUE, QUEUE, QUEUE], np.uint8)
     thinned = _thinned(block, ns(0, 1999.999, 1999.999, 2000, 3999, 4000))
     assert thinned.tolist() == [QUEUE, NOT, SYNC, QUEUE, NOT, QUEUE]
@@ -111,7 +111,7 @@ TO, FROM = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)
         (FROM, 1, 20, [SYNC, SYNC]),
     ],
 )
-def test_a_synchronization_right_behind_a_copy_to_the_device_is_the_copys(
+def test_synchronization_right_behind_a_copy_belongs_to_it(
     name: str, thread: int, apart: int, kinds: list[HostBlock]
 ) -> None:
     trace = TraceBuilder().copy(5, 40, name, launch=(0, 45)).by(thread).sync(45 + apart, 90 + apart)
@@ -124,7 +124,7 @@ def test_a_synchronization_right_behind_a_copy_to_the_device_is_the_copys(
     assert found.tolist() == [NOT, NOT]
 
 
-def test_in_the_queue_is_what_was_launched_and_has_not_ended_on_all_devices() -> None:
+def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
     tracks: Any = [
         SimpleNamespace(ops=SimpleNamespace(launch_start=np.array(launched), end=np.array(ended)))
         for launched, ended in (((0, 10, UNKNOWN), (30, 50, 60)), ((15, 5), (25, 20)))
@@ -156,7 +156,7 @@ def target_of(
     return int(op[0]), float(end[0]) / 1000 if op[0] != NONE else None
 
 
-def test_a_call_waited_for_what_was_launched_before_and_ended_last_before_it_returned() -> None:
+def test_call_waits_for_last_op_ended_before_its_return() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
     assert target_of(SYNC, 30, 95, stream) == (2, 90)
     assert target_of(SYNC, 30, 90, stream) == (2, 90)
@@ -164,12 +164,12 @@ def test_a_call_waited_for_what_was_launched_before_and_ended_last_before_it_ret
     assert target_of(SYNC, 20, 95, stream) == (1, 70)
     assert target_of(SYNC, 30, 49, stream) == (NONE, None)
     assert target_of(NOT, 30, 95, stream) == (NONE, None)
-    # Of several streams the one that ended last.
+    # The op that ended last over all streams counts.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3)) == (3, 92)
     assert target_of(SYNC, 30, 95, given_of((5, 92), first=3), stream) == (3, 92)
 
 
-def test_a_synchronization_waits_for_what_had_ended_before_it_and_other_calls_do_not() -> None:
+def test_only_synchronizations_wait_for_ops_ended_before() -> None:
     stream = given_of((0, 50))
     assert target_of(SYNC, 60, 95, stream) == target_of(COLLECTIVE, 60, 95, stream) == (0, 50)
     assert target_of(PAGEABLE, 60, 95, stream) == target_of(QUEUE, 60, 95, stream) == (NONE, None)
@@ -177,20 +177,20 @@ def test_a_synchronization_waits_for_what_had_ended_before_it_and_other_calls_do
     assert target_of(QUEUE, 60, 95, stream, waited_from=50) == (NONE, None)
 
 
-def test_where_it_is_told_a_call_waited_for_the_op_before_the_record() -> None:
+def test_call_with_traced_event_waits_for_op_before_its_record() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
     told = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
     assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
     # It may seem to end within a microsecond after the call returned.
     assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
     assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
-    # Of a stream that it is not told to wait for, it waits for nothing.
+    # It does not wait for other streams.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
     another = AwaitedOps(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
     assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
 
 
-def test_pending_is_what_was_launched_before_a_call_on_any_stream() -> None:
+def test_pending_ops_are_launched_before_the_call_on_any_stream() -> None:
     parts: Any = [
         SimpleNamespace(histories=[given_of((0, 50), (10, 70))]),
         SimpleNamespace(histories=[given_of((5, 60))]),
@@ -199,7 +199,7 @@ def test_pending_is_what_was_launched_before_a_call_on_any_stream() -> None:
     assert until.tolist() == [-np.inf, 50, 60, 60, 70]
 
 
-def test_an_op_hangs_on_its_launch_or_on_the_node_before_a_call_that_waits() -> None:
+def test_op_belongs_to_its_launch_or_to_the_node_before_a_blocking_call() -> None:
     part: Any = SimpleNamespace(launch_time=np.array([30, 10, 20, UNKNOWN, 15, 99]), launch=None)
     _attach_launches([part], np.array([10, 30, 20]), np.array([True, False, True]))
     assert part.launch.tolist() == [1, 0, 1, NONE, NONE, NONE]
@@ -224,7 +224,7 @@ def test_time_before_a_node_is_busy_fetching_or_untraced() -> None:
     assert untraced.long.tolist() == [0, 0, 0]
 
 
-def test_threads_that_take_turns_with_the_one_that_trains_are_of_its_chain() -> None:
+def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> None:
     def chain(busy: dict[int, Intervals], launching: Sequence[int], *, anyone: bool = False) -> list[int]:
         track: Any = SimpleNamespace(
             steps=SimpleNamespace(thread=1),
@@ -241,7 +241,7 @@ def test_threads_that_take_turns_with_the_one_that_trains_are_of_its_chain() -> 
     assert chain({2: training}, [2, UNKNOWN]) == [2]
 
 
-def test_times_lie_in_steps_of_the_body() -> None:
+def test_step_index_is_limited_to_analysed_steps() -> None:
     track: Any = SimpleNamespace(
         steps=HostSteps(start=np.arange(0, 500, 100), number=np.arange(5), end=500, source="ProfilerStep", thread=1),
         window_steps=np.array([1, 2, 3]),

@@ -1,4 +1,4 @@
-"""Where a host's time goes, in steps of a few calls, a number below and a number above. Times in µs, steps of 10 ms."""
+"""Test where host time goes, with a number below and a number above. Times in µs, steps of 10 ms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Call = tuple[int, int, str]
 
 
 def track_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False) -> tuple[DeviceTrack, EventTable]:
-    """Of each step the same operators (`cuda…`: calls of the runtime; loaders and garbage collection: ranges).
+    """Return a track whose steps have the same calls (`cuda…`: runtime calls; loaders, garbage collection: ranges).
 
     With a `device`, a kernel of 100 µs is launched at the start of each step.
     """
@@ -46,18 +46,18 @@ def track_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False
 
 
 def in_second(spans: Intervals) -> list[tuple[int, int]]:
-    """Those of the second step, in µs after its mark."""
+    """Return spans in the second step, in µs after its mark."""
     return [(a // 1000 - 10_000, b // 1000 - 10_000) for a, b in spans.pairs() if 10_000_000 <= a < 20_000_000]
 
 
-def test_the_body_is_from_the_first_analysed_mark_to_the_mark_after_the_last() -> None:
+def test_analysed_span_reaches_the_mark_after_the_last_step() -> None:
     track, _ = track_of((100, 9000, "mm"))
     assert analysed_span(track) == (10_000_000, 40_000_000)
     assert analysed_span(track_of((100, 9000, "mm"), steps=2)[0]) == (0, 10_000_000)
     assert analysed_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
 
 
-def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begins() -> None:
+def test_lengths_in_turn_are_zero_for_inverted_spans() -> None:
     spans = as_set([(0, 10), (20, 30)])
     found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
     assert found.tolist() == [5, 5, 0, 0]
@@ -68,7 +68,7 @@ def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begin
     [
         ([(1000, 1500, "mm")], [(1000, 1500, "mm")]),
         ([(1000, 1499, "mm")], []),
-        # What is called in it begins another stretch; each is the innermost call's.
+        # A nested call begins another stretch; each belongs to the innermost call.
         ([(1000, 3000, "mm"), (1500, 1600, "add")], [(1000, 1500, "mm"), (1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1499, 1600, "add")], [(1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1010, 2990, "add")], [(1010, 2990, "add")]),
@@ -83,9 +83,7 @@ def test_lengths_are_of_what_lies_in_each_and_none_where_it_ends_before_it_begin
         ([(100, 200, "mm"), (900, 1000, "add")], []),  # between calls is none
     ],
 )
-def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
-    calls: list[Call], found: list[tuple[int, int, str]]
-) -> None:
+def test_slow_call_takes_half_a_millisecond_by_itself(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
     track, events = track_of((10, 20, "first"), *calls)
     slow = slow_calls(track, events, [1], *analysed_span(track))
     names = [events.name_of(int(row)) for row in slow.row]
@@ -93,7 +91,7 @@ def test_a_slow_call_is_one_that_takes_half_a_millisecond_by_itself(
     assert len(slow.row) == 3 * len(found)
 
 
-def test_slow_calls_are_of_the_threads_asked_for_and_of_the_body() -> None:
+def test_slow_calls_are_of_given_threads_and_analysed_steps() -> None:
     track, events = track_of((1000, 3000, "mm"))
     assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
     assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
@@ -124,13 +122,11 @@ def often(length: int, times: int, *within: Call) -> list[Call]:
         # One that launches, copies or waits is a device's.
         (often(600, 4, (590, 595, "cudaLaunchKernel")), []),
         (often(600, 4, (5, 9, "cudaMemcpyAsync")), []),
-        # What fetches a batch is input.
+        # Fetching a batch is input.
         ([(900, 6000, LOADER), *often(600, 4)], []),
     ],
 )
-def test_beside_a_device_an_operator_that_calls_no_runtime_computes_on_the_cpu(
-    calls: list[Call], found: list[tuple[int, int]]
-) -> None:
+def test_operator_without_runtime_calls_computes_on_the_cpu(calls: list[Call], found: list[tuple[int, int]]) -> None:
     track, events = track_of(*calls, device=True)
     assert not track.is_cpu
     slow = slow_calls(track, events, [1], *analysed_span(track))
@@ -138,7 +134,7 @@ def test_beside_a_device_an_operator_that_calls_no_runtime_computes_on_the_cpu(
     assert len(slow.spans) == 3 * len(found)
 
 
-def test_what_no_thread_recorded_for_half_a_millisecond_is_elsewhere() -> None:
+def test_half_a_millisecond_without_events_is_untraced() -> None:
     track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
     begin, end = analysed_span(track)
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
@@ -150,7 +146,7 @@ def test_what_no_thread_recorded_for_half_a_millisecond_is_elsewhere() -> None:
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 
 
-def test_a_steps_opening_is_from_its_mark_to_its_first_operator_without_what_is_known() -> None:
+def test_time_before_first_op_excludes_marked_time() -> None:
     track, events = track_of((2000, 9900, "mm"))
     assert in_second(before_first_ops(track, events)) == [(0, 2000)]
     track, events = track_of((500, 1000, COLLECTING), (2000, 9900, "mm"))
@@ -159,7 +155,7 @@ def test_a_steps_opening_is_from_its_mark_to_its_first_operator_without_what_is_
     assert in_second(before_first_ops(track, events)) == [(1000, 2000)]
 
 
-def test_silent_time_is_a_steps_opening_or_elsewhere_or_short() -> None:
+def test_untraced_time_is_before_first_op_or_long_or_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000

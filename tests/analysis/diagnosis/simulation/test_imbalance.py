@@ -1,4 +1,4 @@
-"""What one rank does more than its peers, and where in the step: in a few numbers."""
+"""Test what one rank does more than its peers, and where in the step."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.examples import examples
 COLLECTIVE, COMPUTE = OpClass.COMMUNICATION, OpClass.COMPUTE
 
 
-def test_a_segment_ends_where_a_collective_was_launched() -> None:
+def test_segment_ends_where_a_collective_is_launched() -> None:
     host = host_of(
         process=[0, 0, 0, 0, 0, 0, 1, 1, 1],
         step=[0, 0, 0, 1, 1, 1, 0, 0, 1],
@@ -42,13 +42,13 @@ def test_a_segment_ends_where_a_collective_was_launched() -> None:
     assert op_segments(graph, segment + 5).tolist() == [5, 6, 6, 5, 6, 5, 0]
 
 
-def test_the_lower_median_is_the_smaller_of_the_two_in_the_middle() -> None:
+def test_lower_median_is_the_smaller_middle_value() -> None:
     assert [float(lower_median(np.array(of))) for of in ([4.0], [4.0, 1], [3.0, 1, 2], [4.0, 3, 1, 2])] == [4, 1, 2, 2]
     assert lower_median(np.array([[3.0, 1], [1, 2], [2, 9], [4, 8]])).tolist() == [2, 2]
 
 
 def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
-    """What of each cell's segments is above the level; cells that are not used are not compared."""
+    """Return the excess of each cell's segments; unused cells are not compared."""
     amount = np.array(cells, np.float64)
     cell, segment = np.divmod(np.arange(amount.size), amount.shape[1])
     order = np.random.default_rng(1).permutation(amount.size)
@@ -59,7 +59,7 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
     return [pytest.approx(row, abs=1e-9) for row in rows]
 
 
-def test_it_is_taken_from_where_a_rank_does_more() -> None:
+def test_excess_is_taken_from_segments_with_excess() -> None:
     assert above([1, 30, 10], [1, 50.5, 10]) == [[0, 0, 0], [0, 20.5, 0]]
     assert above([10, 10], [16, 14], [10, 10]) == [[0, 0], [6, 4], [0, 0]]
     # In all it is 5 more, in one place 10: half of what that yields.
@@ -69,17 +69,17 @@ def test_it_is_taken_from_where_a_rank_does_more() -> None:
     assert above([10, 10], [15, 4], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
 
 
-def test_what_that_does_not_yield_is_taken_from_everything_alike() -> None:
+def test_remaining_excess_is_taken_proportionally() -> None:
     """The lower median of each segment is 10; of the totals it is 14."""
     cells = [10.0, 0, 4], [4.0, 10, 0], [0.0, 4, 10], [10.0, 10, 10]
     assert above(*cells) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [16 / 3] * 3]
-    # Of two cells the lower in each segment is 0 and 0, and in all 10: nothing of the second is above.
+    # The lower of two cells is 0 in each segment, and 10 in total: the second has no excess.
     assert above([10, 0], [0, 10]) == [[0, 0], [0, 0]]
     # The segments' levels add up to 12 and the totals' is 10: the last has 11 above, of which 9 are above somewhere.
     assert above([6, 4], [3, 7], [6, 4], [6.0, 15]) == [[0, 0], [0, 0], [0, 0], [0, 11]]
 
 
-def test_cells_that_are_not_used_set_no_level() -> None:
+def test_unused_cells_do_not_change_the_median() -> None:
     assert above([10], [30], [10], used=[0, 1]) == [[0], [20], [0]]
     assert above([0], [30], [10], [0], used=[1, 2]) == [[0], [20], [0], [0]]
     assert above([5], [7], used=[]) == [[0], [0]]
@@ -87,8 +87,8 @@ def test_cells_that_are_not_used_set_no_level() -> None:
     assert excess_over_median(np.zeros(0), none, none, np.array([0])).tolist() == []
 
 
-def test_a_cell_without_anything_is_a_cell() -> None:
-    """Of cells 0 to 3 the last two have no node at all."""
+def test_empty_cell_counts_in_the_median() -> None:
+    """Cells 2 and 3 have no nodes."""
     amount, of = np.array([5.0, 7.0]), np.array([0, 1])
     assert excess_over_median(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2])).tolist() == [0, 2]
     assert excess_over_median(amount, of, np.zeros(2, np.int64), np.array([0, 1, 2, 3])).tolist() == [5, 7]
@@ -96,7 +96,7 @@ def test_a_cell_without_anything_is_a_cell() -> None:
 
 @given(st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(st.integers(0, 50), min_size=n, max_size=n), min_size=1)))
 @examples(40)
-def test_what_is_left_is_level(cells: list[list[int]]) -> None:
+def test_totals_without_excess_are_at_most_the_median(cells: list[list[int]]) -> None:
     amount = np.array(cells, np.float64)
     rows, columns = amount.shape
     cell, segment = np.repeat(np.arange(rows), columns), np.tile(np.arange(columns), rows)
@@ -108,7 +108,7 @@ def test_what_is_left_is_level(cells: list[list[int]]) -> None:
     assert (taken <= amount + 1e-9).all()
 
 
-def test_a_ranks_excess_is_over_the_lower_median_of_all_and_of_each_step() -> None:
+def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
     # Processes 0, 2 and 3 are ranks 5, 6 and 7; two steps each, of the last an op that ended after both.
     process = np.array([0, 0, 0, 2, 2, 3, 3, 3])
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
@@ -138,11 +138,11 @@ def test_a_ranks_excess_is_over_the_lower_median_of_all_and_of_each_step() -> No
         ((5, 6, 7, 6), True),
     ],
 )
-def test_a_rank_is_late_step_after_step_by_more_than_chance(steps: tuple[float, ...], *, steady: bool) -> None:
+def test_rank_is_steady_if_excess_is_significant(steps: tuple[float, ...], *, steady: bool) -> None:
     assert Excess(part="launch", by_rank={0: 1.0}, by_step={0: steps}).steady(0) == steady
 
 
 @pytest.mark.parametrize(("low", "steady"), [(1.01, True), (0.99, False)])
-def test_that_is_twice_its_standard_error(low: float, *, steady: bool) -> None:
-    """Of two steps 1 and 3 the standard error is half their distance, 1, and the mean 2."""
+def test_steady_excess_is_twice_its_standard_error(low: float, *, steady: bool) -> None:
+    """The standard error of steps 1 and 3 is half their distance, 1, and their mean 2."""
     assert Excess(part="launch", by_rank={}, by_step={0: (low, 3.0)}).steady(0) == steady

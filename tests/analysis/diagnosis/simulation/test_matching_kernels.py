@@ -1,4 +1,4 @@
-"""Which kernels are taken for the same work, and what is made of those without counterparts: in a few numbers."""
+"""Test which kernels match, and estimates for unmatched ones."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | No
     return _DurationsByKey(np.array(key, np.int64), times, taken)
 
 
-def test_of_each_key_the_lower_median_and_its_middle_half() -> None:
+def test_lower_median_and_interquartile_range_by_key() -> None:
     found = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
     assert found.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
-    # Of 10, 20, 30, 40 and 50 from 20 to 40; of two both quarters are the lower.
+    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40; both quartiles of two values are the lower.
     assert found.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
     assert found.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
     assert groups([], []).median().tolist() == []
 
 
-def test_what_is_not_chosen_says_nothing() -> None:
+def test_kernels_that_are_not_chosen_are_ignored() -> None:
     found = groups([0, 0, 1], [5, 9, 7], chosen=[1])
     assert found.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
     assert found.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
@@ -52,7 +52,7 @@ def test_what_is_not_chosen_says_nothing() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))
 @examples(60)
-def test_a_key_for_each_pair(pairs: list[tuple[int, int]], scale: int) -> None:
+def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: int) -> None:
     """However the pairs are numbered: by a table where that is small, else by sorting."""
     a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     key = _joined(a, b * scale).tolist()
@@ -63,7 +63,7 @@ def test_a_key_for_each_pair(pairs: list[tuple[int, int]], scale: int) -> None:
 def layers(
     calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
 ) -> float:
-    """What one key's kernels take undisturbed; the first of each kind are at so many places of the step."""
+    """Return one key's contention-free duration; the first of each kind are at so many positions of the step."""
     time = np.array([*calm, *disturbed], np.float64)
     place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
     by_time = np.argsort(time, kind="stable")
@@ -88,7 +88,7 @@ def layers(
         ((100, 100, 100), (150, 150, 150), (1, 3), 100),
     ],
 )
-def test_a_repeated_layers_kernels_are_the_same_work_where_they_are_alike(
+def test_repeated_layers_match_if_durations_are_alike(
     calm: tuple[float, ...], disturbed: tuple[float, ...], places: tuple[int, int], found: float
 ) -> None:
     of = layers(calm, disturbed, calm_places=places[0], disturbed_places=places[1])
@@ -106,21 +106,21 @@ def kernels(**columns: Sequence[float]) -> _Kernels:
     return _Kernels(**whole, **times)
 
 
-def test_calm_is_what_hardly_ran_beside_a_collective() -> None:
+def test_kernel_is_contention_free_if_it_hardly_ran_beside_a_collective() -> None:
     assert kernels(duration=[100, 100, 0, 10], beside=[4.9, 5.0, 0.04, 0.5]).free.tolist() == [True, False, True, False]
 
 
-def test_where_most_have_counterparts_the_rest_is_slowed_as_they_are() -> None:
+def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     of = kernels(
         duration=[100, 200, 60, 40, 50], beside=[100, 100, 60, 20, 50], held=[9, 9, 9, 9, 9], track=[0, 0, 0, 0, 1]
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(5))
-    # 20 of 200 are lost to it; of the other lane only what its collective holds is known.
+    # 20 of 200 are lost to it; on the other track only the processor share is known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
 
-def test_where_few_have_the_share_of_the_processors_is_lost() -> None:
+def test_with_few_matches_kernels_lose_the_processor_share() -> None:
     of = kernels(duration=[100, 60, 40, 50], beside=[49, 30, 20, 0], held=[9, 12, 70, 0])
     time = np.array([80.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(4))
@@ -131,14 +131,14 @@ def test_where_few_have_the_share_of_the_processors_is_lost() -> None:
     assert time.tolist() == [80, 48, 32]  # half is most
 
 
-def test_never_more_than_all_of_it_is_lost() -> None:
+def test_kernel_loses_at_most_its_duration() -> None:
     of = kernels(duration=[300, 60], beside=[100, 60], held=[0, 0])
     time = np.array([80.0, NAN])
     _estimate_unmatched(of, time, np.arange(2))
     assert time.tolist() == pytest.approx([80, 0], nan_ok=True)
 
 
-def test_what_transferring_costs_is_what_waiting_does_not() -> None:
+def test_contention_is_split_between_waiting_and_transfer() -> None:
     baseline = Contention(free_ns=np.array([80.0, 80, NAN]), waiting_share=np.array([0.25, 1, 0.5]))
     took = np.array([100.0, 100, 100])
     assert baseline.transfer_removed_from(took).tolist() == [85, 100, 100]
@@ -151,8 +151,8 @@ def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[
     return SimpleNamespace(device=device, streams=tuple(streams))
 
 
-def test_a_place_is_the_how_manieth_of_its_name_in_its_step() -> None:
-    """By start, of each device by itself."""
+def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
+    """Positions are by start, per device."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
     place = _positions(graph_of(start, step, [(0, 7)]), of).tolist()
@@ -161,7 +161,7 @@ def test_a_place_is_the_how_manieth_of_its_name_in_its_step() -> None:
     assert len({first, second, other}) == 3
 
 
-def test_surroundings_are_the_two_before_and_after_in_the_stream() -> None:
+def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
     names = "abcdeabcdf" + "abcde"
     of = kernels(op=range(15), name=[ord(one) for one in names])
     near_two, near_one = (

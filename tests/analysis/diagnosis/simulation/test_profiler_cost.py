@@ -1,4 +1,4 @@
-"""What the profiler cost each host, in a few nodes; and by the steps and hosts that were timed without it."""
+"""Test profiler overhead of each host, and fitting it to unprofiled steps."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ CALLS = 128
     ("events", "typical"),
     [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
 )
-def test_what_a_host_takes_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
-    """Of calls that take 10, 20 and 100 ns for each of their events, not in that order."""
+def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
+    """Calls take 10, 20 and 100 ns for each of their events, not in that order."""
     takes = [20, 100, 10]
     number = [events[1], events[2], events[0]]
     busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
     assert typical_ns_per_event(graph_of(host_of(busy=busy, events=number))) == typical
 
 
-def test_of_several_hosts_it_is_the_lower_median() -> None:
+def test_time_per_event_is_the_lower_median_over_hosts() -> None:
     host = host_of(busy=[30, 10, 20, 40, 90], events=[1, 1, 1, 1, 0], process=[0, 1, 2, 3, 4])
     assert typical_ns_per_event(graph_of(host)) == 20
     # A process whose rank is not asked about says nothing.
@@ -59,11 +59,11 @@ def test_of_several_hosts_it_is_the_lower_median() -> None:
     ("per_event", "cost"),
     [(3000, 1500), (1900, 1000), (2100, 1050), (5100, 2500), (6000, 2500), (6001, 1270), (0, 1270), (1, 1000)],
 )
-def test_the_profilers_cost_is_half_of_that_within_what_was_seen(per_event: float, cost: float) -> None:
+def test_overhead_is_half_of_time_per_event_within_limits(per_event: float, cost: float) -> None:
     assert usual_ns_per_event(graph_of(host_of(busy=[per_event] * CALLS, events=[1] * CALLS))) == cost
 
 
-def test_of_too_few_calls_and_beside_a_loader_it_is_what_was_measured() -> None:
+def test_overhead_is_the_default_for_few_calls_or_beside_a_loader() -> None:
     def of(calls: int = CALLS, steps: int = 1, processes: int = 1, **columns: Sequence[float]) -> float:
         process = np.repeat(np.arange(processes), -(-calls // processes))[:calls].tolist()
         host = host_of(busy=[3000] * calls, events=[1] * calls, process=process, **columns)
@@ -75,7 +75,7 @@ def test_of_too_few_calls_and_beside_a_loader_it_is_what_was_measured() -> None:
     assert of(input=[0.0] * (CALLS - 1) + [1]) == 1270
 
 
-def test_it_is_paid_for_each_event_and_is_most_of_a_call_at_most() -> None:
+def test_overhead_is_per_event_and_limited_to_a_share_of_work() -> None:
     host = host_of(
         busy=[1000, 1000, 100, 1000],
         events=[2, 0, 2, 3],
@@ -89,7 +89,7 @@ def test_it_is_paid_for_each_event_and_is_most_of_a_call_at_most() -> None:
     assert cost.untraced.tolist() == [0, 0, 0, 0]
 
 
-def test_on_a_host_that_is_slow_throughout_it_is_as_large_a_share_of_its_stalls() -> None:
+def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
     host = host_of(
         busy=[100, 100, 100, 100], events=[10, 10, 5, 5], process=[0, 1, 1, 1], step=[0, 0, 0, 1],
         before_first_op=[0, 50, 60, 900], untraced=[0, 70, 40, 900], profiler=[0, 0, 10, 10],
@@ -134,9 +134,7 @@ USUAL = [10.0] * CALLS
         ([5.0] * CALLS, 1.0, 1.0),
     ],
 )
-def test_a_host_is_slow_throughout_where_most_parts_of_its_step_are(
-    slower: list[float], times: float, slow: float
-) -> None:
+def test_host_is_slow_if_most_sections_of_the_step_are(slower: list[float], times: float, slow: float) -> None:
     pace = pace_of(USUAL, slower, USUAL)
     assert pace.by_process == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
     assert pace.by_node[:CALLS].tolist() == [1.0] * CALLS
@@ -146,25 +144,25 @@ def test_a_host_is_slow_throughout_where_most_parts_of_its_step_are(
         assert pace.by_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
 
 
-def test_of_two_hosts_the_faster_is_the_usual() -> None:
+def test_faster_of_two_hosts_is_usual() -> None:
     assert pace_of([20.0] * CALLS, USUAL).by_process == {0: 2.0, 1: 1.0}
 
 
-def test_parts_count_by_what_they_usually_take() -> None:
+def test_sections_are_weighted_by_usual_time() -> None:
     """The last four calls take most of the step: what the others do is little of it."""
     long = [1.0] * 124 + [100.0] * 4
     assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).by_process[1] == 1.0
     assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).by_process[1] == pytest.approx(924 / 524)
 
 
-def test_each_step_has_its_own_pace() -> None:
+def test_pace_is_per_step() -> None:
     pace = pace_of(USUAL * 2, [*USUAL, *[30.0] * CALLS], USUAL * 2, steps=2)
     assert pace.by_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
     # In all it is twice as slow in every part.
     assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 
-def test_stalls_within_a_step_count_and_what_opens_it_does_not() -> None:
+def test_untraced_time_within_steps_counts_and_before_them_does_not() -> None:
     opening = [90.0] + [0.0] * (CALLS - 1)
     within = [0.0] + [10.0] * (CALLS - 1)
     silent = pace_of(USUAL, USUAL, USUAL, before_first_op=[0.0] * CALLS + within + [0.0] * CALLS)
@@ -175,13 +173,13 @@ def test_stalls_within_a_step_count_and_what_opens_it_does_not() -> None:
     assert opened.by_node.tolist() == [0.0] * CALLS + [1.0] * 2 * CALLS
 
 
-def test_of_too_few_calls_the_pace_is_not_known() -> None:
+def test_pace_is_unknown_for_few_calls() -> None:
     pace = pace_of(USUAL[1:], [20.0] * (CALLS - 1))
     assert pace.by_process == {0: 1.0, 1: 1.0}
     assert pace.by_node.tolist() == [1.0] * 2 * (CALLS - 1)
 
 
-class Replay:
+class FakeWhatIf:
     """A step of a host that takes 30 ms less what the profiler costs it, at 4 µs a ns per event, or of its device."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
@@ -196,8 +194,8 @@ class Replay:
         host = SimpleNamespace(process=np.array([0, 1, 2, 2]))
         self.graph = SimpleNamespace(host=host, steps=2, ranks={0: 4, 1: 5, 2: 6})
 
-    def at_cost(self, per_event_ns: float) -> Replay:
-        return Replay(per_event_ns, device=self.device, is_cpu=self.is_cpu, light=self.light)
+    def at_cost(self, per_event_ns: float) -> FakeWhatIf:
+        return FakeWhatIf(per_event_ns, device=self.device, is_cpu=self.is_cpu, light=self.light)
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
@@ -219,15 +217,17 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
         (5.0, 0, 4972),  # at most twice the most seen, 10 ms
     ],
 )
-def test_the_cost_is_the_nearest_that_leads_to_the_timed_step(timed: float, device: float, cost: float) -> None:
-    assert steps_timed(Replay(device=device), timed) == pytest.approx(cost, abs=3)
+def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
+    timed: float, device: float, cost: float
+) -> None:
+    assert steps_timed(FakeWhatIf(device=device), timed) == pytest.approx(cost, abs=3)
 
 
-def test_a_recording_without_operators_may_have_cost_more() -> None:
-    assert steps_timed(Replay(light=True), 5.0) == pytest.approx(6249, abs=6)
-    mixed = Replay(light=True)
+def test_kernel_only_trace_may_have_higher_overhead_per_call() -> None:
+    assert steps_timed(FakeWhatIf(light=True), 5.0) == pytest.approx(6249, abs=6)
+    mixed = FakeWhatIf(light=True)
     mixed.timeline.traces.append(SimpleNamespace(operators_merged=False))
-    mixed.at_cost = Replay(light=False).at_cost  # type: ignore[method-assign]
+    mixed.at_cost = FakeWhatIf(light=False).at_cost  # type: ignore[method-assign]
     assert steps_timed(mixed, 5.0) < 5000
 
 
@@ -249,16 +249,16 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
         ({4: 0.0, 5: 0.0, 6: 0.0}, 5000),
     ],
 )
-def test_hosts_cost_as_much_more_as_they_work_longer_than_timed(host_ms: dict[int, float], cost: float) -> None:
-    assert hosts_timed(Replay(device=25), 25.0, host_ms) == pytest.approx(cost, abs=3)
+def test_fitted_overhead_brings_hosts_to_their_unprofiled_time(host_ms: dict[int, float], cost: float) -> None:
+    assert hosts_timed(FakeWhatIf(device=25), 25.0, host_ms) == pytest.approx(cost, abs=3)
 
 
 @pytest.mark.parametrize(("device", "cost"), [(19.81, 2500), (19.79, 1250)])
-def test_unless_that_makes_the_step_shorter_than_timed(device: float, cost: float) -> None:
-    """By more than a hundredth of 20 ms; at that cost the host needs the same."""
+def test_host_fit_is_rejected_if_the_step_becomes_too_short(device: float, cost: float) -> None:
+    """Reject it if shorter by more than a hundredth of 20 ms; at that overhead the host needs the same."""
 
-    class Shorter(Replay):
-        def at_cost(self, per_event_ns: float) -> Replay:
+    class Shorter(FakeWhatIf):
+        def at_cost(self, per_event_ns: float) -> FakeWhatIf:
             other = super().at_cost(per_event_ns)
             other.corrected_ms = self.device
             return other
@@ -266,17 +266,17 @@ def test_unless_that_makes_the_step_shorter_than_timed(device: float, cost: floa
     assert hosts_timed(Shorter(device=device), 20.0, {4: 20.0, 5: 30.0, 6: 40.0}) == pytest.approx(cost, abs=3)
 
 
-def test_on_cpu_processes_and_at_the_most_nothing_is_changed() -> None:
+def test_host_fit_skips_cpu_processes_and_highest_overhead() -> None:
     timed = {4: 20.0, 5: 30.0, 6: 40.0}
-    assert hosts_timed(Replay(device=25, is_cpu=True), 25.0, timed) == 1250
-    mixed = Replay(device=25, is_cpu=True)
+    assert hosts_timed(FakeWhatIf(device=25, is_cpu=True), 25.0, timed) == 1250
+    mixed = FakeWhatIf(device=25, is_cpu=True)
     mixed.timeline.tracks.append(SimpleNamespace(is_cpu=False))
     assert hosts_timed(mixed, 20.0, timed) > 1250
-    assert hosts_timed(Replay(5000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 5000
-    assert hosts_timed(Replay(6000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 6000
+    assert hosts_timed(FakeWhatIf(5000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 5000
+    assert hosts_timed(FakeWhatIf(6000, device=25), 25.0, dict.fromkeys(timed, 0.0)) == 6000
 
 
-def test_a_host_is_made_no_slower_than_it_may_be_throughout_its_step() -> None:
+def test_host_work_is_limited_throughout_the_step() -> None:
     """In two steps process 0 works for 30 and 10, 1 for 100 and 3 for 0."""
     graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
     busy = np.array([30.0, 10, 100, 0])
@@ -288,7 +288,7 @@ def test_a_host_is_made_no_slower_than_it_may_be_throughout_its_step() -> None:
 
 
 @pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
-def test_where_devices_set_the_pace_each_host_works_as_it_was_timed(corrected: float, *, taken: bool) -> None:
+def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, taken: bool) -> None:
     """Unless that makes the step of 100 ms shorter by more than 3 %."""
     asked: dict[int, float] = {}
 
@@ -296,17 +296,17 @@ def test_where_devices_set_the_pace_each_host_works_as_it_was_timed(corrected: f
         asked.update(max_host_ns)
         return SimpleNamespace(corrected_ms=corrected)
 
-    of: Any = Replay(device=25)
+    of: Any = FakeWhatIf(device=25)
     of.with_host_limits = with_host_limits
     found = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
     assert (found is not of) == taken
     assert asked == {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}
-    on_cpu: Any = Replay(device=25, is_cpu=True)
+    on_cpu: Any = FakeWhatIf(device=25, is_cpu=True)
     on_cpu.with_host_limits = with_host_limits
     assert limit_each_host(on_cpu, 100.0, {4: 20.0}) is on_cpu
 
 
-def test_hosts_may_be_held_to_a_most_at_any_cost_of_the_profiler() -> None:
+def test_host_limits_apply_at_any_overhead() -> None:
     """A host whose work of two steps is 60 ms may work for 20 ms of each."""
     trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
     graph = build_graph(build_timeline([trace.build()]))

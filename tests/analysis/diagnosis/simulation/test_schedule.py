@@ -1,4 +1,4 @@
-"""How a graph of a few nodes is cut into runs, and in which order these are done."""
+"""Test how a graph of a few nodes is cut into runs, and their order."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def graph(
     return msgspec.structs.replace(found, streams=tuple(pairwise(edges)))
 
 
-def test_host_nodes_are_cut_where_they_wait() -> None:
+def test_chains_are_cut_where_nodes_wait() -> None:
     of = graph([1], host={"block_on": [NONE, NONE, 0, NONE, NONE, 0, 0], "process": [0] * 5 + [1] * 2})
     assert list(_host_runs(of, NO_ENDS)) == [
         Run(HOST, 0, 2, 4),
@@ -56,7 +56,7 @@ def test_host_nodes_are_cut_where_they_wait() -> None:
     ]
 
 
-def test_ops_are_cut_where_they_wait_or_are_waited_for() -> None:
+def test_streams_are_cut_where_ops_wait_or_are_awaited() -> None:
     of = graph([5, 2], wait_a=[NONE, NONE, NONE, 6, *[NONE] * 3], host={"block_on": [1]})
     assert list(_device_runs(of, NO_ENDS)) == [
         Run(DEVICE, 0, 2, 4),
@@ -87,7 +87,7 @@ def test_runs_are_cut_behind_nodes_that_end_a_step() -> None:
     ]
 
 
-def test_a_collective_begins_and_ends_by_itself() -> None:
+def test_collective_has_runs_for_start_and_end() -> None:
     of = graph([3], transfer=[np.nan, 5.0, np.nan], peers={1: [1]})
     assert list(_device_runs(of, NO_ENDS)) == [
         Run(DEVICE, 0, 1, 2),
@@ -100,7 +100,7 @@ def test_a_collective_begins_and_ends_by_itself() -> None:
 @pytest.mark.parametrize(
     ("op_launch", "op_end", "node", "before"),
     [
-        (3, 0, 2, True),  # launched later: its end of the turn before is meant
+        (3, 0, 2, True),  # launched later: its end of the iteration before is meant
         (1, 99, 2, False),
         (2, 51, 2, True),  # launched at once: which began later
         (2, 50, 2, False),
@@ -108,9 +108,7 @@ def test_a_collective_begins_and_ends_by_itself() -> None:
         (NONE, 50, 2, False),
     ],
 )
-def test_what_is_waited_for_may_be_of_the_turn_before(
-    op_launch: int, op_end: float, node: int, *, before: bool
-) -> None:
+def test_awaited_op_may_be_of_the_iteration_before(op_launch: int, op_end: float, node: int, *, before: bool) -> None:
     of = graph(
         [1, 1],
         host={"time": [0, 0, 50, 0], "block_on": [NONE, NONE, 0, NONE]},
@@ -123,12 +121,12 @@ def test_what_is_waited_for_may_be_of_the_turn_before(
     assert Schedule(of)._is_of_iteration_before(Run(WAIT, 1, 2, 1), 0) == before
 
 
-def test_an_op_whose_launch_is_not_known_is_told_by_its_times() -> None:
+def test_awaited_op_without_launch_is_ordered_by_time() -> None:
     of = graph([1, 1], launch=[0, NONE], start=[0, 50], end=[60, 70], wait_a=[NONE, 0])
     assert Schedule(of)._is_of_iteration_before(Run(WAIT, 1, 2, 1), 0)
 
 
-def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> None:
+def test_run_needs_previous_run_launches_and_awaited_ops() -> None:
     of = graph(
         [2, 1],
         host={"time": [0, 1, 2], "block_on": [NONE, NONE, 0]},
@@ -140,12 +138,12 @@ def test_a_run_needs_the_one_before_it_its_launches_and_what_it_waits_for() -> N
     runs = [Run(HOST, 0, 2, 2), Run(BLOCK, 2, 3, 1), Run(DEVICE, 0, 1, 1), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 2)]
     assert [*_host_runs(of, NO_ENDS), *_device_runs(of, NO_ENDS)] == runs
     assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
-    # What comes later in the body must not be done anew before it was waited for.
+    # A value of the iteration before must not be overwritten until it was used.
     of = msgspec.structs.replace(of, device=msgspec.structs.replace(of.device, launch=np.array([0, 2, 1])))
     assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
 
 
-def test_where_needs_go_in_a_circle_the_earliest_as_measured_goes_first() -> None:
+def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
     """Two ranks whose two collectives come in another order on each."""
     of = graph(
         [2, 2],
@@ -168,7 +166,7 @@ def test_where_needs_go_in_a_circle_the_earliest_as_measured_goes_first() -> Non
         ([0] * 5 + [1] * 3 + [2], [5, 8], True),
     ],
 )
-def test_steps_end_on_the_stream_of_most_ops_or_else_on_the_longest_chain(
+def test_steps_end_on_the_longest_stream_or_else_chain(
     of_ops: Sequence[int], ends: Sequence[int], *, on_device: bool
 ) -> None:
     of = graph(
@@ -181,12 +179,12 @@ def test_steps_end_on_the_stream_of_most_ops_or_else_on_the_longest_chain(
     assert (nodes.tolist(), device) == (ends, on_device)
 
 
-def test_a_step_without_a_node_of_its_own_ends_with_the_first() -> None:
+def test_step_without_nodes_ends_with_the_first_node() -> None:
     nodes, _ = _step_ends(graph(host={"step": [1, 1, 1]}, steps=2))
     assert nodes.tolist() == [0, 2]
 
 
-def test_each_node_knows_the_first_of_its_run() -> None:
+def test_nodes_know_the_first_of_their_run() -> None:
     of = graph([3], host={"block_on": [NONE, NONE, 1, NONE]}, launch=[0, 1, 3])
     schedule = Schedule(of)
     assert schedule.first_nodes.tolist() == [0, 0, 2, 3]

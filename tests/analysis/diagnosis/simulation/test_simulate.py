@@ -1,4 +1,4 @@
-"""The replay in NumPy against one that goes node by node, on jobs of a few nodes; and what must hold for any job."""
+"""Test the simulation against one that goes node by node, and laws that hold for any job."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(60)
-def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
+def test_agrees_with_simulation_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
     graph, order = graph_of(job, settled)
     costs = data.draw(less_work(recorded_scenario(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)
@@ -62,7 +62,7 @@ def test_agrees_with_a_replay_node_by_node(job: Job, settled: int, data: st.Data
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(40)
-def test_a_replay_leaves_nothing_behind_for_the_next(job: Job, settled: int, data: st.DataObject) -> None:
+def test_simulations_are_independent(job: Job, settled: int, data: st.DataObject) -> None:
     graph, _ = graph_of(job, settled)
     system = System(graph)
     for costs in [recorded_scenario(graph), *(data.draw(less_work(recorded_scenario(graph))) for _ in range(3))]:
@@ -73,7 +73,7 @@ def test_a_replay_leaves_nothing_behind_for_the_next(job: Job, settled: int, dat
 
 @given(job=jobs())
 @examples(50)
-def test_unchanged_gives_back_what_was_measured(job: Job) -> None:
+def test_recorded_scenario_reproduces_recording(job: Job) -> None:
     graph, _ = graph_of(job, 60)
     # Jobs whose turns alternate were measured in one of the two.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
@@ -95,7 +95,7 @@ def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObjec
 
 @given(job=jobs())
 @examples(50)
-def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
+def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
     graph, _ = graph_of(job, 3)
     schedule = Schedule(graph)
     host_done = np.zeros(len(graph.host.time), np.int64)
@@ -106,7 +106,7 @@ def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
         if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
-            # What was launched after the node is waited for as of the turn before, and must not be done yet.
+            # An awaited op launched after the node is of the iteration before, and must not be done yet.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
         elif run.kind == RunKind.COLLECTIVE_END:
@@ -125,7 +125,7 @@ def test_every_node_is_in_one_run_after_all_that_it_needs(job: Job) -> None:
     assert (ended == 1).all()
 
 
-def test_a_host_far_ahead_is_found_to_set_the_pace() -> None:
+def test_host_that_runs_far_ahead_sets_the_pace() -> None:
     """Ten steps ahead when the device's work is made half: it then works that off at its own pace for many turns."""
     job = Job()
     job.nodes = [Node(0, 90)]
@@ -144,14 +144,14 @@ def steps_of(*busy: float) -> System:
     return System(graph)
 
 
-def test_each_step_takes_what_its_nodes_take() -> None:
+def test_step_times_follow_their_nodes() -> None:
     system = steps_of(10, 30, 20)
     found = simulate(system, system.weights(recorded_scenario(system.graph)))
     assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
 @pytest.mark.parametrize(("starts", "waited"), [([10.0, 30, 20, 99], [20, 0, 0, 0]), ([10.0, 5, 7, 99], [0, 0, 3, 0])])
-def test_a_collective_waits_from_its_start_to_the_last_of_its_peers(starts: list[float], waited: list[float]) -> None:
+def test_collective_waits_from_its_start_to_the_last_arrival(starts: list[float], waited: list[float]) -> None:
     device = device_of(start=starts, end=[100] * 4, transfer=[1, 1, 1, np.nan])
     peers = {0: np.array([0, 1, 2]), 2: np.array([0, 2]), 1: np.array([1])}
     graph = few_nodes_graph_of(host_of(time=[0]), msgspec.structs.replace(device, peers=peers))
@@ -159,12 +159,12 @@ def test_a_collective_waits_from_its_start_to_the_last_of_its_peers(starts: list
     assert system.waited(np.array(system.measured)).tolist() == waited
 
 
-def test_without_collectives_none_waits() -> None:
+def test_no_waiting_without_collectives() -> None:
     system = System(few_nodes_graph_of(host_of(time=[0]), device_of(row=[0])))
     assert system.waited(np.array(system.measured)).tolist() == [0]
 
 
-def test_an_op_of_unknown_launch_begins_after_the_one_before_it() -> None:
+def test_op_without_launch_starts_after_the_one_before() -> None:
     """The host takes 10 for a turn; its stream's two ops take 15 and 5 with gaps of 2 and 1."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
@@ -174,7 +174,7 @@ def test_an_op_of_unknown_launch_begins_after_the_one_before_it() -> None:
     assert step_ns(System(graph), faster) == pytest.approx(10)
 
 
-def test_a_call_waits_for_its_op_and_the_delay_unless_it_need_not() -> None:
+def test_blocking_call_waits_for_its_op_and_delay() -> None:
     """Launched at 10, the op takes 40; the host waits for it, and 3 more, and works 5 until then."""
     host = host_of(busy=[10, 5], time=[10, 53], block_on=[NONE, 0], block_delay=[0, 3], block=[0, 1])
     device = device_of(launch=[0], start=[10], end=[50])

@@ -1,4 +1,4 @@
-"""Which ops of a few streams wait for which, where no trace tells: a µs below and above. Times in µs."""
+"""Test inferred waits between streams, with a µs below and above. Times in µs."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ops_of(*streams: Sequence[Op]) -> TrackOps:
 
 
 def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
-    """For what each op waits, after calls that make a stream wait at these times."""
+    """Return the ops that each op waits for, after stream-wait calls at these times."""
     infer_waits(ops, (np.array(calls) * 1000).astype(np.int64))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
     return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
@@ -84,23 +84,21 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
         (31, 500, None),
     ],
 )
-def test_a_wait_call_is_for_the_next_launch_and_what_was_launched_before(
-    call: float, start: float, waited: int | None
-) -> None:
+def test_wait_call_joins_next_launch_to_earlier_launches(call: float, start: float, waited: int | None) -> None:
     ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, start, 600)])
     assert waits(ops, call) == ({} if waited is None else {2: [waited]})
     ended = -np.inf if waited is None else (200_000, 400_000)[waited]
     assert ops.waited_end.tolist() == [-np.inf, -np.inf, ended]
 
 
-def test_calls_are_for_the_next_of_all_streams_whose_launch_is_known() -> None:
+def test_wait_call_joins_next_known_launch_of_any_stream() -> None:
     assert waits(ops_of([(0, 100, 200), (40, 300, 400)], [(UNKNOWN, 220, 250), (30, 260, 600)]), 20) == {3: [0]}
     assert waits(ops_of([(0, 100, 200), (25, 300, 400)], [(30, 300, 600)]), 20) == {}
     # One stream alone waits for nothing.
     assert waits(ops_of([(0, 100, 200), (25, 300, 400)]), 20) == {}
 
 
-def test_an_op_may_wait_for_two_streams_and_the_later_counts() -> None:
+def test_op_may_wait_for_two_streams_and_the_later_end_counts() -> None:
     ops = ops_of([(0, 100, 200)], [(50, 500, 600)], [(10, 120, 300)])
     assert waits(ops, 20) == {1: [0, 2]}
     assert ops.waited_end[1] == 300_000
@@ -125,14 +123,14 @@ def test_an_op_may_wait_for_two_streams_and_the_later_counts() -> None:
         (50, UNKNOWN, 200, False),
     ],
 )
-def test_an_op_that_begins_right_at_anothers_end_waited_for_it(
+def test_op_that_starts_at_another_ops_end_waited_for_it(
     before: float, launched: float, start: float, *, waited: bool
 ) -> None:
     ops = ops_of([(0, 20, 40), (5, 100, 200)], [(1, 30, before), (launched, start, 300)])
     assert waits(ops) == ({3: [1]} if waited else {})
 
 
-def test_ops_of_the_analysed_steps_are_taken_with_what_ran_between_them() -> None:
+def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
     """Steps 1 to 3 are analysed: of steps 0 and 4 and of unknown launches before and after nothing is."""
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
@@ -147,7 +145,7 @@ def test_ops_of_the_analysed_steps_are_taken_with_what_ran_between_them() -> Non
     assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
 
 
-def test_before_the_first_op_of_a_stream_there_is_none() -> None:
+def test_first_op_of_a_stream_has_no_end_before_it() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(100 * step).compute(10, 40)
@@ -159,7 +157,7 @@ def test_before_the_first_op_of_a_stream_there_is_none() -> None:
     assert ops.histories[1].op.tolist() == [3, 4, 5]
 
 
-def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_end() -> None:
+def test_earlier_ops_stand_for_ops_as_far_before_the_end() -> None:
     trace = TraceBuilder().compute(0, 5, launch=None)
     for step in range(5):
         trace.step(100 * step + 100).compute(10, 40).compute(50, 60).compute(70, 75, stream=9)
@@ -176,7 +174,7 @@ def test_what_was_given_before_the_body_stands_for_what_lies_as_far_before_its_e
 def known(
     *waits: tuple[float, int, float], index: Sequence[tuple[int, int, int]], ops: TrackOps
 ) -> dict[int, list[int]]:
-    """For what each op waits, after waits (when called, of which stream, when recorded).
+    """Return the ops that each op waits for, after waits (when called, of which stream, when recorded).
 
     `index` says for which ops: (wait, stream, the how-manieth there).
     """
@@ -208,7 +206,7 @@ def known(
         (20, 15, 150, None),
     ],
 )
-def test_the_next_op_of_a_stream_that_was_made_to_wait_waits_for_what_had_ended(
+def test_next_op_of_a_waiting_stream_waits_for_ended_ops(
     called: float, recorded: float, start: float, waited: list[int] | None
 ) -> None:
     ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, start, 600)])
@@ -216,7 +214,7 @@ def test_the_next_op_of_a_stream_that_was_made_to_wait_waits_for_what_had_ended(
     assert ops.waited_end[2] == (-np.inf if waited is None else (200_000, 400_000)[waited[0]])
 
 
-def test_of_more_than_two_ops_those_count_that_ended_last_and_of_each_stream_the_latest() -> None:
+def test_two_awaited_ops_that_ended_last_count() -> None:
     streams = [(0, 100, 200)], [(1, 100, 300)], [(2, 100, 250), (3, 250, 280)], [(50, 500, 600)]
     every = [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     assert known((20, 3, 15), index=every, ops=ops_of(*streams)) == {4: [1, 2]}
@@ -226,13 +224,13 @@ def test_of_more_than_two_ops_those_count_that_ended_last_and_of_each_stream_the
     assert known((20, 3, 15), index=[(0, 2, 0)], ops=ops_of(*streams)) == {4: [2]}
 
 
-def test_each_op_waits_for_what_its_stream_was_made_to_wait_for_since_the_op_before() -> None:
+def test_op_waits_for_events_since_the_op_before() -> None:
     ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, 450, 500), (60, 500, 600)])
     assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
 
 
 def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
-    """What is known of waits (row of the call, of the record, waiting stream, recorded stream, device) of device 0.
+    """Return traced waits of device 0, given (row of the call, of the record, waiting stream, recorded stream, device).
 
     Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; 1 and 2 launched into streams 7 and 9, 2 by thread 5.
     """
@@ -250,7 +248,7 @@ def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[f
     return list(zip(*(column.tolist() for column in columns_found), strict=True))
 
 
-def test_what_a_trace_tells_of_waits_is_of_the_lanes_device_or_of_the_host() -> None:
+def test_traced_waits_are_of_the_tracks_device_or_the_host() -> None:
     none = NO_NUMBER
     assert told() is None
     assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
@@ -260,7 +258,7 @@ def test_what_a_trace_tells_of_waits_is_of_the_lanes_device_or_of_the_host() -> 
     assert told((3, none, 7, 9, 0)) == [(30, 7, UNKNOWN / 1000, 9)]
 
 
-def test_a_record_without_its_stream_is_of_what_its_thread_had_launched_last() -> None:
+def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> None:
     """Thread 1 launched into stream 7 at 10 µs, and thread 5 into 9 at 20."""
     none = NO_NUMBER
     assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]

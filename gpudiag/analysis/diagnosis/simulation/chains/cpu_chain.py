@@ -35,7 +35,7 @@ _MAX_CONCURRENT = 16
 
 
 class _Calls(NamedTuple):
-    """When each enqueue begins and ends; when each wait begins and ends, and for which op."""
+    """Begin and end of each enqueue; begin, end and op of each wait."""
 
     enqueue_start: Index
     enqueue_end: Index

@@ -1,4 +1,4 @@
-"""Where a host thread's time goes: untraced, before a step's first op, or in single slow calls."""
+"""Classify host time: untraced, before a step's first op, or in single slow calls."""
 
 from __future__ import annotations
 
