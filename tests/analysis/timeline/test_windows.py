@@ -34,7 +34,7 @@ def test_first_and_last_step_are_left_out() -> None:
     assert windows(track) == [(1, 110, 210), (2, 210, 310), (3, 310, 410)]
 
 
-def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
+def test_late_work_belongs_to_the_step_that_launched_it() -> None:
     """The host is one and a half steps ahead: step k's kernels run while the host is in k + 1 or k + 2."""
     trace = TraceBuilder()
     for step in range(6):
@@ -75,12 +75,12 @@ def three(*, ops: tuple[int, int, int] = (4, 4, 4), last_mark_until: int = 0, be
     return track_of(trace)
 
 
-def test_the_last_of_three_steps_is_used_where_its_mark_ends_before_the_device_does() -> None:
+def test_last_of_three_steps_is_used_if_its_mark_ends_before_the_device() -> None:
     """The device still works then, so that a next step would have begun at 290."""
     assert windows(three()) == [(1, 110, 210), (2, 210, 290)]
 
 
-def test_the_first_of_three_steps_is_used_where_the_device_was_idle_before_it() -> None:
+def test_first_of_three_steps_is_used_if_the_device_was_idle_before() -> None:
     """The last mark ends at 295, after the device: how long it would have waited for the next step is not known."""
     assert windows(three(last_mark_until=95)) == [(0, 10, 110), (1, 110, 210)]
 
@@ -92,18 +92,18 @@ def test_the_first_of_three_steps_is_used_where_the_device_was_idle_before_it() 
         ((3, 4, 4), False),  # the first is not whole
     ],
 )
-def test_the_middle_of_three_steps_is_used_alone_where_no_other_is_known(
+def test_only_the_middle_of_three_steps_is_used_if_edges_are_unknown(
     ops: tuple[int, int, int], *, before: bool
 ) -> None:
     assert windows(three(ops=ops, before=before, last_mark_until=95)) == [(1, 110, 210)]
 
 
-def test_a_last_step_that_is_not_whole_is_left_out() -> None:
+def test_incomplete_last_step_is_left_out() -> None:
     assert windows(three(ops=(4, 4, 3))) == [(0, 10, 110), (1, 110, 210)]
     assert windows(three(ops=(4, 4, 3), before=True)) == [(1, 110, 210)]
 
 
-def test_the_first_of_three_steps_is_left_out_where_its_work_was_queued() -> None:
+def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
     """Its first op starts 30 µs after its launch: something that is not in the recording was in the way."""
     trace = TraceBuilder().steps(3, 200, lambda s: s.compute(50, 90, launch=(10, 20)).operator(91, 150))
     assert windows(track_of(trace)) == [(1, 250, 450)]
@@ -124,13 +124,13 @@ def test_repeated_layers_within_one_range_are_one_step() -> None:
     assert timeline.unit == "recording"  # of a range that does not repeat it is not known that it is a step
 
 
-def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
+def test_repeated_layers_without_a_range_are_a_repeated_unit() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).build()])
     assert timeline.tracks[0].steps.source == "pattern"
     assert timeline.unit == "repeated-unit"
 
 
-def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
+def test_repeated_ranges_are_steps_including_work_after_them() -> None:
     """A range of each forward pass holds a third of the step's launches; the range inside it is no step."""
     trace = TraceBuilder()
     for step in range(5):
@@ -141,7 +141,7 @@ def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
     assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
-def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
+def test_ranges_with_unequal_launches_are_no_steps() -> None:
     """As of collectives, of which each step has several: between them more is launched and less."""
     trace = TraceBuilder()
     for step in range(5):
@@ -168,14 +168,14 @@ def test_calls_of_the_whole_model_are_steps() -> None:
     assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
-def test_steps_of_very_different_length_keep_their_own() -> None:
+def test_steps_of_very_different_length_keep_their_windows() -> None:
     trace = TraceBuilder()
     for at in (0, 10, 1000, 1003, 1500):
         trace.step(at).compute(1, 3)
     assert windows(track_of(trace)) == [(1, 11, 1001), (2, 1001, 1004), (3, 1004, 1501)]
 
 
-def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None:
+def test_step_without_launches_extends_the_previous_window() -> None:
     """An evaluation step on the host, in the middle."""
     trace = TraceBuilder()
     for step in range(6):
@@ -241,7 +241,7 @@ def test_a_pattern_of_kernels_alone_is_found() -> None:
     assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
-def test_without_anything_the_whole_capture_is_one_window() -> None:
+def test_without_any_steps_the_whole_capture_is_one_window() -> None:
     timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
     (track,) = timeline.tracks
     assert track.steps.source == "none"
@@ -259,7 +259,7 @@ def test_ranks_are_cut_to_the_steps_that_all_have() -> None:
     assert a.bounds.tolist() == b.bounds.tolist()
 
 
-def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
+def test_ranks_without_common_steps_keep_theirs_with_a_warning() -> None:
     early = TraceBuilder(0).steps(4, 100, lambda s: s.compute(10, 90))
     late = TraceBuilder(1)
     for number in range(10, 14):
@@ -269,7 +269,7 @@ def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
     assert "different-steps" in {v.code for v in timeline.validity}
 
 
-def test_two_devices_of_one_process_have_windows_of_their_own() -> None:
+def test_two_devices_of_one_process_have_separate_windows() -> None:
     trace = TraceBuilder()
     trace.steps(5, 100, lambda s: s.on(0).compute(10, 60).on(1).compute(20, 70))
     first, second = build_timeline([trace.build()]).tracks
@@ -284,7 +284,7 @@ def test_a_graph_gives_all_its_kernels_to_the_step_of_its_one_launch() -> None:
     assert windows(track) == [(1, 120, 220), (2, 220, 320)]
 
 
-def test_ranks_unknown_to_their_traces_take_free_places() -> None:
+def test_traces_without_a_rank_take_free_ranks() -> None:
     unnamed = TraceBuilder(None).steps(3, 100, lambda s: s.compute(1, 9)).build()
     zero = TraceBuilder(0).steps(3, 100, lambda s: s.compute(1, 9)).build()
     timeline = build_timeline([unnamed, zero])
@@ -292,7 +292,7 @@ def test_ranks_unknown_to_their_traces_take_free_places() -> None:
     assert "repaired-input" in {v.code for v in timeline.validity}
 
 
-def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
+def test_recording_without_compute_has_no_track_and_a_remedy() -> None:
     timeline = build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
     assert timeline.tracks == ()
     (message,) = [one.message for one in timeline.validity if one.code == "missing-device-activity"]
@@ -342,6 +342,6 @@ def test_the_timeline_grows_linearly() -> None:
     assert calls(800) <= 6 * calls(200)
 
 
-def test_milliseconds_too() -> None:
+def test_milliseconds_of_an_array() -> None:
     track = track_of(TraceBuilder(unit_ns=NS_PER_MS).steps(4, 30, lambda s: s.compute(0, 25)))
     assert np.diff(track.bounds).tolist() == [30 * NS_PER_MS] * 2
