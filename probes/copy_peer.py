@@ -148,7 +148,7 @@ class PeerBench:
         self.allowed = allowed_pairs(probe, [side.gpu for side in sides])
 
     def measure(self, probe: Probe, gate: Gate, seconds: float) -> dict[str, Any]:
-        """Everything, in about `seconds`; peer access is on afterwards."""
+        """Measure everything in about `seconds`; peer access is on afterwards."""
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
