@@ -11,8 +11,8 @@ SAME_CLOCK_NS = 100 * NS_PER_US
 """Offsets up to this are the spread of participants' departures, not a difference between clocks; a larger median
 distance makes the last arrival uncertain. Measured: 0.4 to 13 µs in the median and at most 70 µs on one host."""
 MATCHED_SHARE = 0.5
-"""At least this share of the collectives that two captures both recorded must match for them to be of one run. Measured:
-in 18 sound recordings 97 to 100 % match; of two runs or two models mixed, none."""
+"""At least this share of the collectives that two captures both recorded must match for them to be of one run.
+Measured: in 18 sound recordings 97 to 100 % match; of two runs or two models mixed, none."""
 TO_MOVE_A_CLOCK = 0.75
 """At least this share must fit before a clock is moved. Measured: as above, half-way between the share that must match
 and the share that does."""
@@ -23,7 +23,8 @@ EQUALLY_GOOD = 4.0
 """Pairings whose spread is within this factor of the best are equally good; the clocks decide. Judgement: without a
 common origin of the clocks, a warning says that the match is ambiguous."""
 FINEST_SPREAD_NS = 20 * NS_PER_US
-"""Pairings whose spread is below this are equally good too. Measured: participants leave up to 13 µs apart in the median."""
+"""Pairings whose spread is below this are equally good too. Measured: participants leave up to 13 µs apart in the
+median."""
 TELLING = 8
 """Fewer pairs than this may fit closely by chance. Statistical: one offset is fitted to them."""
 FEWEST_SEEN = 4
@@ -36,28 +37,28 @@ PERIOD_APART = 0.02
 """Distances within this share of a step's launches are of one period. Judgement: a warning says that such steps are
 guessed."""
 LOST_SHARE = 0.02
-"""From this share of launches without a device op on, ops were lost. Measured: 77 traces of sound processes lack at most
-0.08 %, memsets of zero bytes, which do nothing; a very short one lacks 2 of 100."""
+"""From this share of launches without a device op on, ops were lost. Measured: 77 traces of sound processes lack at
+most 0.08 %, memsets of zero bytes, which do nothing; a very short one lacks 2 of 100."""
 FEWEST_LOST = 10
 """Fewer lost ops than this are ignored. Measured: as above, 2 of 100."""
 FEWEST_DURATIONS = 100
-"""Equal traces with fewer distinct durations are not copies. Judgement: measured durations differ; only simulated ranks,
-all alike, have few."""
+"""Equal traces with fewer distinct durations are not copies. Judgement: measured durations differ; only simulated
+ranks, all alike, have few."""
 LEAST_UNIX_NS = 10**17
 """A clock with a smaller value does not count from 1970. Physical: this is in March 1973."""
 RUNS_APART_NS = 10 * NS_PER_S
-"""A recording that begins this long after all others have ended is of another run. Judgement: clocks set over the network
-agree to milliseconds, and a restarted job needs longer until it trains."""
+"""A recording that begins this long after all others have ended is of another run. Judgement: clocks set over the
+network agree to milliseconds, and a restarted job needs longer until it trains."""
 THIN_SHARE = 0.10
-"""A recording whose events cover less than this share of the windows is thin. Measured: the least covered of 70 tracks of
-sound jobs have 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""
+"""A recording whose events cover less than this share of the windows is thin. Measured: the least covered of 70 tracks
+of sound jobs have 23 % (a host in garbage collection), 49 % (a slow loader without marks) and 73 %."""
 COVERED_SHARE = 0.70
 """Steps that represent less than this share of the recorded device work do not describe the rest. Contract
 (`partial-coverage`)."""
 ALIKE_OPS = 0.1
-"""A step at the edge of a capture is complete if its number of device ops is within this share of its neighbour's; ranges
-are steps if their numbers of launches are within it. Judgement: an edge step is used only if there would be only one
-step otherwise, and a repeating pattern is searched if ranges vary more."""
+"""A step at the edge of a capture is complete if its number of device ops is within this share of its neighbour's;
+ranges are steps if their numbers of launches are within it. Judgement: an edge step is used only if there would be
+only one step otherwise, and a repeating pattern is searched if ranges vary more."""
 AT_ONCE_NS = 20 * NS_PER_US
-"""A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that were launched
-0.1 ms before or more, 99 % started within 22 µs of the one before."""
+"""A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that were
+launched 0.1 ms before or more, 99 % started within 22 µs of the one before."""
