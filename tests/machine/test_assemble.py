@@ -1,4 +1,4 @@
-"""From what the programs printed to facts: names, ceilings, verification, and what is missing."""
+"""Test facts from results of programs: names, ceilings, verification, and missing measurements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures kept from one profile to the next: of the same machine, fresh, private, and few."""
+"""Test that cached measurements are of the same machine, fresh, private, and few."""
 
 from __future__ import annotations
 

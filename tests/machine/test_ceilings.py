@@ -1,4 +1,4 @@
-"""Ceilings against published figures worked out by hand."""
+"""Test ceilings against published rates and calculations by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""facts.json: whole or not at all, and nobody's word taken for more than data."""
+"""Test that facts.json is written atomically and read as untrusted data."""
 
 from __future__ import annotations
 

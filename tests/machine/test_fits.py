@@ -1,4 +1,4 @@
-"""The two-number model of a transport."""
+"""Test the fit of latency and bandwidth of a transport."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPUs through the NVML seam: a whole machine, and every way in which a call may fail."""
+"""Test GPUs through a fake NVML: a whole machine, and every failure of a call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which probes a machine gets."""
+"""Test the choice of probes for a machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that behave, hang, crash, print rubbish or print without end: each is told apart and loses only its own."""
+"""Test that programs that hang, crash or print garbage are distinguished and do not affect others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES as CUDA reads it."""
+"""Test CUDA_VISIBLE_DEVICES against CUDA's rules."""
 
 from __future__ import annotations
 

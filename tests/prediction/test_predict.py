@@ -1,4 +1,4 @@
-"""Predictions on recorded machines: what must hold for any model, and what physics says of these."""
+"""Test predictions on recorded machines: laws for any model, and the physics of these machines."""
 
 from __future__ import annotations
 

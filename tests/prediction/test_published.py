@@ -1,4 +1,4 @@
-"""The predictor that ships against published measurements of machines that nobody here has."""
+"""Test the predictor against published measurements of other machines."""
 
 from __future__ import annotations
 

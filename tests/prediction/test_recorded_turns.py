@@ -1,4 +1,4 @@
-"""Recorded turns of every strategy on 2 H200s, judged again with the predictions that ship (`recorded/SOURCE.md`)."""
+"""Judge recorded measurements of every strategy on 2 H200s with today's predictions (`recorded/SOURCE.md`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that carry one transfer at a time, and what overlap leaves of them."""
+"""Test transfers over links, buckets, and exposed communication."""
 
 from __future__ import annotations
 

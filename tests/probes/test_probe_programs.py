@@ -1,4 +1,4 @@
-"""The probe programs run for real: on this machine's memory and processes, and on a fake CUDA driver.
+"""Run the probe programs on this machine's memory and processes, and on a fake CUDA driver.
 
 The fake driver (fake_cuda/) has real memory and copies real bytes, so what is tested is everything but time: which
 paths are measured, that data is verified, and that one failure loses nothing else.

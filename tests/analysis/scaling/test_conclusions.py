@@ -1,4 +1,4 @@
-"""Speedup, waterfall, fit and forecast, against figures worked out by hand."""
+"""Test speedup, waterfall, fit and forecast against values computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step consists of, from recorded steps of real jobs."""
+"""Test the breakdown of a step from recorded steps of real jobs."""
 
 from __future__ import annotations
 

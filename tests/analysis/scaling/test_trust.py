@@ -1,4 +1,4 @@
-"""What is concluded where a baseline cannot be trusted, and how starts widen intervals.
+"""Test conclusions with untrusted baselines, and intervals widened by starts.
 
 `uneven-host.json`: points and parts of steps of ResNet-50 and VGG-16 on 4 H200s, as `gpudiag scale resnet50 vgg16
 --precision bf16 --memory-format nhwc --seconds 2` measured them on 2026-11-22 on a slow and uneven host. ResNet-50's

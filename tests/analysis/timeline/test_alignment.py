@@ -1,4 +1,4 @@
-"""Of injected lags, drops, jitter and clock offsets, the true pairing must come back."""
+"""Test that the true pairing is found despite injected lags, drops, jitter and clock offsets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Job:
         noise: np.random.Generator,
         jitter_ns: int = JITTER_NS,
     ) -> CollectiveSequence:
-        """One rank's record of the collectives in `which`: late by some jitter, by a clock that shows `offset` more."""
+        """Record the collectives in `which` on one rank, with jitter and a clock offset."""
         end = self.end[which] + noise.integers(0, jitter_ns, len(which)) + offset
         return CollectiveSequence(
             start=end - noise.integers(100 * NS_PER_US, 2 * NS_PER_MS, len(which)),
@@ -134,7 +134,7 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
 def test_long_captures(origin: int) -> None:
-    """Of many collectives some vote on the offset, and all are paired."""
+    """A sample of many collectives votes on the offset, and all are paired."""
     noise = np.random.default_rng(3)
     job = training(150, 7, noise)
     every = np.arange(len(job.end))
@@ -146,7 +146,7 @@ def test_long_captures(origin: int) -> None:
 
 
 def test_uneven_steps_are_rarely_ambiguous_without_a_common_origin() -> None:
-    """By chance two steps are so alike that a rival comes close: then doubt is said, though the pairing is right."""
+    """Two steps may be so alike by chance that a correct pairing is reported as ambiguous."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)

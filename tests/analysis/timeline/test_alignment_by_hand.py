@@ -1,4 +1,4 @@
-"""The steps of an alignment one by one, a number below and a number above what each decides by. Times in µs."""
+"""Test each stage of an alignment just below and just above its threshold. Times in µs."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, bel
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
 def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
-    """By turns so much early and late, and one just in time."""
+    """Return ends alternately early and late by this much, and one on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
     found = fit(seen(shifted(11, 11)), seen(ends), FAR)
     assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
@@ -131,7 +131,7 @@ def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, belie
 
 
 def test_collectives_of_one_capture_need_not_fit() -> None:
-    """Of eleven ends the other saw the last three, and of those between them one more that is not there."""
+    """The other rank recorded the last three of eleven ends, and one more between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
     # What is within the tolerance of the edge was seen.

@@ -1,4 +1,4 @@
-"""When the training thread of a CPU process waits inside an operator for what it handed over, pause by pause."""
+"""Test when the training thread of a CPU process waits inside an operator for its collective."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
 
 
 def summed(*, end: int = 2000) -> TraceBuilder:
-    """A function of autograd from 1000 on that hands a sum over."""
+    """Add an autograd function from 1000 on that enqueues an all-reduce."""
     return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, ENQUEUE)
 
 
@@ -42,7 +42,7 @@ def test_pause_without_an_ending_collective_is_no_wait() -> None:
     [(2001, [(1150, 2000)]), (2849, [(1150, 2000)]), (2850, []), (1150, []), (1151, [(1150, 1151)])],
 )
 def test_collective_that_ends_slightly_later_counts(end: int, waits: list[tuple[int, int]]) -> None:
-    """By less than the pause of 850 µs."""
+    """The collective ends later by less than the pause of 850 µs."""
     assert awaited(summed().gloo(1120, end)) == waits
 
 

@@ -1,4 +1,4 @@
-"""Collectives of several ranks: who came last, on whose clock, in which group."""
+"""Test last arrivals, clocks and groups of collectives of several ranks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_several_groups_of_one_process() -> None:
 
 
 def test_a_broadcast_whose_root_leaves_early() -> None:
-    """The root hands over and goes on; the others are not waited for by it, and wait for it if it comes late."""
+    """The root does not wait for the others; they wait for it if it is late."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

@@ -1,4 +1,4 @@
-"""Which of a host's threads are at an exchange, and what on the devices belongs to it, in traces as PyTorch's."""
+"""Test host threads and device work of communication in traces like PyTorch's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copy_call(start_us: float, correlation: int, **more: Any) -> dict[str, Any]:
 
 
 def steps(*one: dict[str, Any], count: int = 5) -> list[dict[str, Any]]:
-    """The same step over and over: times count from its start, correlation ids are its own."""
+    """Repeat a step: times count from its start, correlation ids are unique."""
     events = []
     for number in range(count):
         begin = number * STEP_US
@@ -51,7 +51,7 @@ def timeline(directory: Path, *one: dict[str, Any]) -> Timeline:
 
 
 def classes(track: DeviceTrack) -> list[str]:
-    """Of one step in the middle, what its ops count as, by start."""
+    """Return the classes of the ops of a middle step, by start."""
     return [OpClass(c).name for c in track.ops.op_class[track.ops.step == 2]]
 
 
@@ -125,7 +125,7 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
-    """From a hook's last range to the update: nothing else is waited for there. A later pause is somebody else's."""
+    """The wait lasts from a hook's last range to the update; a later pause has another cause."""
     found = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),

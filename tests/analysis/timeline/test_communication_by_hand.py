@@ -1,4 +1,4 @@
-"""When host threads are at an exchange, span by span: a few calls, a µs below and above."""
+"""Test the spans in which host threads communicate, a µs below and above each boundary."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COMMUNICATION = "gpudiag.exchange"
 
 
 def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
-    """By thread, in µs; with `calls` with those for the exchange too."""
+    """Return the spans by thread in µs, with `calls` including enqueues and bucket copies."""
     (track, *_) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).tracks
     of = track.communication_calls if calls else track.communication
     return {thread: [(a / 1000, b / 1000) for a, b in found.pairs()] for thread, found in of.items()}
 
 
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
-    """A step of 5 ms: work until `begin`, an exchange on thread 9 from 100 to 600, and an update at `silent_until`."""
+    """Build a step of 5 ms: work until `begin`, communication on thread 9 from 100 to 600, an update at `silent_until`."""
     first, last = ranges.get("range", (100, 600))
     trace = (
         TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, COMMUNICATION).by(TRAINING)

@@ -1,4 +1,4 @@
-"""The share of a recording that the analysed steps stand for, and what is said where that is little."""
+"""Test the share of a recording that the analysed steps represent, and its warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
-    """The worked example of `covered_share`: work before the marks, four steps, and work after them."""
+    """Build the worked example of `covered_share`: work before the marks, four steps, and work after them."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, before_ms, launch=None)
     for at, busy in ((100, 20), (200, 21), (300, 20), (400, last_ms)):
         trace.step(at).compute(0, busy)
@@ -30,7 +30,7 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 
 def partial(trace: TraceBuilder) -> list[str]:
-    """What is said of it."""
+    """Return the warnings about partial coverage."""
     return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
 
 
@@ -79,7 +79,7 @@ def test_remedy_depends_on_marks() -> None:
 
 
 def test_below_seventy_percent_the_outside_work_is_reported() -> None:
-    """After the last begin lie 9 ms of the last step and what follows: of 80 ms one step at most counts."""
+    """The last step of 9 ms and the work after it count as one step at most."""
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message

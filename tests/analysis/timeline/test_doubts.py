@@ -1,4 +1,4 @@
-"""What is in doubt about a recording, each a number below and a number above."""
+"""Test each warning about a recording just below and just above its threshold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank twice, and what is no repetition."""
+"""Test which traces repeat a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What host threads do, what they launched, and what a lane is made of: a few calls, a µs below and above."""
+"""Test host threads, launches and tracks with a few calls, a µs below and above each boundary."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_cutting_intervals_splits_operators() -> None:
 
 
 def test_training_thread_operators_stand_in_for_device_work() -> None:
-    """Without those within others, of other threads, of collectives' own and those that the loader runs there."""
+    """Nested operators, other threads, collectives and the loader's operators do not count."""
     trace = TraceBuilder(world_size=2)
     for step in range(4):
         trace.step(1000 * step).loader(0, 100).operator(0, 40, "collate").operator(60, 90, "pin")
@@ -176,7 +176,7 @@ def test_training_thread_operators_stand_in_for_device_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """The ranks that traces get that say these, and what is said of it."""
+    """Return the ranks that traces with these ranks get, and their notes."""
     traces = [
         replace(TraceBuilder(rank).steps(4, 100, lambda one: one.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)
@@ -225,7 +225,7 @@ def test_host_collectives_belong_to_the_first_track() -> None:
 
 
 def test_time_is_linear_in_threads() -> None:
-    """A search of all events for each thread would be 10,000 million looks."""
+    """Searching all events for each thread would take 10,000 million comparisons."""
     threads = 50_000
     thread = np.tile(np.arange(threads), 4)
     start = np.arange(len(thread), dtype=np.int64)

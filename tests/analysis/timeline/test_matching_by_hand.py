@@ -1,4 +1,4 @@
-"""Collectives of a few lanes matched one by one: partners, last arrivals, clocks. Times in µs."""
+"""Test partners, last arrivals and clocks of the collectives of a few tracks. Times in µs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_groups_of_one_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """A root that leaves at 500 after each all-reduce; the other comes then, or a µs later."""
+    """The root leaves at 500 after each all-reduce; the other rank arrives then, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
         tracks = []
         for rank in range(2):

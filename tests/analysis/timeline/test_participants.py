@@ -1,4 +1,4 @@
-"""Communication of a single participant is compute, copies and host work; of several it stays what it is."""
+"""Test that only communication of a single participant becomes compute, copies and host work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_COMMUNICATION = {Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE}
 def process(
     rank: int | None = 0, world_size: int | None = None, group: tuple[int, ...] = (), *, collectives: bool = True
 ) -> TraceBuilder:
-    """What DistributedDataParallel and a strategy of one's own leave in a trace."""
+    """Build a trace with DistributedDataParallel and a user-defined strategy."""
     trace = TraceBuilder(rank, world_size=world_size).step(0).annotation(0, 90, "DataParallel.forward")
     trace.operator(1, 5, "torch::distributed::reducer::mul_out").operator(6, 9, "c10d::allreduce_")
     trace.compute(10, 20).copy(20, 30)
@@ -23,7 +23,7 @@ def process(
 
 
 def communicates(trace: Trace) -> bool:
-    """Whether any event has a role of communication."""
+    """Return whether any event has a role of communication."""
     return bool({Role(role) for role in trace.events.role.tolist()} & _OF_COMMUNICATION or trace.collectives)
 
 

@@ -1,4 +1,4 @@
-"""The steps that are kept for drawing, of a real job with a late rank."""
+"""Test the steps that are kept for drawing, of a real job with a straggler."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_stream_is_named_by_its_longest_class() -> None:
 
 
 def spans(count: int) -> Track:
-    """One of 1 ns, then ever longer ones."""
+    """Return spans of 1 ns and more, each longer than the previous one."""
     column = np.arange(count)
     return _track("device", "", (column + 100, 2 * column + 101, column, column), 100)
 

@@ -1,4 +1,4 @@
-"""Steps that are found in what a process launches, and windows that are cut to common steps: in a few numbers."""
+"""Test steps from launches, and windows cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
 
 
 def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
-    """The windows of lanes with these step numbers, step n from 10 n to 10 (n + 1), cut to the common ones."""
+    """Cut windows to common steps, for tracks with these step numbers; step n is from 10 n to 10 (n + 1)."""
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]

@@ -1,4 +1,4 @@
-"""Recordings broken on purpose: each break is named, and nothing found is more than a likely cause; sound ones pass."""
+"""Test that broken recordings are named and give no certain cause, and that sound ones pass."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps, and the device windows cut from them."""
+"""Test steps and the device windows cut from them."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_repeated_ranges_are_steps_including_work_after_them() -> None:
 
 
 def test_ranges_with_unequal_launches_are_no_steps() -> None:
-    """As of collectives, of which each step has several: between them more is launched and less."""
+    """Ranges of collectives, several per step, have unequal launches between them."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(400 * step, mark=None)
@@ -156,7 +156,7 @@ def test_ranges_with_unequal_launches_are_no_steps() -> None:
 
 
 def test_calls_of_the_whole_model_are_steps() -> None:
-    """As recorded with stacks; calls of its layers lie inside them."""
+    """Model calls are recorded with stacks, with calls of layers inside them."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
