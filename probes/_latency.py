@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 SMALL_BYTES = 16
 #: 2 MiB in lines of 128 bytes: far more than an L1 cache, less than what one TLB entry spans.
 _LINES, _WORDS_PER_LINE = 16384, 16
-TABLE_BYTES = _LINES * _WORDS_PER_LINE * 8
 _REPEATS = 3
 #: Loads of a timed walk: milliseconds over any link, after the whole cycle was walked once.
 _TIMED_LOADS = 4096
