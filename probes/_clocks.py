@@ -1,4 +1,4 @@
-"""Clocks and PCIe links while the GPU works, read through NVML; everything is optional."""
+"""Read clocks and PCIe links through NVML while the GPU works; everything is optional."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SHORTEST_S = 0.1
 
 
 class Sensors:
-    """NVML handles of the GPUs, by their CUDA ordinal; empty, with the reason, where NVML does not answer."""
+    """NVML handles of the GPUs by CUDA ordinal; none, with the reason, if NVML does not answer."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.reason: str | None = None
@@ -38,7 +38,7 @@ class Sensors:
             self.reason = f"NVML: {error}"
 
     def pcie_link(self, gpu: Gpu) -> tuple[int, int] | None:
-        """Generation and width at this instant."""
+        """Return the current generation and width."""
         handle = self._handles.get(gpu.ordinal)
         if handle is None:
             return None
@@ -51,32 +51,32 @@ class Sensors:
             return None
 
     def clocks_mhz(self, gpu: Gpu) -> dict[str, int]:
-        """SM and memory clock at this instant; what cannot be read is left out."""
+        """Return the current SM and memory clocks that can be read."""
         handle = self._handles.get(gpu.ordinal)
-        found: dict[str, int] = {}
+        clocks: dict[str, int] = {}
         if handle is None:
-            return found
+            return clocks
         for name, kind in (("sm_mhz", pynvml.NVML_CLOCK_SM), ("memory_mhz", pynvml.NVML_CLOCK_MEM)):
             try:
-                found[name] = int(pynvml.nvmlDeviceGetClockInfo(handle, kind))
+                clocks[name] = int(pynvml.nvmlDeviceGetClockInfo(handle, kind))
             except pynvml.NVMLError:
                 continue
-        return found
+        return clocks
 
 
 def warm_up(
     gpus: Sequence[Gpu], sensors: Sensors, buffers: Sequence[tuple[int, int]], size: int
 ) -> list[dict[str, int]]:
-    """Keep all GPUs busy copying within themselves until their clocks stay the same, at most 0.6 s.
+    """Keep all GPUs busy with copies within themselves until their clocks are stable, at most 0.6 s.
 
     Args:
         gpus: the GPUs.
-        sensors: where their clocks are read.
+        sensors: to read their clocks.
         buffers: source and target address on each.
         size: bytes of each.
 
     Returns:
-        The clocks that each GPU came to.
+        The clocks of each GPU.
     """
     began = time.perf_counter()
     before: list[dict[str, int]] = []

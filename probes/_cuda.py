@@ -1,6 +1,6 @@
-"""GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels. Every call's result is checked.
+"""Use GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels. Every call's result is checked.
 
-Primary contexts are used, so that NCCL, which works in them, shares them.
+Primary contexts are shared with NCCL, which works in them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class CudaError(ProbeError):
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call a driver function; returns its value, a tuple of values where it has several, or None.
+    """Call a driver function; return its value, a tuple of several values, or None.
 
     Raises:
-        CudaError: it returned anything but CUDA_SUCCESS, or this version of cuda-bindings does not have it.
+        CudaError: it did not return CUDA_SUCCESS, or this version of cuda-bindings does not have it.
     """
     function = getattr(driver, name, None)
     if function is None:
@@ -52,7 +52,7 @@ def call(name: str, *arguments: Any) -> Any:
 class Gpu:
     """One GPU with its primary context and one stream per direction of copying.
 
-    `use` makes the context current for the calling thread; every method does so itself.
+    Every method makes the context current for the calling thread.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -88,11 +88,11 @@ class Gpu:
             ):
                 self.kernels[name] = call("cuModuleGetFunction", module, name.encode())
         except (CudaError, OSError) as error:
-            self.kernels_missing = f"the driver does not take this probe's kernels ({error})"
+            self.kernels_missing = f"the driver cannot load this probe's kernels ({error})"
         self.kernels_s = time.perf_counter() - began
 
     def describe(self) -> dict[str, Any]:
-        """What the result says of this GPU."""
+        """Return the GPU's fields in a result."""
         return {
             "ordinal": self.ordinal,
             "pci_id": self.pci_id,
@@ -107,19 +107,19 @@ class Gpu:
         call("cuCtxSetCurrent", self.context)
 
     def free_bytes(self) -> int:
-        """Device memory that can still be allocated."""
+        """Return the free device memory."""
         self.use()
         return int(call("cuMemGetInfo")[0])
 
     def allocate(self, size: int) -> int:
-        """Address of `size` bytes of device memory."""
+        """Allocate device memory and return its address."""
         self.use()
         return int(call("cuMemAlloc", size))
 
     def allocate_pinned(self, size: int) -> np.ndarray:
-        """`size` bytes of pinned host memory as uint64, on this GPU's NUMA node, that all GPUs may use."""
+        """Allocate pinned host memory as uint64 on this GPU's NUMA node, accessible to all GPUs."""
         with _numa.thread_on(self.numa_node), contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # the policy is refused: the thread's own node still comes first
+            with contextlib.suppress(OSError):  # without the policy the thread's node is still preferred
                 stack.enter_context(_numa.memory_on(self.numa_node))
             self.use()
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
@@ -127,7 +127,7 @@ class Gpu:
         return np.frombuffer((ctypes.c_char * size).from_address(address), dtype=np.uint64)
 
     def events(self, first: int, count: int) -> list[Any]:
-        """`count` timing events of this context from number `first` on, made when first asked for."""
+        """Return `count` timing events of this context from number `first` on, created on first use."""
         self.use()
         while len(self._events) < first + count:
             self._events.append(call("cuEventCreate", int(driver.CUevent_flags.CU_EVENT_DEFAULT)))
@@ -162,7 +162,7 @@ class Gpu:
         self.wait()
 
     def count_wrong(self, address: int, size: int, seed: int) -> int:
-        """How many 8-byte words of device memory are not the test pattern."""
+        """Count the 8-byte words of device memory that are not the test pattern."""
         return self._count("count_wrong_words", _LONG(address), _LONG(size // 8), _LONG(seed))
 
     def fill_summands(self, address: int, count: int, seed: int, rank: int) -> None:
@@ -171,7 +171,7 @@ class Gpu:
         self.wait()
 
     def count_wrong_sums(self, address: int, count: int, seed: int, ranks: int) -> int:
-        """How many fp32 values of device memory are not the sum of all ranks' summands."""
+        """Count the fp32 values of device memory that are not the sum of all ranks' summands."""
         return self._count("count_wrong_sums", _LONG(address), _LONG(count), _LONG(seed), _INT(ranks))
 
     def chase(self, table: int, loads: int, stream: Any) -> None:
@@ -200,7 +200,7 @@ def _text(value: bytes) -> str:
 
 
 def open_gpus(probe: Probe) -> list[Gpu]:
-    """Every GPU that CUDA shows, contexts made side by side; ends the program with its reason where there is none."""
+    """Open every visible GPU, with contexts created in parallel; end the program with the reason if there is none."""
     if driver is None:
         probe.unavailable("cuda-bindings is not installed (pip install cuda-bindings)")
     try:
@@ -213,7 +213,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         if "NO_DEVICE" in reason:
             reason = "CUDA sees no GPU (CUDA_VISIBLE_DEVICES may hide them)"
         probe.unavailable(reason)
-    import cuda.bindings  # noqa: PLC0415  # known to be there by now
+    import cuda.bindings  # noqa: PLC0415  # known to be installed
 
     probe.versions.update(
         {"cuda_driver": f"{version // 1000}.{version % 1000 // 10}", "cuda-bindings": cuda.bindings.__version__}
@@ -226,7 +226,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
-    # The slowest GPU's own seconds beside the wall time of all: a driver that makes contexts one at a time shows here.
+    # The slowest GPU's seconds beside the total show whether the driver creates contexts one at a time.
     probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
     probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:
@@ -239,12 +239,12 @@ def open_gpus(probe: Probe) -> list[Gpu]:
 
 
 def buffer_bytes(gpus: Sequence[Gpu], wanted: int, share: float) -> int:
-    """`wanted` bytes, or `share` of the device memory that is free on the fullest GPU, in whole MiB.
+    """Return `wanted` bytes, or at most `share` of the free memory on the fullest GPU, in whole MiB.
 
     Raises:
         ProbeError: not even 16 MiB are free.
     """
     size = min(wanted, *(int(gpu.free_bytes() * share) for gpu in gpus)) // MIB * MIB
     if size < 16 * MIB:
-        raise ProbeError("less than 16 MiB of device memory per buffer is free; another process holds the rest")
+        raise ProbeError("less than 16 MiB of device memory per buffer is free; another process uses the rest")
     return size

@@ -1,9 +1,9 @@
-"""Copies that run at once, timed by the GPU, with data that is checked.
+"""Measure concurrent copies, timed by the GPU, with verified data.
 
-How one figure is made. Each flow's stream is held by a gate (a kernel that waits for the host) while its copies are
-queued, so that launching is not measured. The gate opens; events around the copies are read. One flow: n copies over
-the time between two events. Several flows: an event after each copy, and bytes count only while all flows run. The
-first run is not counted; in it, data arrives in poisoned memory and is compared in full.
+A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launching is not
+measured. The gate opens, and events around the copies are read. One flow: n copies over the time between two events.
+Several flows: an event after each copy, and bytes count only while all flows run. The first run is not counted: its
+data arrives in poisoned memory and is compared in full.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: The gate opens by itself after this long: what is being queued must be blocking the host.
 _GATE_LIMIT_NS = 500_000_000
 #: Size of the copy that tells how long a run will take.
-_TASTE = 8 * MIB
+_TRIAL = 8 * MIB
 
 
 class GateGaveUpError(ProbeError):
@@ -35,12 +35,12 @@ class GateGaveUpError(ProbeError):
 
 @dataclass(frozen=True)
 class Flow:
-    """One direction of copying: who issues it, on which stream, how, and how to tell that the data arrived."""
+    """One direction of copying: the issuing GPU, its stream, and functions to copy and to verify."""
 
     gpu: Gpu
     stream: Any
     copy: Callable[[int], None]
-    """Queue one copy of so many bytes on `stream`; the context of `gpu` is current."""
+    """Queue one copy of a number of bytes on `stream`; the context of `gpu` is current."""
     poison: Callable[[int], None]
     count_wrong: Callable[[int], int]
     label: str = ""
@@ -48,7 +48,7 @@ class Flow:
 
 @dataclass(frozen=True)
 class Transfer:
-    """What a set of flows carried at once."""
+    """Result of concurrent flows."""
 
     settled: Settled
     size: int
@@ -56,8 +56,8 @@ class Transfer:
     wrong_words: int | None
     gated: bool
 
-    def describe(self, **more: Any) -> dict[str, Any]:
-        """As the result of a probe has it; GB/s are sums over the flows."""
+    def describe(self, **fields: Any) -> dict[str, Any]:
+        """Return the fields of a probe's result; GB/s are sums over the flows."""
         return {
             "gb_per_s": self.settled.median / 1e9,
             "each_gb_per_s": [rate / 1e9 for rate in self.settled.each],
@@ -67,12 +67,12 @@ class Transfer:
             "copies": self.copies,
             "wrong_words": self.wrong_words,
             "gated": self.gated,
-            **more,
+            **fields,
         }
 
 
 class Gate:
-    """Holds streams of any GPU until `open`: two words of host memory that every GPU can read."""
+    """Two words of host memory that every GPU can read, which hold streams until `open`."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")
@@ -80,11 +80,11 @@ class Gate:
         self.kernels = not any(gpu.kernels_missing for gpu in gpus)
 
     def close(self) -> None:
-        """Set the gate up for the next run."""
+        """Reset the gate for the next run."""
         self._words[:2] = 0
 
     def hold(self, gpu: Gpu, stream: Any) -> None:
-        """Keep what is queued on `stream` from now on until the gate opens."""
+        """Hold work that is queued on `stream` from now on until the gate opens."""
         if self.kernels:
             gpu.launch("wait_for_host", stream, c_uint64(self._address), c_uint64(_GATE_LIMIT_NS), grid=1, block=1)
         else:
@@ -92,16 +92,16 @@ class Gate:
             call("cuStreamWaitValue32", stream, self._address, 1, flag)
 
     def open(self) -> None:
-        """Let every held stream go."""
+        """Release every held stream."""
         self._words[0] = 1
 
     def gave_up(self) -> bool:
-        """Whether a stream went on by itself because nobody opened the gate in time."""
+        """Return whether a stream went on because the gate was not opened in time."""
         return bool(self._words[1])
 
 
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
-    """Seconds after which each flow had finished 0, 1, … of its copies (only 0 and all, when there is one flow).
+    """Return the seconds after which each flow had finished 0, 1, … of its copies (of one flow: 0 and all).
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.
@@ -141,7 +141,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """As `run_on_gpu`, for copies that block the host: a thread per flow, timed by the host's clock."""
+    """Run copies that block the host as `run_on_gpu` does, with a thread per flow, timed by the host's clock."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []
@@ -171,7 +171,7 @@ def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[floa
 
 
 def rates(finished: Sequence[Sequence[float]], size: int, copies: int) -> list[float]:
-    """Bytes per second of each flow."""
+    """Return the bytes per second of each flow."""
     if len(finished) == 1:
         return [size * copies / finished[0][-1]]
     return rates_while_all_run(finished, size)
@@ -188,25 +188,25 @@ def measure(
     least: int = 4,
     most: int = 10,
 ) -> Transfer:
-    """Measure flows at once: choose size and copies for runs of about `target_s`, verify, repeat until settled.
+    """Measure concurrent flows: choose size and copies for runs of about `target_s`, verify, repeat until stable.
 
     Args:
-        run: how to run them, e.g. `run_on_gpu` with its gate.
+        run: function that runs them, e.g. `run_on_gpu` with its gate.
         flows: at least one.
-        most_bytes: the size to use wherever the link is fast enough for it.
-        target_s: about how long one run should take.
+        most_bytes: size on links that are fast enough for it.
+        target_s: approximate duration of a run.
         most_copies: bound on the copies of one run.
         gated: recorded in the result.
-        least: repeats to agree.
-        most: repeats at most.
+        least: repeats that must agree.
+        most: most repeats.
     """
-    taste = min(_TASTE, most_bytes)
-    run(flows, taste, 1)
-    copy_s = max(times[-1] for times in run(flows, taste, 1)) * most_bytes / taste
+    trial = min(_TRIAL, most_bytes)
+    run(flows, trial, 1)
+    copy_s = max(times[-1] for times in run(flows, trial, 1)) * most_bytes / trial
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
-        # A slow link: smaller copies, which still take milliseconds each.
-        size = max(taste, int(most_bytes * target_s / copy_s / 2) // MIB * MIB)
+        # Smaller copies over a slow link still take milliseconds each.
+        size = max(trial, int(most_bytes * target_s / copy_s / 2) // MIB * MIB)
         copies = 2
     wrong: int | None = None
     verifiable = not any(flow.gpu.kernels_missing for flow in flows)
@@ -221,7 +221,7 @@ def measure(
 
 
 def measure_gated(gate: Gate, flows: Sequence[Flow], **options: Any) -> Transfer:
-    """`measure` behind the gate, or without it for copies that turn out to block the host while they are queued."""
+    """Measure behind the gate, or without it if queueing the copies blocks the host."""
     try:
         return measure(lambda *given: run_on_gpu(gate, *given), flows, **options)
     except GateGaveUpError:

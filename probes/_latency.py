@@ -1,4 +1,4 @@
-"""Latencies: of a copy of 16 bytes, and of a load that waits for the load before it."""
+"""Measure latencies: of a copy of 16 bytes, and of a load that depends on the previous load."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ if TYPE_CHECKING:
 SMALL_BYTES = 16
 #: 2 MiB in lines of 128 bytes: far more than an L1 cache, less than what one TLB entry spans.
 _LINES, _WORDS_PER_LINE = 16384, 16
-TABLE_BYTES = _LINES * _WORDS_PER_LINE * 8
 _REPEATS = 3
 #: Loads of a timed walk: milliseconds over any link, after the whole cycle was walked once.
 _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Time per copy of 16 bytes, `copies` of them queued back to back; us and coefficient of variation."""
+    """Return µs and coefficient of variation per copy of 16 bytes, with `copies` queued back to back."""
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)
@@ -36,7 +35,7 @@ def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
 
 
 def chase_table(seed: int) -> np.ndarray:
-    """A table for `Gpu.chase`: one random cycle through every line, so that no prefetcher guesses the next."""
+    """Return a table for `Gpu.chase`: one random cycle through every line, which no prefetcher predicts."""
     order = np.random.default_rng(seed).permutation(_LINES)
     table = np.zeros(_LINES * _WORDS_PER_LINE, dtype=np.uint64)
     table[order * _WORDS_PER_LINE] = np.roll(order, -1) * _WORDS_PER_LINE
@@ -44,10 +43,10 @@ def chase_table(seed: int) -> np.ndarray:
 
 
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
-    """Time per load when `gpu` walks a quarter of the table at address `table`; us and coefficient of variation.
+    """Return µs and coefficient of variation per load while `gpu` walks a quarter of the table at address `table`.
 
-    One uncounted round of all of it comes first, so that the memory's own cache (the far GPU's L2) holds the table, as
-    it holds the flags and buffers that GPUs exchange.
+    An uncounted walk through all of it comes first, so that the memory's cache (the remote GPU's L2) holds the table,
+    as it holds the flags and buffers of communication.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

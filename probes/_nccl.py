@@ -1,6 +1,6 @@
-"""NCCL through its C interface: one process, all GPUs, as nccl-tests drives it by default.
+"""Use NCCL through its C interface: one process, all GPUs, as nccl-tests does by default.
 
-No framework, so a communicator is up within a second of CUDA being there.
+Without a framework, a communicator is ready within a second after CUDA.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class NcclError(ProbeError):
 
 
 def find_library() -> Path | str:
-    """libnccl.so.2 of the nvidia-nccl wheel that PyTorch also loads, else the loader's own."""
+    """Find libnccl.so.2 of the nvidia-nccl wheel that PyTorch also loads, else leave it to the loader."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia.nccl")
-        for place in (spec.submodule_search_locations if spec else None) or ():
-            library = Path(place) / "lib" / "libnccl.so.2"
+        for directory in (spec.submodule_search_locations if spec else None) or ():
+            library = Path(directory) / "lib" / "libnccl.so.2"
             if library.is_file():
                 return library
-    for place in sys.path:
-        library = Path(place) / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    for directory in sys.path:
+        library = Path(directory) / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
         if library.is_file():
             return library
     return "libnccl.so.2"
@@ -51,17 +51,17 @@ class Nccl:
     """The library.
 
     Raises:
-        OSError: it is not there, or the loader refuses it.
+        OSError: it is missing, or the loader refuses it.
     """
 
     def __init__(self) -> None:
-        # NVLink multicast (NVLS) is left out unless the user asked for it: it can exceed what a link carries, so its
-        # figures compare with no ceiling, and where a fabric's state is bad it fails for every user of the machine.
+        # NVLink multicast (NVLS) is off unless the user set it: it can exceed a link's rate, so that its bandwidth has
+        # no ceiling, and it fails for every user of the machine if the fabric's state is bad.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         path = str(find_library())
         self._library = ctypes.CDLL(path)
-        # The calls that are timed keep the interpreter's lock: letting go of it and taking it back costs time, and
-        # they only queue work.
+        # The timed calls keep the interpreter's lock, because releasing and reacquiring it costs time, and they only
+        # queue work.
         queueing = ctypes.PyDLL(path)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         self._library.ncclCommInitAll.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
@@ -73,7 +73,7 @@ class Nccl:
         self.all_reduce = queueing.ncclAllReduce
 
     def version(self) -> str:
-        """For example 2.27.7."""
+        """Return the version, for example 2.27.7."""
         number = ctypes.c_int()
         self.check("ncclGetVersion", self._library.ncclGetVersion(ctypes.byref(number)))
         value = number.value
@@ -86,19 +86,19 @@ class Nccl:
             raise NcclError(f"{name}: {reason} (NCCL_DEBUG=WARN says more)")
 
     def communicators(self, gpus: Sequence[Gpu], algorithm: str | None) -> list[ctypes.c_void_p]:
-        """One communicator per GPU, in ranks 0, 1, …; `algorithm` (Ring, Tree) is forced on them if given."""
+        """Create one communicator per GPU, with ranks 0, 1, …, and with this algorithm (Ring, Tree) if given."""
         with _environment("NCCL_ALGO", algorithm):
-            made = (ctypes.c_void_p * len(gpus))()
+            pointers = (ctypes.c_void_p * len(gpus))()
             devices = (ctypes.c_int * len(gpus))(*(gpu.ordinal for gpu in gpus))
-            self.check("ncclCommInitAll", self._library.ncclCommInitAll(made, len(gpus), devices))
-        return [ctypes.c_void_p(pointer) for pointer in made]
+            self.check("ncclCommInitAll", self._library.ncclCommInitAll(pointers, len(gpus), devices))
+        return [ctypes.c_void_p(pointer) for pointer in pointers]
 
 
 class AllReduce:
-    """Sums of `count` fp32 values over all GPUs, queued by one thread for all of them, as nccl-tests does.
+    """All-reduces of `count` fp32 values over all GPUs, queued by one thread, as nccl-tests does.
 
-    Everything that a call needs is made beforehand: a step of 4 GPUs takes under two microseconds of Python, beside the
-    15 to 20 that NCCL itself takes to launch its kernels.
+    All arguments are prepared: an all-reduce over 4 GPUs takes under two microseconds of Python, beside the 15 to 20
+    that NCCL takes to launch its kernels.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class AllReduce:
         ]
 
     def queue(self, times: int) -> None:
-        """Queue so many all-reduces. Raises NcclError."""
+        """Queue all-reduces. Raises NcclError."""
         start, end, all_reduce, calls = self._nccl.group_start, self._nccl.group_end, self._nccl.all_reduce, self._calls
         status = 0
         for _ in range(times):
@@ -143,16 +143,16 @@ class AllReduce:
             call("cuStreamSynchronize", gpu.stream)
 
     def launched_s(self, times: int) -> float:
-        """Seconds per all-reduce, of `times` launched back to back, by the host's clock: as nccl-tests measures."""
+        """Return seconds per all-reduce, with `times` launched back to back, by the host's clock."""
         began = time.perf_counter()
         self.queue(times)
         self.wait()
         return (time.perf_counter() - began) / times
 
     def queued_s(self, gate: Gate, times: int) -> float:
-        """Seconds per all-reduce, of `times` that all wait behind `gate`, by the slowest GPU's clock.
+        """Return seconds per all-reduce, with `times` queued behind the gate, by the slowest GPU's clock.
 
-        Launching is over before the first one starts, so this is what the GPUs themselves take.
+        Launching ends before the first one starts, so this is the time on the GPUs alone.
 
         Raises:
             GateGaveUpError: NCCL blocked the host while they were queued.
@@ -182,11 +182,11 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Keep this thread on the CPU, of a few spread over those it may use, from which launching takes least.
+    """Pin this thread to the CPU from which launching is fastest, of a few spread over the usable ones.
 
-    Launching from a core of the far socket, or beside a busy hyper-thread, takes half as long again, and a thread that
-    the kernel moves between such cores gives two figures by turns. A VM does not show which core is which, so each
-    candidate launches a few all-reduces.
+    Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer, and a thread that moves
+    between such cores gives alternating results. A VM does not show which core is which, so each candidate launches a
+    few all-reduces.
     """
     before = os.sched_getaffinity(0)
     usable = sorted(before)
@@ -208,7 +208,7 @@ def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable, also for C libraries, and put it back."""
+    """Set a variable, also for C libraries, and restore it."""
     before: Any = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -1,6 +1,6 @@
-"""NUMA nodes: which there are, which one a PCI device sits on, and keeping a thread and its memory on one.
+"""List NUMA nodes, find the node of a PCI device, and keep a thread and its memory on a node.
 
-Memory policy goes through the kernel's own calls (set_mempolicy(2)), as libnuma may not be installed.
+Memory policy uses set_mempolicy(2) directly, because libnuma may not be installed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ _DEFAULT, _BIND = 0, 2
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """The numbers in a kernel list such as `0-3,8`."""
+    """Return the numbers in a kernel list such as `0-3,8`."""
     numbers: set[int] = set()
-    for part in filter(None, text.strip().split(",")):
-        first, _, last = part.partition("-")
+    for span in filter(None, text.strip().split(",")):
+        first, _, last = span.partition("-")
         numbers.update(range(int(first), int(last or first) + 1))
     return numbers
 
 
 def nodes() -> dict[int, set[int]]:
-    """NUMA nodes that have memory, each with those of its CPUs that this process may use; {0: all} where unknown."""
+    """Return the NUMA nodes with memory, each with its CPUs that this process may use; {0: all} if unknown."""
     usable = os.sched_getaffinity(0)
     root = Path("/sys/devices/system/node")
     with contextlib.suppress(OSError, ValueError):
         present = parse_cpu_list((root / "has_memory").read_text())
-        found = {node: parse_cpu_list((root / f"node{node}" / "cpulist").read_text()) & usable for node in present}
-        if found:
-            return dict(sorted(found.items()))
+        cpus = {node: parse_cpu_list((root / f"node{node}" / "cpulist").read_text()) & usable for node in present}
+        if cpus:
+            return dict(sorted(cpus.items()))
     return {0: set(usable)}
 
 
 def node_of_pci(pci_id: str) -> int | None:
-    """NUMA node of a PCI device; None where the firmware does not say."""
+    """Return the NUMA node of a PCI device; None if the firmware does not say."""
     domain, _, rest = pci_id.lower().partition(":")
     with contextlib.suppress(OSError, ValueError):
         node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node").read_text())
@@ -50,7 +50,7 @@ def node_of_pci(pci_id: str) -> int | None:
 
 
 def available_bytes() -> int:
-    """Memory that the kernel believes can be had without swapping; 0 where it does not say."""
+    """Return the memory that is available without swapping; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -60,7 +60,7 @@ def available_bytes() -> int:
 
 @contextlib.contextmanager
 def memory_on(node: int | None) -> Iterator[None]:
-    """Pages that this thread first touches inside come from `node`; no effect where there is one node or none known.
+    """Allocate the pages that this thread first touches inside on `node`; no effect with one node or an unknown one.
 
     Raises:
         OSError: the kernel refuses the policy (a container's seccomp filter, a node outside this cpuset).
@@ -77,7 +77,7 @@ def memory_on(node: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_on(node: int | None) -> Iterator[None]:
-    """Run this thread on `node`'s CPUs; no effect where there is one node or none known."""
+    """Run this thread on `node`'s CPUs; no effect with one node or an unknown one."""
     cpus = nodes().get(node, set()) if node is not None else set()
     before = os.sched_getaffinity(0)
     if cpus and cpus != before:

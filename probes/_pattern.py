@@ -1,4 +1,4 @@
-"""The test pattern on the host: the same words as `pattern_word` in kernels.cu computes on the GPU."""
+"""Compute the test pattern on the host: the same words as `pattern_word` in kernels.cu."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Words per piece of work: 2 MiB stays in a core's own cache.
-_PIECE = 1 << 18
+#: Words per chunk: 2 MiB fits into a core's cache.
+_CHUNK = 1 << 18
 POISON_BYTE = 0xA5
 
 
 def fresh_seed() -> int:
-    """64 random bits, so that data left over from any earlier run is wrong."""
+    """Return 64 random bits, so that data of an earlier run is wrong."""
     return int.from_bytes(os.urandom(8), "little")
 
 
 def pattern_words(first: int, count: int) -> np.ndarray:
-    """Words `first` to `first + count` of the pattern with seed 0: splitmix64 of the position."""
+    """Return words `first` to `first + count` of the pattern with seed 0: splitmix64 of the position."""
     with np.errstate(over="ignore"):
         x = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -31,7 +31,7 @@ def pattern_words(first: int, count: int) -> np.ndarray:
 
 
 class HostPattern:
-    """The pattern of seed 0 in memory, from which any seed's is one exclusive-or away.
+    """The pattern of seed 0 in memory; an exclusive-or gives that of any other seed.
 
     Args:
         size: bytes, a multiple of 8.
@@ -40,26 +40,26 @@ class HostPattern:
     def __init__(self, size: int) -> None:
         self._words = np.empty(size // 8, dtype=np.uint64)
         self._workers = ThreadPoolExecutor(max(1, min(16, len(os.sched_getaffinity(0)))))
-        self._each_piece(self._words.size, self._make)
+        self._each_chunk(self._words.size, self._make)
 
     def fill(self, target: np.ndarray, seed: int) -> None:
         """Write the pattern of `seed` into `target` (uint64)."""
         word = np.uint64(seed)
-        self._each_piece(target.size, lambda at, end: np.bitwise_xor(self._words[at:end], word, out=target[at:end]))
+        self._each_chunk(target.size, lambda at, end: np.bitwise_xor(self._words[at:end], word, out=target[at:end]))
 
     def count_wrong(self, words: np.ndarray, seed: int) -> int:
-        """How many of `words` (uint64) are not the pattern of `seed`."""
+        """Count the `words` (uint64) that are not the pattern of `seed`."""
         word = np.uint64(seed)
         return sum(
-            self._each_piece(
+            self._each_chunk(
                 words.size, lambda at, end: int(np.count_nonzero((words[at:end] ^ word) != self._words[at:end]))
             )
         )
 
     def poison(self, target: np.ndarray) -> None:
-        """Overwrite `target` (uint64) with bytes that the pattern would hardly hold."""
+        """Overwrite `target` (uint64) with bytes that are unlikely in the pattern."""
         word = np.uint64(int.from_bytes(bytes([POISON_BYTE]) * 8, "little"))
-        self._each_piece(target.size, lambda at, end: target[at:end].fill(word))
+        self._each_chunk(target.size, lambda at, end: target[at:end].fill(word))
 
     def poison_each(self, targets: Iterable[np.ndarray]) -> None:
         """Overwrite several buffers."""
@@ -69,7 +69,7 @@ class HostPattern:
     def _make(self, at: int, end: int) -> None:
         self._words[at:end] = pattern_words(at, end - at)
 
-    def _each_piece(self, count: int, work: Callable[[int, int], Any]) -> list[Any]:
-        # NumPy lets go of the interpreter lock inside each operation, so the pieces run side by side.
-        pieces = [(at, min(count, at + _PIECE)) for at in range(0, count, _PIECE)]
-        return list(self._workers.map(lambda piece: work(*piece), pieces))
+    def _each_chunk(self, count: int, work: Callable[[int, int], Any]) -> list[Any]:
+        # NumPy releases the interpreter lock inside each operation, so the chunks run in parallel.
+        chunks = [(at, min(count, at + _CHUNK)) for at in range(0, count, _CHUNK)]
+        return list(self._workers.map(lambda chunk: work(*chunk), chunks))

@@ -1,13 +1,13 @@
-"""How a probe program talks to whoever started it.
+"""Communicate between a probe program and the process that started it.
 
-Standard output carries one JSON object a line, the result of each part, and nothing else: libraries that print there
-(NCCL_DEBUG=INFO) are sent to standard error. A program of several parts writes each one's result as soon as it is
-there, so that a later part that hangs takes no earlier one with it. Standard error carries progress, one JSON object a
-line: {"event": "ready"} when everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"}
-while measuring, {"event": "done"} behind the last result.
+Standard output has one JSON object per line, the result of each part, and nothing else: output of libraries
+(NCCL_DEBUG=INFO) is redirected to standard error. A program of several parts writes each result at once, so that a
+later part that hangs does not lose it. Standard error has progress, one JSON object per line: {"event": "ready"} when
+everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"} while measuring,
+{"event": "done"} after the last result.
 
-With --wait-for-go the program measures only after a line arrives on standard input, and afterwards stays until standard
-input ends: many probes can load at once, measure one by one, and none takes its contexts down while another measures.
+With --wait-for-go the program measures only after a line arrives on standard input, and stays until standard input
+ends: many probes can load at once and measure one by one, and none destroys its contexts while another measures.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def _age() -> float:
-    """Seconds since this process began, most of them spent on imports; 0 where the kernel does not say."""
+    """Return the seconds since this process started, mostly spent on imports; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Field 22 of proc(5)'s stat, in clock ticks since boot; the name in field 2 may hold blanks and brackets.
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -39,7 +39,7 @@ STARTED = time.perf_counter() - _age()
 
 
 class ProbeError(Exception):
-    """One measurement failed, for a reason that its message gives; the others go on."""
+    """One measurement failed; the message gives the reason, and the others go on."""
 
 
 class Probe:
@@ -71,7 +71,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """One of several results of this program: the same options, versions and output, its own errors and seconds."""
+        """Return a probe for one of several results, with its own errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -80,7 +80,7 @@ class Probe:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds spent inside to the result's `phases_s`: where loading goes."""
+        """Add the seconds spent inside to the result's `phases_s`."""
         began = time.perf_counter()
         try:
             yield
@@ -88,24 +88,24 @@ class Probe:
             self.phases[name] = self.phases.get(name, 0.0) + time.perf_counter() - began
 
     def ready(self) -> None:
-        """Loading is done: say so, and wait for the turn to measure if asked to."""
+        """Report that loading is done, and wait for the command to measure if --wait-for-go is given."""
         self.ready_at = time.perf_counter()
         _emit(event="ready", seconds=self.ready_at - STARTED)
         if self.given.wait_for_go and not sys.stdin.readline():
-            sys.exit("nobody is left to wait for")
+            sys.exit("standard input ended before the command to measure")
         self.measuring_since = time.perf_counter()
 
     def elapsed(self) -> float:
-        """Seconds of measuring so far."""
+        """Return the seconds of measuring so far."""
         return time.perf_counter() - self.measuring_since
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """Say what is measured now."""
+        """Report the current measurement."""
         _emit(event="progress", schema=self.schema, what=what, done=done, of=of)
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Keep the other measurements when this one fails; `what` and the reason go into the result's `errors`."""
+        """Record a failure in the result's `errors` and go on with the other measurements."""
         try:
             yield
         except (ProbeError, OSError, MemoryError, ValueError, RuntimeError) as error:
@@ -131,8 +131,8 @@ class Probe:
         while data:
             data = data[os.write(self._output, data) :]
 
-    def leave(self, *, linger: bool = True) -> NoReturn:
-        """Leave, at once or when told; libraries are not asked to take their contexts down."""
+    def exit(self, *, linger: bool = True) -> NoReturn:
+        """Exit, at once or when standard input ends, without destroying contexts."""
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)
@@ -141,12 +141,12 @@ class Probe:
         os._exit(0)
 
     def finish(self, *, linger: bool = True, **result: Any) -> NoReturn:
-        """Write the result and leave."""
+        """Write the result and exit."""
         self.write(**result)
-        self.leave(linger=linger)
+        self.exit(linger=linger)
 
     def unavailable(self, why: str) -> NoReturn:
-        """Nothing can be measured here, and that is no failure: a library or the hardware is absent."""
+        """Exit because nothing can be measured here without a failure: a library or the hardware is absent."""
         self.finish(unavailable=why)
 
 

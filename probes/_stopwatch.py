@@ -1,4 +1,4 @@
-"""Repeats, medians and what ran at the same time."""
+"""Repeat measurements until they are stable, and compute rates of concurrent copies."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-#: Repeats stop when their coefficient of variation is below this.
+#: Coefficient of variation below which repeats stop.
 CV_BOUND = 0.01
 
 
 @dataclass(frozen=True)
 class Settled:
-    """The median of repeated rates, how much they varied, and how many there were."""
+    """Median of repeated rates, per flow and in sum, coefficient of variation, and number of repeats."""
 
     median: float
     each: tuple[float, ...]
@@ -26,15 +26,15 @@ class Settled:
 
 
 def coefficient_of_variation(values: Sequence[float]) -> float:
-    """Standard deviation over mean; 0 for a single value."""
+    """Return standard deviation over mean; 0 for a single value."""
     return statistics.stdev(values) / statistics.fmean(values) if len(values) > 1 else 0.0
 
 
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
-    """Repeat until the sum of what `measure` returns varies by less than CV_BOUND over the last `least` repeats.
+    """Repeat until the sum of rates varies by less than CV_BOUND over the last `least` repeats.
 
-    A burst of interference early on is forgotten that way, unless `most` is reached, when all repeats count.
-    `measure` returns one rate per flow; `each` is the median of each.
+    Early interference is thus ignored, unless `most` is reached, when all repeats count. `measure` returns one rate per
+    flow; `each` is the median of each.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []
@@ -51,10 +51,10 @@ def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int =
 
 
 def rates_while_all_run(finished_s: Sequence[Sequence[float]], size: int) -> list[float]:
-    """Bytes per second of each flow up to the moment when the first of them is done.
+    """Return the bytes per second of each flow until the first of them ends.
 
-    `finished_s[f][k]` is when flow f had finished k copies of `size` bytes, with 0 at k = 0. What happens after the
-    first flow has ended does not count, because the rest then have the link to themselves.
+    `finished_s[f][k]` is when flow f had finished k copies of `size` bytes, with 0 at k = 0. Copies after the first
+    flow's end do not count, because the others then have the link to themselves.
 
     >>> rates_while_all_run([[0, 1, 2], [0, 2, 4]], 10)   # up to 2 s: 20 bytes and 10
     [10.0, 5.0]

@@ -1,7 +1,7 @@
-"""All-reduce between processes with gloo: of host tensors, and of GPU tensors staged through pinned host memory.
+"""Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
-Starts one process per rank (this file again, with --rank) that import PyTorch. Sizes grow from 1 KiB to 512 MiB until
-the time is up; what was left out is said. Prints one JSON object, gpudiag/probe-allreduce/1.
+Starts one process per rank (this file, with --rank) that imports PyTorch. Sizes grow from 1 KiB to 512 MiB until the
+time is up; omitted sizes are reported. Prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from _stopwatch import coefficient_of_variation
 if TYPE_CHECKING:
     import torch
 
-#: Below 1 MiB the time hardly depends on the size; from there on every power of two.
+#: Every power of two from 1 MiB on; below, the time hardly depends on the size.
 _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20, 30))]
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
 #: Values are integers below this, so that sums with weights up to a few hundred ranks are exact in fp32.
 _VALUES = 64
-#: Values of the first buffers: 4 MiB.
+#: Smallest buffers in values: 4 MiB.
 _LEAST_COUNT = 1 << 20
 
 
 def make_parser(probe: Probe) -> argparse.ArgumentParser:
-    """The options of the program and of its ranks."""
+    """Add the options of the program and of its ranks."""
     parser = probe.parser
     parser.add_argument("--ranks", type=int, default=2, help="processes")
     parser.add_argument("--strategies", default="gloo", help="comma-separated, of gloo, host-staged")
@@ -48,15 +48,10 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process's part. Buffers grow with the sizes, since few machines get to the largest in time.
-
-    Args:
-        rank: its number.
-        ranks: how many there are.
-    """
+    """One process. Buffers grow with the sizes, because few machines reach the largest in time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        import torch  # noqa: PLC0415  # only ranks pay for it
+        import torch  # noqa: PLC0415  # only ranks need it
         from torch import distributed  # noqa: PLC0415
 
         self.torch, self.distributed = torch, distributed
@@ -80,9 +75,9 @@ class Rank:
         self.seed = int(self.agree(float(time.time_ns() % (1 << 30))))
 
     def prepare(self, strategy: str) -> str | None:
-        """Get ready for a strategy; the reason if any rank cannot.
+        """Prepare a strategy; return the reason if any rank cannot.
 
-        A GPU's context is made here and not while loading: it would disturb what others measure meanwhile.
+        A GPU's context is created here and not while loading, where it would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
         self.base = self.host = self.torch.empty(0)
@@ -97,11 +92,11 @@ class Rank:
         return (reason or "another rank cannot use its GPU") if failed[0] else None
 
     def grow(self, count: int) -> None:
-        """Have room for `count` values. Every rank takes the same base times its weight, plus its number."""
+        """Make room for `count` values. Every rank uses the same base values times its weight, plus its rank."""
         if count <= self.base.numel():
             return
         count = max(count, _LEAST_COUNT)
-        # Bits of the position, mixed with the seed that all ranks share: nothing has to be sent around.
+        # The values follow from the position and the common seed, so that nothing has to be sent.
         mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
         self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
         self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
@@ -114,7 +109,7 @@ class Rank:
         return f"cuda:{self.rank % count}"
 
     def run(self, strategy: str, count: int) -> None:
-        """One all-reduce of the first `count` values, as a training step would call it."""
+        """All-reduce the first `count` values as a training step does."""
         host = self.host[:count]
         if strategy == "gloo":
             self.distributed.all_reduce(host)
@@ -128,7 +123,7 @@ class Rank:
         self.torch.cuda.synchronize(tensor.device)
 
     def wrong(self, strategy: str, count: int) -> int:
-        """Run once on fresh values; how many results are wrong on any rank."""
+        """Run once on fresh values, and count the wrong results on all ranks."""
         weight = self.rank + 1
         fresh = float(count % 7)
         tensor = self.host if strategy == "gloo" else self.on_gpu
@@ -137,13 +132,12 @@ class Rank:
         self.run(strategy, count)
         total = self.ranks * (self.ranks + 1) // 2
         expected = (self.base[:count] + fresh) * total + self.ranks * (self.ranks - 1) // 2
-        mine = int((tensor[:count].cpu() != expected).sum())
-        everyone = self.torch.tensor([mine])
-        self.distributed.all_reduce(everyone)
-        return int(everyone[0])
+        wrong = self.torch.tensor([int((tensor[:count].cpu() != expected).sum())])
+        self.distributed.all_reduce(wrong)
+        return int(wrong[0])
 
     def time_s(self, strategy: str, count: int, iterations: int) -> float:
-        """Mean time of one all-reduce on this rank."""
+        """Return the mean time of an all-reduce on this rank."""
         self.distributed.barrier()
         began = time.perf_counter()
         for _ in range(iterations):
@@ -151,20 +145,20 @@ class Rank:
         return (time.perf_counter() - began) / iterations
 
     def agree(self, value: float) -> float:
-        """Rank 0's value, on every rank."""
+        """Return rank 0's value on every rank."""
         tensor = self.torch.tensor([value], dtype=self.torch.float64)
         self.distributed.broadcast(tensor, 0)
         return float(tensor[0])
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """One strategy's sizes, smallest first, until `seconds` are over; every rank takes the same decisions."""
-    found: list[dict[str, Any]] = []
+    """Measure one strategy's sizes, smallest first, for `seconds`; every rank makes the same decisions."""
+    collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0
     for done, size in enumerate(sizes):
         count = size // 4
-        # Verifying costs about two all-reduces and measuring at least four; the next size takes twice the last's time.
+        # Verifying takes about two all-reduces and measuring at least four; time grows with the size.
         growth = size / sizes[done - 1] if done else 1
         if rank.agree(float(time.perf_counter() - began + 6 * last_s * growth > seconds and done > 0)):
             probe.skip(
@@ -175,7 +169,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
             probe.progress(f"{strategy} all-reduce, {size // 1024} KiB", done, len(sizes))
         rank.grow(count)
         wrong = rank.wrong(strategy, count)
-        # The sum overwrites its input; without this, values would grow to infinity over the iterations.
+        # The sum overwrites its input, which would grow to infinity over the iterations.
         tensor = rank.host if strategy == "gloo" else rank.on_gpu
         assert tensor is not None  # noqa: S101
         tensor[:count].zero_()
@@ -183,7 +177,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
         iterations = max(1, min(20, int(seconds / len(sizes) / 4 / max(once, 1e-6))))
         times = [rank.agree(rank.time_s(strategy, count, iterations)) for _ in range(3)]
         last_s = statistics.median(times)
-        found.append(
+        collectives.append(
             {
                 "operation": "all_reduce",
                 "strategy": strategy,
@@ -196,11 +190,11 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
                 "wrong_values": wrong,
             }
         )
-    return found
+    return collectives
 
 
 def rank_main(probe: Probe, options: argparse.Namespace) -> None:
-    """What each rank runs; rank 0 reports."""
+    """Measure as one rank; rank 0 reports."""
     largest = (16 if options.quick else options.largest_mib) << 20
     strategies = options.strategies.split(",")
     with probe.phase("importing PyTorch"):
@@ -211,22 +205,22 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
         probe.ready()
     rank.distributed.barrier()
     sizes = [size for size in (_QUICK if options.quick else _SIZES) if size <= largest]
-    found: list[dict[str, Any]] = []
+    collectives: list[dict[str, Any]] = []
     for strategy in strategies:
         with probe.phase("contexts"):
-            why = rank.prepare(strategy)
-        if why is not None:
-            probe.errors.append({"what": f"{strategy} all-reduce", "why": why})
+            reason = rank.prepare(strategy)
+        if reason is not None:
+            probe.errors.append({"what": f"{strategy} all-reduce", "why": reason})
             continue
-        found += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
+        collectives += measure(probe, rank, strategy, sizes, options.seconds / len(strategies))
     if options.rank == 0:
-        probe.finish(linger=False, collectives=found)
-    # Rank 0 leaves without a farewell, so the others do not wait for one.
+        probe.finish(linger=False, collectives=collectives)
+    # Rank 0 exits without closing the group, so the others do not wait for it.
     os._exit(0)
 
 
 def main() -> None:
-    """Start the ranks, and end all of them as soon as one fails."""
+    """Start the ranks, and end all of them when one fails."""
     probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
     options = make_parser(probe).parse_args()
     probe.given = options
@@ -245,7 +239,7 @@ def main() -> None:
 
 
 def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
-    """Rank 0's result, or the reason why there is none."""
+    """Return rank 0's result, or the reason why there is none."""
     started: list[subprocess.Popen[bytes]] = []
     output: list[bytes] = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -256,7 +250,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
         reader.start()
-        # The result is there before the ranks are gone: taking their contexts down is not waited for.
+        # The result arrives before the ranks end; destroying their contexts is not waited for.
         while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:

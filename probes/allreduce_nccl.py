@@ -1,10 +1,9 @@
-"""All-reduce over all GPUs with NCCL: 1 KiB to 512 MiB, for each algorithm asked for.
+"""Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
-As nccl-tests measures: one process, fp32 sums out of place, 20 of them launched back to back after warm-up, time by the
-host's clock until all GPUs are done, divided by 20. Up to 1 MiB, where launching takes longer than the GPUs do, they
-are measured a second time, launched beforehand and held behind a gate (strategy `<name>-queued`). Each size is
-verified. Peer access off: start this program with NCCL_P2P_DISABLE=1. Prints one JSON object,
-gpudiag/probe-allreduce/1.
+Measured as by nccl-tests: one process, fp32 sums out of place, 20 launched back to back after warm-up, the host's time
+until all GPUs are done, divided by 20. Up to 1 MiB, where launching takes longer than the GPUs, they are measured a
+second time, launched beforehand and held behind a gate (strategy `<name>-queued`). Each size is verified. For peer
+access off, start this program with NCCL_P2P_DISABLE=1. Prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -30,34 +29,34 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-allreduce/1"
 _LARGEST = 512 * MIB
 _ITERATIONS = 20
-#: Up to here launching takes longer than reducing, so that both are measured.
+#: Largest size for which launching takes longer than reducing, so that both are measured.
 _LARGEST_QUEUED = MIB
-#: The transports that a training step may meet, which the queued figures are for.
+#: Strategies whose queued times are measured: those of training steps.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: In a run of fewer all-reduces than this, the start of the first one shows (2 % at 128 MiB without peer access).
+#: Fewest all-reduces of a run; with fewer, starting the first one is visible (2 % at 128 MiB without peer access).
 _FEWEST = 4
-#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
-#: NCCL connects its channels at the first use of a protocol, which depends on the size: touch each while loading.
-_TOUCH = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
+#: Sizes to run while loading, because NCCL connects its channels at the first use of each protocol.
+_CONNECT = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
 
 
 def sizes(largest: int, *, quick: bool) -> list[int]:
-    """Bytes to measure: powers of two from 1 KiB; five of them when quick."""
-    every = [1 << power for power in range(10, 30) if 1 << power <= largest]
-    return [size for size in every if size in {1 << 10, 1 << 16, 1 << 20, 1 << 25, 1 << 28}] if quick else every
+    """Return the bytes to measure: powers of two from 1 KiB; five of them if quick."""
+    powers = [1 << power for power in range(10, 30) if 1 << power <= largest]
+    return [size for size in powers if size in {1 << 10, 1 << 16, 1 << 20, 1 << 25, 1 << 28}] if quick else powers
 
 
 class Bench:
     """All GPUs, their buffers, and the communicators of each strategy.
 
     Args:
-        probe: where a communicator that cannot be made is recorded.
+        probe: records communicators that cannot be created.
         nccl: the library.
         gpus: the GPUs.
-        strategies: names of those to measure.
-        buffers: source and target address on each GPU; what is in them is overwritten.
+        strategies: names of the strategies to measure.
+        buffers: source and target address on each GPU, to be overwritten.
         largest: bytes of each.
     """
 
@@ -87,23 +86,23 @@ class Bench:
                 with probe.phase("communicators"):
                     self.communicators[strategy] = self.nccl.communicators(gpus, _ALGORITHMS[strategy])
                 with probe.phase("connecting"):
-                    for size in _TOUCH:
+                    for size in _CONNECT:
                         if size <= self.largest:
                             step = self.all_reduce(strategy, size)
                             step.queue(1)
                             step.wait()
 
     def all_reduce(self, strategy: str, size: int) -> AllReduce:
-        """The collective of one size."""
+        """Return the collective of one size."""
         return AllReduce(self.nccl, self.gpus, self.communicators[strategy], self.buffers, size // FLOAT_BYTES)
 
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
-        """Every strategy at every size, in about `seconds`."""
+        """Measure every strategy at every size, in about `seconds`."""
         todo = [(name, size) for name in self.communicators for size in sizes(self.largest, quick=quick)]
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
         repeats = (3, 5) if quick else (4, 8)
-        found: list[dict[str, Any]] = []
-        # Launching is measured by the host's clock, which does not stop for the collection of Python's garbage.
+        collectives: list[dict[str, Any]] = []
+        # Garbage collection would be part of the launching times.
         gc.disable()
         with contextlib.ExitStack() as stack:
             if todo:
@@ -113,18 +112,18 @@ class Bench:
                 label = f"{strategy} all-reduce, {size // 1024} KiB"
                 probe.progress(label, done, len(todo))
                 with probe.attempt(label), probe.phase(f"measuring {strategy}"):
-                    found += self.measure(probe, gate, strategy, size, target_s=target_s, repeats=repeats)
+                    collectives += self.measure(probe, gate, strategy, size, target_s=target_s, repeats=repeats)
         gc.enable()
-        return {"gpus": [gpu.describe() for gpu in self.gpus], "collectives": found}
+        return {"gpus": [gpu.describe() for gpu in self.gpus], "collectives": collectives}
 
     def measure(
         self, probe: Probe, gate: Gate, strategy: str, size: int, *, target_s: float, repeats: tuple[int, int]
     ) -> Iterator[dict[str, Any]]:
-        """Median time of one all-reduce, verified, launched and, where that tells more, queued. Raises ProbeError."""
+        """Verify an all-reduce, and measure it launched and, for small sizes, queued. Raises ProbeError."""
         step = self.all_reduce(strategy, size)
         wrong = self._wrong(step, size) if self.verify else None
-        taste_s = step.launched_s(2)
-        iterations = max(_FEWEST, min(_ITERATIONS, int(target_s / taste_s)))
+        trial_s = step.launched_s(2)
+        iterations = max(_FEWEST, min(_ITERATIONS, int(target_s / trial_s)))
         record = {
             "operation": "all_reduce",
             "ranks": len(self.gpus),
@@ -133,7 +132,7 @@ class Bench:
             "wrong_values": wrong,
         }
         if size <= _LARGEST_QUEUED:
-            # These take no time worth saving, and launching varies most.
+            # Small sizes take little time, and launching varies most.
             repeats = (repeats[0], 2 * repeats[1])
         yield {**record, "strategy": strategy, **_settled(lambda: step.launched_s(iterations), repeats)}
         if size <= _LARGEST_QUEUED and gate.kernels and strategy in _QUEUED and strategy not in self._not_queued:
@@ -142,7 +141,7 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Finding that out takes the gate's whole patience, so it is tried once.
+                # Detecting this takes the gate's whole time limit, so it is tried once.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 
@@ -159,7 +158,7 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat until the last few agree; median, coefficient of variation and count."""
+    """Repeat until the last few agree; return median, coefficient of variation and count."""
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):
@@ -173,7 +172,7 @@ def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str
 
 
 def add_strategies(parser: argparse.ArgumentParser) -> None:
-    """The option --strategies."""
+    """Add the option --strategies."""
     known = ", ".join(_ALGORITHMS)
     parser.add_argument("--strategies", type=_strategies, default="nccl", help=f"comma-separated, of {known}")
 
@@ -187,12 +186,12 @@ def _strategies(text: str) -> list[str]:
 
 
 def largest_buffer(gpus: list[Gpu]) -> int:
-    """Bytes of the largest message that these GPUs have room for. Raises ProbeError."""
+    """Return the bytes of the largest message that fits on these GPUs. Raises ProbeError."""
     return buffer_bytes(gpus, _LARGEST, _SHARE)
 
 
 def load_nccl(probe: Probe) -> Nccl | str:
-    """NCCL's library, or why it cannot be used."""
+    """Load NCCL's library, or return the reason why it cannot be used."""
     try:
         with probe.phase("NCCL's library"):
             nccl = Nccl()
@@ -203,7 +202,7 @@ def load_nccl(probe: Probe) -> Nccl | str:
 
 
 def main() -> None:
-    """Measure each strategy at each size, largest time last."""
+    """Measure each strategy at each size."""
     probe = Probe(SCHEMA, __doc__.splitlines()[0])
     add_strategies(probe.parser)
     options = probe.options()

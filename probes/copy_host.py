@@ -1,7 +1,7 @@
-"""Copies between host memory and each GPU, and within each GPU: bandwidth, latency, PCIe link under load.
+"""Measure copies between host and GPUs, and within each GPU: bandwidth, latency, PCIe link under load.
 
 Pinned and pageable host memory, one way and both ways at once, each GPU alone and all GPUs at once. Prints one JSON
-object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` gives each one's PCI id.
+object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` has their PCI ids.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA = "gpudiag/probe-copy-host/1"
-#: Pinned memory takes longest to get; quick has less.
+#: Quick uses less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Flows of several GPUs share uplinks and memory, and take turns at them: longer runs even that out.
+#: Flows of several GPUs alternate on shared uplinks and memory; longer runs average that out.
 _ALL_AT_ONCE_S = 0.04
-#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
@@ -38,7 +38,7 @@ _DIRECTIONS = {
 
 
 @dataclass(frozen=True)
-class Side:
+class HostSide:
     """One GPU's buffers: two on the device, two pinned and two pageable on the host, with the data's seeds."""
 
     gpu: Gpu
@@ -51,12 +51,12 @@ class Side:
     device_seed: int
 
 
-def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> Side:
+def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
     """Allocate one GPU's buffers and fill those that copies read from."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])
-    side = Side(
+    side = HostSide(
         gpu=gpu,
         source=gpu.allocate(device_bytes),
         target=gpu.allocate(device_bytes),
@@ -73,12 +73,12 @@ def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int
     return side
 
 
-def host_flow(side: Side, way: str, memory: str, pattern: HostPattern, *, spread: bool = False) -> Flow:
-    """Copying `way` ("h2d" or "d2h") between one GPU and its host buffers; both ways need two streams.
+def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, spread: bool = False) -> Flow:
+    """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers; each way has its stream.
 
-    With `spread`, copies to the host take both pinned buffers in turn, also the one that others read from. What all
-    GPUs write at once must lie well past the host's cache, which keeps part of it from memory: on a host with 300 MiB
-    of cache, four GPUs seemed 10 % faster into 512 MiB than into 1 GiB (179 and 163 GB/s).
+    With `spread`, copies to the host alternate between both pinned buffers, including the source of other copies. The
+    memory that all GPUs write at once must be much larger than the host's cache: on a host with 300 MiB of cache, four
+    GPUs seemed 10 % faster into 512 MiB than into 1 GiB (179 and 163 GB/s).
     """
     gpu = side.gpu
     source, target = side.pinned if memory == "pinned" else side.pageable
@@ -92,18 +92,18 @@ def host_flow(side: Side, way: str, memory: str, pattern: HostPattern, *, spread
             count_wrong=lambda n: gpu.count_wrong(side.target, n, side.host_seed),
         )
     targets = (source, target) if spread else (target,)
-    addresses = itertools.cycle([one.ctypes.data for one in targets])
+    addresses = itertools.cycle([buffer.ctypes.data for buffer in targets])
     return Flow(
         gpu=gpu,
         stream=gpu.back_stream,
         copy=lambda n: call("cuMemcpyDtoHAsync", next(addresses), side.source, n, gpu.back_stream),
-        poison=lambda n: pattern.poison_each(one[: n // 8] for one in targets),
-        count_wrong=lambda n: sum(pattern.count_wrong(one[: n // 8], side.device_seed) for one in targets),
+        poison=lambda n: pattern.poison_each(buffer[: n // 8] for buffer in targets),
+        count_wrong=lambda n: sum(pattern.count_wrong(buffer[: n // 8], side.device_seed) for buffer in targets),
     )
 
 
-def device_flow(side: Side) -> Flow:
-    """Copying within one GPU."""
+def device_flow(side: HostSide) -> Flow:
+    """Return the flow of copies within one GPU."""
     gpu = side.gpu
     return Flow(
         gpu=gpu,
@@ -114,8 +114,8 @@ def device_flow(side: Side) -> Flow:
     )
 
 
-def read_links(sides: list[Side], sensors: Sensors) -> list[dict[str, int] | None]:
-    """PCIe generation and width of each GPU, read while it copies from the host: an idle link trains down."""
+def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
+    """Read each GPU's PCIe generation and width while it copies from the host: an idle link trains down."""
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu
@@ -135,16 +135,16 @@ def read_links(sides: list[Side], sensors: Sensors) -> list[dict[str, int] | Non
     return best
 
 
-def paths(sides: list[Side], *, quick: bool) -> Iterator[tuple[str, str, str, list[Side]]]:
-    """(memory, direction's name, label, GPUs) of every host path that is to be measured."""
+def paths(sides: list[HostSide], *, quick: bool) -> Iterator[tuple[str, str, str, list[HostSide]]]:
+    """Yield (memory, name of the direction, label, GPUs) of every host path to measure."""
     for memory in ("pinned",) if quick else ("pinned", "pageable"):
         groups = [[side] for side in sides] + ([sides] if len(sides) > 1 else [])
         for group in groups:
             alone = len(group) == 1
-            who = f"GPU {group[0].gpu.ordinal}" if alone else "all GPUs"
-            # All GPUs to the host comes last: it writes over what the others read.
-            for name in _DIRECTIONS if alone else sorted(_DIRECTIONS, key=lambda one: one == "device_to_host"):
-                yield memory, name, f"{name.replace('_', ' ')}, {memory}, {who}", group
+            subject = f"GPU {group[0].gpu.ordinal}" if alone else "all GPUs"
+            # All GPUs to the host come last, because they overwrite the sources of the others.
+            for name in _DIRECTIONS if alone else sorted(_DIRECTIONS, key=lambda name: name == "device_to_host"):
+                yield memory, name, f"{name.replace('_', ' ')}, {memory}, {subject}", group
 
 
 class HostBench:
@@ -155,13 +155,13 @@ class HostBench:
         quick: pinned memory only, no latencies, fewer repeats.
 
     Raises:
-        ProbeError: the buffers cannot be had.
+        ProbeError: there is not enough memory for the buffers.
     """
 
     def __init__(self, gpus: list[Gpu], *, quick: bool) -> None:
         self.gpus, self.quick = gpus, quick
         self.device_bytes = buffer_bytes(gpus, _DEVICE_BYTES, _SHARE)
-        # Two pinned and two pageable buffers per GPU, and the pattern; a quarter of what is available at most.
+        # Two pinned and two pageable buffers per GPU and the pattern take at most a quarter of the available memory.
         room = _numa.available_bytes() // 4 or 16 * len(gpus) * MIB
         most = _QUICK_PINNED_BYTES if quick else _PINNED_BYTES
         wanted = min(most, self.device_bytes, room // (4 * len(gpus) + 1))
@@ -171,40 +171,40 @@ class HostBench:
         with ThreadPoolExecutor(len(gpus)) as pool:
             self.sides = list(pool.map(self._prepare, gpus))
 
-    def _prepare(self, gpu: Gpu) -> Side:
+    def _prepare(self, gpu: Gpu) -> HostSide:
         return prepare(gpu, self.pattern, self.device_bytes, self.pinned_bytes, self.pageable_bytes)
 
     def buffers(self) -> list[tuple[int, int]]:
-        """Source and target address on each GPU, of `device_bytes` each."""
+        """Return the source and target address on each GPU, of `device_bytes` each."""
         return [(side.source, side.target) for side in self.sides]
 
     def measure(
         self, probe: Probe, gate: Gate, sensors: Sensors, clocks: list[dict[str, int]], seconds: float
     ) -> dict[str, Any]:
-        """Everything, in about `seconds`; `clocks` are those that the GPUs warmed up to."""
+        """Measure everything in about `seconds`; `clocks` are those of the warmed-up GPUs."""
         links = read_links(self.sides, sensors)
         bandwidth: list[dict[str, Any]] = []
         latency: list[dict[str, Any]] = []
         todo = list(paths(self.sides, quick=self.quick))
         count = len(todo) + len(self.sides)
-        # One path costs its repeats and about two runs for tasting and verifying.
+        # A path takes its repeats and about two runs for trial and verification.
         target_s = max(0.002, min(0.015, seconds / (len(todo) + 1) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
         for done, (memory, name, label, group) in enumerate(todo):
             probe.progress(label, done, count)
             with probe.attempt(label), probe.phase(f"measuring {memory}"):
-                target_here_s = target_s
+                path_target_s = target_s
                 if len(group) > 1 and memory == "pinned":
-                    target_here_s = max(target_s, _ALL_AT_ONCE_S / 2 if self.quick else _ALL_AT_ONCE_S)
-                bandwidth.append(self._path(gate, memory, name, group, target_s=target_here_s, repeats=repeats))
+                    path_target_s = max(target_s, _ALL_AT_ONCE_S / 2 if self.quick else _ALL_AT_ONCE_S)
+                bandwidth.append(self._path(gate, memory, name, group, target_s=path_target_s, repeats=repeats))
         for done, side in enumerate(self.sides):
             label = f"GPU {side.gpu.ordinal}, on-device copy and latencies"
             probe.progress(label, len(todo) + done, count)
-            what = {"path": "device_to_device", "memory": "device", "direction": "one_way", "gpus": [side.gpu.ordinal]}
+            fields = {"path": "device_to_device", "memory": "device", "direction": "one_way"}
             with probe.attempt(f"on-device copy, GPU {side.gpu.ordinal}"), probe.phase("measuring on-device copies"):
                 limits = {"most_bytes": self.device_bytes, "target_s": min(target_s, 0.01)}
                 transfer = measure_gated(gate, [device_flow(side)], **limits, **repeats)
-                bandwidth.append(transfer.describe(**what))
+                bandwidth.append(transfer.describe(**fields, gpus=[side.gpu.ordinal]))
             if not self.quick:
                 with probe.phase("measuring latencies"):
                     latency.extend(latencies(probe, gate, side, self.pattern))
@@ -218,7 +218,7 @@ class HostBench:
         }
 
     def _path(
-        self, gate: Gate, memory: str, name: str, group: list[Side], *, target_s: float, repeats: dict[str, int]
+        self, gate: Gate, memory: str, name: str, group: list[HostSide], *, target_s: float, repeats: dict[str, int]
     ) -> dict[str, Any]:
         direction, ways = _DIRECTIONS[name]
         spread = memory == "pinned" and len(group) > 1 and ways == ("d2h",)
@@ -233,7 +233,7 @@ class HostBench:
 
 
 def main() -> None:
-    """Measure everything that this machine has."""
+    """Measure every GPU."""
     probe = Probe(SCHEMA, __doc__.splitlines()[0])
     options = probe.options()
     gpus = open_gpus(probe)
@@ -253,24 +253,24 @@ def main() -> None:
     probe.finish(**bench.measure(probe, gate, sensors, clocks, options.seconds))
 
 
-def latencies(probe: Probe, gate: Gate, side: Side, pattern: HostPattern) -> Iterator[dict[str, Any]]:
-    """Small copies to and from the host, and loads that depend on each other from host and own memory."""
+def latencies(probe: Probe, gate: Gate, side: HostSide, pattern: HostPattern) -> Iterator[dict[str, Any]]:
+    """Measure small copies to and from the host, and dependent loads from host and device memory."""
     gpu = side.gpu
     for way, src, dst in (("h2d", "host", "gpu"), ("d2h", "gpu", "host")):
         with probe.attempt(f"latency of a small copy, {src} to {dst} {gpu.ordinal}"):
             figure = _latency.small_copy(gate, host_flow(side, way, "pinned", pattern), 64)
             yield {"kind": "small_copy", "src": src, "dst": dst, "gpu": gpu.ordinal, **figure}
     table = _latency.chase_table(gpu.ordinal)
-    for place in ("host", "gpu"):
-        with probe.attempt(f"latency of a dependent load, GPU {gpu.ordinal} from {place}"):
+    for memory in ("host", "gpu"):
+        with probe.attempt(f"latency of a dependent load, GPU {gpu.ordinal} from {memory}"):
             address = side.pinned[1].ctypes.data
             side.pinned[1][: table.size] = table
-            if place == "gpu":
+            if memory == "gpu":
                 gpu.use()
                 call("cuMemcpyHtoD", side.target, address, table.nbytes)
                 address = side.target
             figure = _latency.dependent_load(gate, gpu, address)
-            yield {"kind": "dependent_load", "src": "gpu", "dst": place, "gpu": gpu.ordinal, **figure}
+            yield {"kind": "dependent_load", "src": "gpu", "dst": memory, "gpu": gpu.ordinal, **figure}
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Copies between every two GPUs, with peer access off (through the host) and on: bandwidth and latency.
+"""Measure copies between every two GPUs, with peer access off (through the host) and on: bandwidth and latency.
 
-One way, issued by the sender (write) or by the receiver (read), and both ways at once. Peer access is off until it is
-enabled, so the paths without it are measured first. Prints one JSON object, gpudiag/probe-copy-peer/1.
+One way, issued by the sender (write) or by the receiver (read), and both ways at once. Paths without peer access are
+measured first, before it is enabled. Prints one JSON object, gpudiag/probe-copy-peer/1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from _protocol import Probe
 SCHEMA = "gpudiag/probe-copy-peer/1"
 _DEVICE_BYTES, _STAGED_BYTES = 512 * MIB, 64 * MIB
 
-#: Of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 
 
@@ -44,9 +44,9 @@ def prepare(gpu: Gpu, size: int) -> Side:
 
 
 def flow(src: Side, dst: Side, initiator: Side) -> Flow:
-    """Copying from one GPU to another on a stream of `initiator`, one of the two.
+    """Return the flow from one GPU to another on a stream of `initiator`, which is one of the two.
 
-    cuMemcpyPeerAsync goes directly where `initiator`'s context may reach the other GPU, else through the host.
+    cuMemcpyPeerAsync copies directly if `initiator`'s context has peer access to the other GPU, else through the host.
     """
     stream = initiator.gpu.stream
     return Flow(
@@ -60,7 +60,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """One thing to measure: a pair of GPUs, the direction, and who issues the copies ("src" or "dst" of each flow)."""
+    """A path to measure: a pair of GPUs, the direction, and the issuer of the copies ("src" or "dst" of each flow)."""
 
     src: Side
     dst: Side
@@ -70,20 +70,20 @@ class Path:
 
     @property
     def label(self) -> str:
-        """In words."""
+        """Describe the path."""
         arrow = "→" if self.direction == "one_way" else "↔"
         how = "read" if self.initiator == "dst" else "write"
         access = f"direct, {how}" if self.peer_access else "peer access off"
         return f"GPU {self.src.gpu.ordinal} {arrow} GPU {self.dst.gpu.ordinal}, {access}"
 
     def flows(self) -> list[Flow]:
-        """One flow, or two in opposite directions."""
+        """Return one flow, or two in opposite directions."""
         pairs = [(self.src, self.dst)] + ([(self.dst, self.src)] if self.direction == "both_ways" else [])
         return [flow(src, dst, src if self.initiator == "src" else dst) for src, dst in pairs]
 
 
 def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
-    """Everything to measure, paths with peer access off first."""
+    """Return every path to measure, those with peer access off first."""
     ordered = list(itertools.permutations(sides, 2))
     unordered = list(itertools.combinations(sides, 2))
     off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
@@ -104,7 +104,7 @@ def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> li
 
 
 def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, int]]) -> None:
-    """Let every GPU reach every other that it may; what fails is taken out of `allowed`."""
+    """Enable peer access of all allowed pairs; remove those that fail from `allowed`."""
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if pair not in allowed:
@@ -119,7 +119,7 @@ def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, 
 
 
 def allowed_pairs(probe: Probe, gpus: list[Gpu]) -> set[tuple[int, int]]:
-    """(a, b) where CUDA lets GPU a reach GPU b's memory."""
+    """Return the pairs (a, b) for which CUDA lets GPU a access GPU b's memory."""
     allowed = set()
     for a, b in itertools.permutations(gpus, 2):
         with probe.attempt(f"peer access of GPU {a.ordinal} to GPU {b.ordinal}"):
@@ -137,7 +137,7 @@ class PeerBench:
     """Every two GPUs, with buffers on each.
 
     Args:
-        probe: where it says which pairs have no peer access.
+        probe: records pairs without peer access.
         sides: the GPUs, their buffers and what is in them.
         size: bytes of each buffer.
         quick: one way, issued by the receiver, few repeats.
@@ -148,7 +148,7 @@ class PeerBench:
         self.allowed = allowed_pairs(probe, [side.gpu for side in sides])
 
     def measure(self, probe: Probe, gate: Gate, seconds: float) -> dict[str, Any]:
-        """Everything, in about `seconds`; peer access is on afterwards."""
+        """Measure everything in about `seconds`; peer access is on afterwards."""
         todo = plan(self.sides, self.allowed, quick=self.quick)
         latency: list[dict[str, Any]] = []
         bandwidth: list[dict[str, Any]] = []
@@ -166,12 +166,12 @@ class PeerBench:
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}
                 if not path.peer_access:
-                    # The driver cuts a staged copy into many pieces, and only so many can be queued.
+                    # The driver splits a staged copy into many, and the queue is limited.
                     limits["most_copies"] = 4
                 try:
                     transfer = measure_path(gate, path, gated=gated, target_s=target_s, **limits, **repeats)
                 except GateGaveUpError:
-                    # Finding that out takes the gate's whole patience: the next paths of this kind start without it.
+                    # Detecting this takes the gate's whole time limit, so the next paths of this kind do without it.
                     gated = False
                     transfer = measure_path(gate, path, gated=False, target_s=target_s, **limits, **repeats)
                 bandwidth.append(
@@ -225,41 +225,43 @@ def main() -> None:
 
 
 def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Transfer:
-    """One path's bandwidth, behind the gate or not."""
+    """Measure one path's bandwidth, behind the gate or not."""
     return measure(lambda *given: run_on_gpu(gate, *given, gated=gated), path.flows(), gated=gated, **options)
 
 
 def small_copies(
     probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]], *, peer_access: bool
 ) -> list[dict[str, Any]]:
-    """Time of a copy of 16 bytes between every two GPUs, issued by the sender."""
-    found = []
+    """Measure a copy of 16 bytes between every two GPUs, issued by the sender."""
+    latencies = []
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if peer_access and pair not in allowed:
             continue
         with probe.attempt(f"latency of a small copy, GPU {pair[0]} to GPU {pair[1]}"):
             figure = _latency.small_copy(gate, flow(a, b, a), 64 if peer_access else 16)
-            found.append({"kind": "small_copy", "src": pair[0], "dst": pair[1], "peer_access": peer_access, **figure})
-    return found
+            latencies.append(
+                {"kind": "small_copy", "src": pair[0], "dst": pair[1], "peer_access": peer_access, **figure}
+            )
+    return latencies
 
 
 def loads(probe: Probe, gate: Gate, sides: list[Side], allowed: set[tuple[int, int]]) -> list[dict[str, Any]]:
-    """Time of a load from another GPU's memory that waits for the load before it."""
+    """Measure dependent loads from another GPU's memory."""
     for side in sides:
         with probe.attempt(f"table for dependent loads on GPU {side.gpu.ordinal}"):
             table = _latency.chase_table(side.gpu.ordinal)
             side.gpu.use()
             call("cuMemcpyHtoD", side.target, table.ctypes.data, table.nbytes)
-    found = []
+    latencies = []
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if pair not in allowed:
             continue
         with probe.attempt(f"latency of a dependent load, GPU {pair[0]} from GPU {pair[1]}"):
             figure = _latency.dependent_load(gate, a.gpu, b.target)
-            found.append({"kind": "dependent_load", "src": pair[0], "dst": pair[1], "peer_access": True, **figure})
-    return found
+            latencies.append({"kind": "dependent_load", "src": pair[0], "dst": pair[1], "peer_access": True, **figure})
+    return latencies
 
 
 if __name__ == "__main__":

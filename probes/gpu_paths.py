@@ -1,9 +1,8 @@
-"""Copies to and from the host, copies between GPUs, NCCL: several GPU probes in one process, one after another.
+"""Run several GPU probes in one process: copies to and from the host, copies between GPUs, NCCL.
 
-Making CUDA contexts and pinned memory takes longer than most measurements, and the driver does one at a time, so they
-are made once. NCCL comes last: connecting it lets GPUs reach each other's memory, which the copies with peer access off
-must not. Each part's result is a line of its own, written as soon as it is there: those of copy_host.py, copy_peer.py
-and allreduce_nccl.py.
+CUDA contexts and pinned memory are created once, because that takes longer than most measurements, and the driver does
+one at a time. NCCL comes last, because connecting it enables peer access. Each part's result is a separate line,
+written at once: those of copy_host.py, copy_peer.py and allreduce_nccl.py.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 _SCHEMAS = {"host": copy_host.SCHEMA, "peer": copy_peer.SCHEMA, "nccl": allreduce_nccl.SCHEMA}
 
 
-class Session:
-    """The GPUs, their buffers, and the parts that are measured with them."""
+class GpuProbes:
+    """The GPUs, their buffers, and the measurements of each part."""
 
     def __init__(self, probe: Probe, options: argparse.Namespace, gpus: list[Gpu]) -> None:
         self.options, self.gpus = options, gpus
@@ -39,17 +38,17 @@ class Session:
             self.gate = Gate(gpus)
 
     def warm_up(self) -> list[dict[str, int]]:
-        """Bring the clocks up; what they came to."""
+        """Raise the clocks and return them."""
         return warm_up(self.gpus, self.sensors, self.host.buffers(), self.host.device_bytes)
 
     def measure_peer(self, part: Probe) -> None:
-        """The part `peer`; peer access is on afterwards."""
-        sides = [copy_peer.Side(one.gpu, one.source, one.target, one.device_seed) for one in self.host.sides]
+        """Measure the part `peer`; peer access is on afterwards."""
+        sides = [copy_peer.Side(side.gpu, side.source, side.target, side.device_seed) for side in self.host.sides]
         bench = copy_peer.PeerBench(part, sides, self.host.device_bytes, quick=self.options.quick)
         part.write(**bench.measure(part, self.gate, self.options.seconds))
 
     def measure_nccl(self, part: Probe) -> None:
-        """The part `nccl`, which also connects NCCL."""
+        """Connect NCCL and measure the part `nccl`."""
         if isinstance(self.nccl, str):
             part.write(unavailable=self.nccl)
             return
@@ -61,7 +60,7 @@ class Session:
 
 
 def parts_of(text: str) -> list[str]:
-    """The parts named in `text`, in the order in which they have to be measured."""
+    """Return the parts named in `text`, in the order of measuring."""
     names = text.split(",")
     for name in names:
         if name not in _SCHEMAS:
@@ -70,15 +69,15 @@ def parts_of(text: str) -> list[str]:
 
 
 def main() -> None:
-    """Measure the parts that were asked for."""
+    """Measure the requested parts."""
     probe = Probe(copy_host.SCHEMA, __doc__.splitlines()[0])
     probe.parser.add_argument("--parts", type=parts_of, default="host,peer", help="comma-separated: host, peer, nccl")
     allreduce_nccl.add_strategies(probe.parser)
     options = probe.options()
     gpus = open_gpus(probe)
-    session: Session | None = None
+    session: GpuProbes | None = None
     with probe.attempt("allocating buffers"):
-        session = Session(probe, options, gpus)
+        session = GpuProbes(probe, options, gpus)
     probe.ready()
     clocks: list[dict[str, int]] = []
     if session is not None:
@@ -88,7 +87,7 @@ def main() -> None:
     for number, name in enumerate(options.parts):
         part = probe.part(_SCHEMAS[name])
         if number == 0:
-            # What loading met and took is told once.
+            # The first part includes the errors and times of loading.
             part.errors, part.skipped, part.phases = probe.errors, probe.skipped, probe.phases
             part.measuring_since = probe.measuring_since
         if session is None:
@@ -101,7 +100,7 @@ def main() -> None:
             session.measure_peer(part)
         else:
             session.measure_nccl(part)
-    probe.leave()
+    probe.exit()
 
 
 if __name__ == "__main__":

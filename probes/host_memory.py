@@ -1,6 +1,6 @@
-"""Host memory bandwidth of each NUMA node, and between nodes: threads copy buffers far larger than the caches.
+"""Measure host memory bandwidth of NUMA nodes and between them, with buffers much larger than the caches.
 
-One figure per pair of nodes: threads on node i copy from memory of node i to memory of node j. Copied bytes count once
+For each pair of nodes, threads on node i copy from memory of node i to memory of node j. Copied bytes count once
 (STREAM would count them twice, read and written). Prints one JSON object, gpudiag/probe-host-memory/1.
 """
 
@@ -24,10 +24,10 @@ MIB = 1 << 20
 
 
 def allocate(size: int, node: int) -> np.ndarray:
-    """`size` bytes on `node`, every page touched, in huge pages where the kernel has them."""
+    """Allocate `size` bytes on `node`, in huge pages if the kernel has them, and touch every page."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without huge pages measures with small ones
+        with contextlib.suppress(OSError):  # without huge pages, small ones are measured
             memory.madvise(mmap.MADV_HUGEPAGE)
     words = np.frombuffer(memory, dtype=np.uint64)
     with _numa.memory_on(node):
@@ -47,11 +47,11 @@ class CopyTeam:
         self.cpus = sorted(cpus)
 
     def run(self, copies: int) -> list[float]:
-        """Bytes per second of each thread, while all of them run."""
+        """Return the bytes per second of each thread while all of them run."""
         barrier = threading.Barrier(len(self.slices))
         stamps: list[list[float]] = [[] for _ in self.slices]
         workers = [
-            threading.Thread(target=self._work, args=(i, copies, barrier, mine)) for i, mine in enumerate(stamps)
+            threading.Thread(target=self._work, args=(i, copies, barrier, times)) for i, times in enumerate(stamps)
         ]
         for worker in workers:
             worker.start()
@@ -71,7 +71,7 @@ class CopyTeam:
 
 
 def main() -> None:
-    """Measure every node by itself, and unless --quick every pair of nodes."""
+    """Measure every node, and unless --quick every pair of nodes."""
     probe = Probe("gpudiag/probe-host-memory/1", __doc__.splitlines()[0])
     probe.parser.add_argument("--mib", type=int, default=512, help="MiB per buffer")
     probe.parser.add_argument("--threads", type=int, default=0, help="threads; every usable core of the node if 0")
@@ -94,9 +94,9 @@ def main() -> None:
             probe.skip(f"host memory of NUMA node {node}", "this process may use none of its CPUs")
     bandwidth = []
     for done, (i, j) in enumerate(pairs):
-        what = f"host memory, node {i}" if i == j else f"host memory, node {i} to node {j}"
-        probe.progress(what, done, len(pairs))
-        with probe.attempt(what), _numa.thread_on(i):
+        label = f"host memory, node {i}" if i == j else f"host memory, node {i} to node {j}"
+        probe.progress(label, done, len(pairs))
+        with probe.attempt(label), _numa.thread_on(i):
             source, target = buffers[i][0], buffers[j][1]
             seed = fresh_seed()
             pattern.fill(source, seed)

@@ -1,4 +1,4 @@
-"""NVML as a recorded machine would answer it: the functions that gpudiag calls, filled from `Facts`.
+"""Fake NVML with the answers of a recorded machine: the functions that gpudiag calls, filled from `Facts`.
 
 It stands in for the module `pynvml` at the seam of `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants
 are pynvml's own, so a refused call raises exactly what the real driver's refusal raises.
@@ -25,12 +25,12 @@ _MODES = {"default": 0, "prohibited": 2, "exclusive process": 3}
 
 
 def refusal(code: int) -> Exception:
-    """What pynvml raises for a return code of NVML."""
+    """Return pynvml's exception for a return code of NVML."""
     return pynvml.NVMLError(code)  # type: ignore[no-any-return]  # pynvml has no types
 
 
 class FakeNvml:
-    """A driver that answers as `facts` say.
+    """Driver that answers according to `facts`.
 
     Args:
         facts: the machine. A value that is None is refused with NOT_SUPPORTED.

@@ -1,4 +1,4 @@
-"""From what the programs printed to facts: names, ceilings, verification, and what is missing."""
+"""Test facts from results of programs: names, ceilings, verification, and missing measurements."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
     assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # CUDA's first GPU has the last PCI address here
 
 
-def test_ceilings_stand_beside_the_figures(facts: Facts) -> None:
+def test_bandwidths_have_ceilings(facts: Facts) -> None:
     pinned = one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
     assert pinned.ceiling_gb_per_s == pytest.approx(58.45, abs=0.01)
     assert "PCIe 5 x16 (read under load)" in (pinned.ceiling_source or "")
@@ -55,7 +55,7 @@ def test_ceilings_stand_beside_the_figures(facts: Facts) -> None:
     assert one(facts, path="host_memory").ceiling_source
 
 
-def test_peer_paths_have_nvlink_or_pcie_above_them(facts: Facts) -> None:
+def test_peer_paths_have_nvlink_or_pcie_ceilings(facts: Facts) -> None:
     direct = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way")
     staged = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
     both = [r for r in facts.bandwidth if r.path == "peer" and r.peer_access and r.direction == "both_ways"]
@@ -113,7 +113,7 @@ def test_a_program_that_names_unknown_gpus_loses_only_itself() -> None:
     assert any("names a GPU that it does not list" in skipped.why for skipped in found.skipped)
 
 
-def test_words_of_programs_are_made_harmless() -> None:
+def test_text_of_programs_is_sanitized() -> None:
     document = HostCopies(schema="gpudiag/probe-copy-host/1", versions={"x": "\x1b[31m"})
     failed = outcome("a", None, "said \x1b[2J")
     found = assemble(inventory(), [outcome("b", document), failed], [])

@@ -1,4 +1,4 @@
-"""Figures kept from one profile to the next: of the same machine, fresh, private, and few."""
+"""Test that cached measurements are of the same machine, fresh, private, and few."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "probes"
 
 
-def test_what_was_kept_stands_on_a_fresh_inventory(kept: Path) -> None:
+def test_cached_measurements_are_added_to_a_fresh_inventory(kept: Path) -> None:
     now = msgspec.structs.replace(machine(), created="2030-01-01T00:00:00+00:00")
     found = cached_measurements(now, "nccl", kept)
     assert found is not None
@@ -46,7 +46,7 @@ def test_what_was_kept_stands_on_a_fresh_inventory(kept: Path) -> None:
     assert found.probes["measured"] == measured().created
 
 
-def test_another_machine_or_another_way_to_communicate_is_measured_anew(kept: Path) -> None:
+def test_other_machine_or_transport_misses_the_cache(kept: Path) -> None:
     def changed(**fields: object) -> Facts:
         return msgspec.structs.replace(machine(), **fields)
 
@@ -59,20 +59,20 @@ def test_another_machine_or_another_way_to_communicate_is_measured_anew(kept: Pa
     assert cached_measurements(machine(), "gloo", kept) is None
 
 
-def test_old_figures_and_those_from_the_future_do_not_count(kept: Path) -> None:
+def test_old_and_future_files_are_ignored(kept: Path) -> None:
     for age in (cache.MAX_AGE_S + 60, -3600):
         for path in kept.iterdir():
             os.utime(path, (time.time() - age, time.time() - age))
         assert cached_measurements(machine(), "nccl", kept) is None
 
 
-def test_rubbish_is_as_good_as_nothing(kept: Path) -> None:
+def test_invalid_files_are_ignored(kept: Path) -> None:
     for path in kept.iterdir():
         path.write_bytes(path.read_bytes()[:1000])
     assert cached_measurements(machine(), "nccl", kept) is None
 
 
-def test_a_file_of_another_machine_under_this_ones_name_is_not_believed(kept: Path) -> None:
+def test_file_of_another_machine_is_rejected(kept: Path) -> None:
     other = msgspec.structs.replace(measured(), links=())
     keep_measurements(other, kept.parent / "other")
     mine, others = (min(folder.glob("*-nccl.json")) for folder in (kept, kept.parent / "other"))
@@ -87,7 +87,7 @@ def test_only_the_user_can_read_and_write(kept: Path) -> None:
     assert cached_measurements(machine(), "nccl", kept) is None
 
 
-def test_a_link_in_place_of_the_directory_is_not_followed(kept: Path) -> None:
+def test_symlink_instead_of_the_directory_is_not_followed(kept: Path) -> None:
     link = kept.parent / "link"
     link.symlink_to(kept)
     before = sorted(kept.iterdir())
@@ -96,7 +96,7 @@ def test_a_link_in_place_of_the_directory_is_not_followed(kept: Path) -> None:
     assert cached_measurements(machine(), "nccl", link) is None
 
 
-def test_few_files_are_kept_and_the_oldest_go(kept: Path) -> None:
+def test_oldest_files_are_deleted(kept: Path) -> None:
     for number in range(cache.MOST_FILES + 3):
         keep_measurements(measured(NCCL_MAX_NCHANNELS=str(number)), kept)
     assert len(list(kept.iterdir())) == cache.MOST_FILES
@@ -109,7 +109,7 @@ def test_a_machine_without_nccl_leaves_nothing_behind(tmp_path: Path) -> None:
     assert not (tmp_path / "probes").exists()
 
 
-def test_what_cannot_be_written_is_not_kept(tmp_path: Path) -> None:
+def test_write_errors_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     keep_measurements(measured(), tmp_path / "file" / "probes")
     assert cached_measurements(machine(), "nccl", tmp_path / "file" / "probes") is None

@@ -1,4 +1,4 @@
-"""Ceilings against published figures worked out by hand."""
+"""Test ceilings against published rates and calculations by hand."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def test_pcie_6_sends_flits() -> None:
     assert ceilings.pcie_gb_per_s(6, 16, "device_to_host") == pytest.approx(118.0 * 256 / 272)
 
 
-def test_an_unknown_generation_is_said() -> None:
+def test_unknown_generation_is_reported() -> None:
     with pytest.raises(ValueError, match="generation 9"):
         ceilings.pcie_gb_per_s(9, 16, "host_to_device")
     assert ceilings.pcie(PcieLink(generation=9, width=16, under_load=True), "host_to_device").gb_per_s is None
 
 
-def test_an_idle_link_is_judged_by_its_maximum_and_a_loaded_one_by_what_was_read() -> None:
+def test_idle_link_counts_by_its_maximum_and_loaded_one_by_its_reading() -> None:
     idle = PcieLink(generation=1, width=16, maximum_generation=5, maximum_width=16)
     loaded = PcieLink(generation=3, width=8, maximum_generation=5, maximum_width=16, under_load=True)
     assert ceilings.pcie(idle, "host_to_device").gb_per_s == pytest.approx(58.45, abs=0.01)

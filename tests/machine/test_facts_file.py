@@ -1,4 +1,4 @@
-"""facts.json: whole or not at all, and nobody's word taken for more than data."""
+"""Test that facts.json is written atomically and read as untrusted data."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_saved_is_what_is_read(name: str, tmp_path: Path) -> None:
+def test_saved_facts_are_read_back(name: str, tmp_path: Path) -> None:
     facts = machine(name)
     save_facts(facts, tmp_path / "new" / "facts.json")
     assert load_facts(tmp_path / "new" / "facts.json") == facts
@@ -32,7 +32,7 @@ def test_a_saved_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
     assert (tmp_path / "facts.json").stat().st_mode == (tmp_path / "other").stat().st_mode
 
 
-def test_what_cannot_be_written_says_so_and_leaves_the_old_file(tmp_path: Path) -> None:
+def test_write_error_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(GpudiagError, match="cannot write"):
         save_facts(machine("dgx-1"), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -56,7 +56,7 @@ def test_what_cannot_be_written_says_so_and_leaves_the_old_file(tmp_path: Path) 
         (b'{"schema": "gpudiag/facts/1", "host": {}, "gpus": [{"index": "0", "name": "x"}]}', "damaged: .*index"),
     ],
 )
-def test_what_is_no_facts(data: bytes, words: str, tmp_path: Path) -> None:
+def test_invalid_facts_are_rejected(data: bytes, words: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     path.write_bytes(data)
     with pytest.raises(UnreadableInputError, match=words) as caught:
@@ -66,7 +66,7 @@ def test_what_is_no_facts(data: bytes, words: str, tmp_path: Path) -> None:
     assert str(caught.value).isprintable()
 
 
-def test_files_that_would_block_or_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_block_or_are_too_large_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, words in (("pipe", "not a file"), (".", "a directory"), ("missing", "not there")):
         with pytest.raises(UnreadableInputError, match=words):
@@ -77,7 +77,7 @@ def test_files_that_would_block_or_fill_the_memory(tmp_path: Path, monkeypatch: 
         load_facts(tmp_path / "large")
 
 
-def test_strings_and_keys_are_made_harmless() -> None:
+def test_strings_and_keys_are_sanitized() -> None:
     host = Host(name="a\x1b[31m\u202eb\x9b", environment={"NCCL_\x07": "x\ny"}, reasons={"\u200bz": "q"})
     read = decode_facts(encode_json(Facts(host=host))).host
     assert read.name == "a\ufffd[31m\ufffdb\ufffd"
@@ -85,6 +85,6 @@ def test_strings_and_keys_are_made_harmless() -> None:
     assert read.reasons == {"\ufffdz": "q"}
 
 
-def test_unknown_fields_of_a_newer_version_are_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     tree = msgspec.to_builtins(machine("dgx-1")) | {"new": 1}
     assert decode_facts(msgspec.json.encode(tree)) == machine("dgx-1")

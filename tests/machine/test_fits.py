@@ -1,4 +1,4 @@
-"""The two-number model of a transport."""
+"""Test the fit of latency and bandwidth of a transport."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ per_byte = st.floats(1e-6, 1e-1)  # 1 TB/s down to 10 MB/s, in µs
 
 
 @given(latencies, per_byte)
-def test_exact_times_are_found_again(a: float, b: float) -> None:
+def test_fit_recovers_exact_times(a: float, b: float) -> None:
     fitted = fit_latency_and_bandwidth(SIZES, [a + b * size for size in SIZES])
     assert fitted[0] + fitted[1] * SIZES[0] == pytest.approx(a + b * SIZES[0], rel=1e-4)
     assert fitted[0] + fitted[1] * SIZES[-1] == pytest.approx(a + b * SIZES[-1], rel=1e-4)
 
 
 @given(latencies, per_byte, st.integers(0, len(SIZES) - 1), st.floats(2, 20))
-def test_one_odd_size_does_not_bend_the_rest(a: float, b: float, odd: int, by: float) -> None:
+def test_one_outlier_does_not_change_the_fit(a: float, b: float, odd: int, by: float) -> None:
     times = [a + b * size for size in SIZES]
     times[odd] *= by
     fitted = fit_latency_and_bandwidth(SIZES, times)
@@ -48,7 +48,7 @@ def test_no_number_is_negative_and_units_do_not_matter(times: list[float], scale
     ("sizes", "times"),
     [([1.0], [1.0]), ([1.0, 1.0], [1.0, 2.0]), ([1.0, 2.0], [0.0, 1.0]), ([1.0, 2.0], [1.0, float("nan")])],
 )
-def test_what_cannot_be_fitted_is_refused(sizes: list[float], times: list[float]) -> None:
+def test_invalid_values_are_rejected(sizes: list[float], times: list[float]) -> None:
     with pytest.raises(ValueError, match="two different sizes"):
         fit_latency_and_bandwidth(sizes, times)
 
@@ -82,14 +82,14 @@ def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
     assert fit_collectives([collective(1024, 10), collective(1 << 20, 5)]) == ()
 
 
-def test_where_latency_is_most_of_the_time_of_every_size_no_bandwidth_is_concluded() -> None:
+def test_no_bandwidth_if_latency_dominates_every_size() -> None:
     # 2.78 GB/s would be the slope; 1 MiB, the largest, went at 0.9.
     times = [collective(1 << power, 1200 + (1 << power) * 1.5 / 2.78e3, "gloo") for power in (10, 16, 20)]
     assert fit_collectives(times) == ()
     assert fit_collectives([*times, collective(64 << 20, 1200 + (64 << 20) * 1.5 / 2.78e3, "gloo")])
 
 
-def test_no_bandwidth_is_concluded_that_the_largest_size_does_not_have() -> None:
+def test_no_bandwidth_if_the_largest_size_does_not_fit() -> None:
     """As measured on busy cores: 0.96 GB/s at 1 MiB and 0.34 at 16 MiB were concluded to be 2.25."""
     times = {1 << 10: 847.0, 1 << 16: 648.0, 1 << 20: 1092.0, 1 << 24: 49345.0}
     assert fit_collectives([collective(size, time_us, "gloo") for size, time_us in times.items()]) == ()

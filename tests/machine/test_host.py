@@ -1,4 +1,4 @@
-"""The host from a recorded tree of /proc and /sys: devices, distances, isolation, limits."""
+"""Test the host from a recorded tree of /proc and /sys: devices, distances, isolation, limits."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_recorded_machines() -> None:
     assert machine("az-4x-m60").islands == ((0,), (1,), (2,), (3,))
 
 
-def test_a_bridged_pair_is_not_torn_apart_by_a_looser_neighbour() -> None:
+def test_bridged_pair_stays_together() -> None:
     links = [Link(a=a, b=b, kind="PHB", peer_access=True) for a, b in ((0, 2), (0, 1))]
     bridged = Link(a=1, b=2, kind="NV4", lanes=4, peer_access=False)
     assert find_islands(range(3), [*links, bridged]) == ((0, 1), (2,))

@@ -1,4 +1,4 @@
-"""GPUs through the NVML seam: a whole machine, and every way in which a call may fail."""
+"""Test GPUs through a fake NVML: a whole machine, and every failure of a call."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("code", REFUSALS)
 @pytest.mark.parametrize("function", FIELDS)
-def test_a_refused_question_leaves_its_field_empty_with_the_reason_and_every_other_filled(
-    function: str, code: int
-) -> None:
+def test_failed_query_leaves_only_its_field_empty(function: str, code: int) -> None:
     recorded = machine("h200x4")
     whole = inventory(FakeNvml(recorded)).gpus[1]
     fake = FakeNvml(recorded, refuse={(function, 1): code})
@@ -126,7 +124,7 @@ def test_a_refused_question_leaves_its_field_empty_with_the_reason_and_every_oth
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_refused_questions_about_the_whole_machine(code: int) -> None:
+def test_failed_queries_about_the_machine(code: int) -> None:
     recorded = machine("h200x4")
     for function, field in (
         ("nvmlSystemGetDriverVersion", "driver"),
@@ -178,7 +176,7 @@ def test_an_older_driver_and_an_older_binding_fall_back_on_older_functions() -> 
         (pynvml.NVML_ERROR_UNKNOWN, "could not start"),
     ],
 )
-def test_a_driver_that_does_not_start_is_told_apart(code: int, words: str, tmp_path: Path) -> None:
+def test_driver_failures_have_distinct_reasons(code: int, words: str, tmp_path: Path) -> None:
     facts = inventory(FakeNvml(machine("h200x4"), refuse={"nvmlInit": code}))
     assert facts.gpus == ()
     assert words in facts.host.reasons["gpus"]
@@ -225,7 +223,7 @@ def test_mig() -> None:
     assert [gpu.visible for gpu in found.gpus] == [True, False]
 
 
-def test_nvlink_lanes_that_end_at_the_other_gpu_are_counted_and_those_elsewhere_are_not() -> None:
+def test_only_nvlink_lanes_to_the_other_gpu_count() -> None:
     def lanes(*remotes: str) -> tuple[NvLink, ...]:
         return tuple(
             NvLink(lane=i, active=True, version=2, gb_per_s=25.781, remote=remote, remote_kind="gpu")
@@ -259,7 +257,7 @@ def test_the_reason_for_denied_peer_access_is_the_drivers(status: int) -> None:
     assert ("status 77" in link.reason) == (status == 77)
 
 
-def test_processes_are_listed_once_and_ours_are_known(tmp_path: Path) -> None:
+def test_processes_are_listed_once_and_own_ones_marked(tmp_path: Path) -> None:
     import os
 
     proc = tmp_path / "proc"
@@ -281,7 +279,7 @@ def test_processes_are_listed_once_and_ours_are_known(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_strings_of_the_machine_are_made_harmless(tmp_path: Path) -> None:
+def test_text_of_the_machine_is_sanitized(tmp_path: Path) -> None:
     (tmp_path / "proc/99").mkdir(parents=True)
     (tmp_path / "proc/99/comm").write_text("evil\x1b[2J\u202e")
     facts = inventory(FakeNvml(two(processes=(GpuProcess(pid=99),))), tmp_path, NCCL_DEBUG="\x1b]0;title\x07")

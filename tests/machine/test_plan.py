@@ -1,4 +1,4 @@
-"""Which probes a machine gets."""
+"""Test the choice of probes for a machine."""
 
 from __future__ import annotations
 
@@ -32,15 +32,13 @@ class TestWithEveryLibrary:
         assert names == ["gpu_paths", "allreduce_nccl", "allreduce_nccl", "host_memory", "allreduce_gloo"]
         assert why == []
 
-    def test_gpus_are_let_go_before_the_host_is_measured(self) -> None:
+    def test_gpus_are_released_before_the_host_is_measured(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=False, timeout_s=9)
         holding = [one.holds_gpus for one in programs]
         assert holding == sorted(holding, reverse=True)
 
     @pytest.mark.parametrize(("cpus", "aside"), [(64, True), (8, False), (None, False)])
-    def test_pytorch_is_imported_beside_the_copies_where_there_are_cores_to_spare(
-        self, cpus: int | None, aside: bool
-    ) -> None:
+    def test_pytorch_loads_aside_with_enough_cores(self, cpus: int | None, aside: bool) -> None:
         facts = inventory()
         facts = msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, usable_cpus=cpus))
         programs, _ = plan.plan_probes(facts, PROGRAMS, quick=False, timeout_s=9)
@@ -52,7 +50,7 @@ class TestWithEveryLibrary:
         environments = [dict(one.environment) for one in programs if one.program.stem == "allreduce_nccl"]
         assert environments == [{}, {"NCCL_P2P_DISABLE": "1"}]
 
-    def test_quick_leaves_out_what_is_slow_to_load_and_says_so(self) -> None:
+    def test_quick_skips_slow_programs_with_a_reason(self) -> None:
         names, why = planned(inventory(), quick=True)
         assert names == ["gpu_paths", "host_memory"]
         assert why == ["left out by --quick"]

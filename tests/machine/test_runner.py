@@ -1,4 +1,4 @@
-"""Programs that behave, hang, crash, print rubbish or print without end: each is told apart and loses only its own."""
+"""Test that programs that hang, crash or print garbage are distinguished and do not affect others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def program(folder: Path, name: str, text: str, **limits: float) -> Planned:
     return Planned(name=name, program=path, **({"setup_timeout_s": 120.0, "timeout_s": 120.0} | limits))  # type: ignore[arg-type]
 
 
-def test_a_good_program_is_heard(tmp_path: Path) -> None:
+def test_result_of_a_good_program_is_read(tmp_path: Path) -> None:
     heard: list[ProbeStep] = []
     (outcome,) = run_probes([program(tmp_path, "good", GOOD)], heard.append)
     assert outcome.status == "ok"
@@ -60,7 +60,7 @@ def test_a_good_program_is_heard(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_every_way_to_fail_has_its_name(tmp_path: Path, text: str, status: str, reason: str) -> None:
+def test_every_failure_has_a_status(tmp_path: Path, text: str, status: str, reason: str) -> None:
     bad, good = run_probes([program(tmp_path, "bad", text), program(tmp_path, "good", GOOD)])
     assert bad.status == status
     assert reason in (bad.reason or "")
@@ -103,7 +103,7 @@ def test_endless_messages_do_not_fill_memory(tmp_path: Path) -> None:
     assert len(outcome.reason or "") < 1000
 
 
-def test_progress_that_is_no_progress_is_ignored(tmp_path: Path) -> None:
+def test_invalid_progress_is_ignored(tmp_path: Path) -> None:
     lines = [
         '{"event": "progress", "done": "x"}',
         '{"event": 7}',
@@ -241,7 +241,7 @@ def test_no_gpu_is_no_failure_of_any_part(tmp_path: Path) -> None:
     assert [(one.status, one.reason) for one in run_probes([planned])] == [("unavailable", "CUDA sees no GPU")] * 2
 
 
-def test_what_loads_aside_does_not_keep_others_waiting_and_gpus_are_let_go_early(tmp_path: Path) -> None:
+def test_programs_that_load_aside_delay_nobody_and_gpus_are_released_early(tmp_path: Path) -> None:
     log = tmp_path / "log"
     holding = f"""
         import json, os, sys

@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES as CUDA reads it."""
+"""Test CUDA_VISIBLE_DEVICES against CUDA's rules."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_entries(value: str | None, indices: tuple[int, ...]) -> None:
     assert (seen.note is None) == (value is None or len(indices) == len(value.split(",")))
 
 
-def test_twice_the_same_is_noted() -> None:
+def test_repeated_entries_are_noted() -> None:
     seen = cuda_visible("1,1", GPUS)
     assert seen.indices == (1,)
     assert seen.note is not None
     assert "twice" in seen.note
 
 
-def test_gpus_of_different_models_are_counted_in_another_order_by_cuda() -> None:
+def test_different_models_get_a_note_on_cuda_order() -> None:
     mixed = (GPUS[0], Gpu(index=1, name="Another"))
     for value, order, noted in (
         ("1", None, True),
@@ -70,7 +70,7 @@ def test_gpus_of_different_models_are_counted_in_another_order_by_cuda() -> None
 
 
 @given(st.text(max_size=40))
-def test_no_value_breaks_it_and_it_names_only_gpus_that_are_there(value: str) -> None:
+def test_any_value_gives_existing_gpus_only(value: str) -> None:
     indices = cuda_visible(value, GPUS).indices
     assert set(indices) <= {0, 1, 2, 3}
     assert len(set(indices)) == len(indices)

@@ -1,4 +1,4 @@
-"""The published systems as the predictor sees them: their models' tensors, and which strategy each row ran.
+"""Describe published systems for the predictor: their models' tensors, and the strategy of each row.
 
 Everything else is the predictor that ships: `predict` with the strategies of
 `gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
@@ -94,7 +94,7 @@ class Run:
 
     @property
     def candidate(self) -> Candidate:
-        """The strategy that this row ran."""
+        """Return the strategy of this row."""
         on_host = self.placement.startswith("cpu")
         if self.strategy in {"independent", "horovod"}:
             name = self.strategy
@@ -110,14 +110,14 @@ class Run:
 
 @cache
 def _facts(name: str, devices: tuple[int, ...]) -> Facts:
-    """The machine with these GPUs alone, as CUDA_VISIBLE_DEVICES leaves them."""
+    """Return the machine with only these GPUs visible."""
     facts = machine(MACHINES[name])
     gpus = tuple(msgspec.structs.replace(gpu, visible=gpu.index in devices) for gpu in facts.gpus)
     return msgspec.structs.replace(facts, gpus=gpus)
 
 
 def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> tuple[Prediction, ...]:
-    """What the predictor says of these strategies in the setting of a run, the cheapest first."""
+    """Return the predictions of these strategies in the setting of a run, cheapest first."""
     backward = compute_ms * overlap.BACKWARD_SHARE
     compute = Compute(forward_ms=compute_ms - backward, backward_ms=backward, update_ms=0.0, step_ms=compute_ms)
     model = Gradients(name=one.model, sizes=tuple(one.tensors[::-1]), compute=compute)
@@ -125,7 +125,7 @@ def predicted(one: Run, compute_ms: float, candidates: Iterable[Candidate]) -> t
 
 
 def rows(name: str) -> list[dict[str, str]]:
-    """A published table."""
+    """Read a published table."""
     with (HERE / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -169,7 +169,7 @@ def _compute() -> dict[tuple[str, ...], float]:
 
 
 def compute_ms(row: dict[str, str]) -> float:
-    """A step of this row's setting without exchange, in ms."""
+    """Return a step of this row's setting without communication, in ms."""
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known

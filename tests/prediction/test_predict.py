@@ -1,4 +1,4 @@
-"""Predictions on recorded machines: what must hold for any model, and what physics says of these."""
+"""Test predictions on recorded machines: laws for any model, and the physics of these machines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
 
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("p2p", [True, False])
-def test_nothing_beats_no_exchange(name: str, p2p: bool) -> None:
+def test_no_strategy_beats_no_communication(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
         found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
@@ -71,7 +71,7 @@ def test_an_unknown_strategy_and_one_that_cannot_run_come_last() -> None:
     assert {one.cannot for one in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
 
 
-def test_finalists_are_the_plainest_then_the_best_and_those_near() -> None:
+def test_finalists_are_the_preferred_then_the_best_and_those_near() -> None:
     found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
     chosen = finalists_of(found, 2)
     assert chosen[0] == Candidate(strategy="nccl")
@@ -90,7 +90,7 @@ def _one(candidate: Candidate, model: Gradients) -> Prediction:
     return found
 
 
-def test_a_device_that_waits_for_its_host_has_time_for_an_exchange() -> None:
+def test_host_bound_device_hides_communication() -> None:
     """The same work on the device, in steps that last longer as the host launches slowly."""
     bound, slow, idle = (
         Gradients(
@@ -106,7 +106,7 @@ def test_a_device_that_waits_for_its_host_has_time_for_an_exchange() -> None:
     assert _one(nccl, idle).exposed_ms == 0.0
 
 
-def test_fsdp_waits_for_parts_that_nothing_hides() -> None:
+def test_fsdp_waits_for_exposed_parameters() -> None:
     """The same bytes: spread over a backward that hides them, or all in front of it, where nothing computes yet."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
@@ -118,7 +118,7 @@ def test_fsdp_waits_for_parts_that_nothing_hides() -> None:
     assert stalled.exposed_ms > hidden.exposed_ms + 0.5 * stalled.exchange_ms
 
 
-def test_hooks_of_many_small_parts_are_what_fsdp_takes() -> None:
+def test_fsdp_cost_includes_hooks_of_many_small_units() -> None:
     compute = Compute(forward_ms=0.5, backward_ms=1.0, update_ms=0.2, step_ms=1.8)
     few = Gradients(sizes=(1_000_000,) * 10, compute=compute, blocks=2)
     many = Gradients(sizes=(1_000_000,) * 10, compute=compute, blocks=10)
@@ -129,13 +129,13 @@ def test_hooks_of_many_small_parts_are_what_fsdp_takes() -> None:
 @given(
     st.lists(st.tuples(*(st.floats(0.0, 50.0) for _ in range(3))), min_size=1, max_size=12),
 )
-def test_stalls_lie_between_nothing_and_everything(parts: list[tuple[float, float, float]]) -> None:
+def test_stalls_are_within_bounds(parts: list[tuple[float, float, float]]) -> None:
     gathers, work, scatters = (list(column) for column in zip(*parts, strict=True))
     stalled = _stalls(gathers, work, scatters)
     assert gathers[0] - 1e-6 <= stalled <= sum(gathers) + sum(scatters) + 1e-6
 
 
-def test_two_sizes_that_are_nearly_the_same_make_no_slope() -> None:
+def test_nearly_equal_sizes_give_no_slope() -> None:
     """28.3157 MB in 1532.6 us and 28.3208 MB in 1532.4 us, as measured: 411 MB take their share, not half of it."""
     curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
@@ -160,7 +160,7 @@ def test_a_measured_small_one_is_the_latency() -> None:
     assert Curve({1 << 20: 0.4}, 4, empty_ms=0.05).time_ms(1 << 19) == pytest.approx(0.225)
 
 
-def test_a_ring_of_nvlink_is_peer_access_though_not_all_reach_each_other() -> None:
+def test_nvlink_ring_suffices_for_peer_access() -> None:
     """DGX-1: every GPU has four neighbours of seven. Rings of neighbours are what NCCL uses there."""
     for devices in (4, 8):
         found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
@@ -169,7 +169,7 @@ def test_a_ring_of_nvlink_is_peer_access_though_not_all_reach_each_other() -> No
         assert found["nccl"].exposed_ms < found["cpu-reduce"].exposed_ms
 
 
-def test_without_peer_access_a_parameter_server_moves_what_an_all_reduce_moves() -> None:
+def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:
     """Links through the host carry one way at a time: twice over each link costs what an all-reduce costs there."""
     model = Gradients(sizes=(50_000_000,) * 8)
     nccl, spread = (

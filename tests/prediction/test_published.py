@@ -1,4 +1,4 @@
-"""The predictor that ships against published measurements of machines that nobody here has."""
+"""Test the predictor against published measurements of other machines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_most_winners_are_predicted(groups: list[published.Group]) -> None:
     assert sum(group.right for group in groups) >= 0.8 * len(groups)
 
 
-def test_strategies_that_differ_are_told_apart(groups: list[published.Group]) -> None:
+def test_different_strategies_are_distinguished(groups: list[published.Group]) -> None:
     """The 24 groups in which one strategy was run several times are no question to a predictor."""
     apart = [group for group in groups if not group.alike]
     assert len(apart) == 45
@@ -46,7 +46,7 @@ def test_slow_links_and_hubs_decide(groups: list[published.Group], setting: tupl
     assert next(group.said for group in groups if tuple(group.row[key] for key in keys) == setting) == winner
 
 
-def test_a_tie_is_called_one(groups: list[published.Group]) -> None:
+def test_a_tie_is_reported(groups: list[published.Group]) -> None:
     """Two GPUs behind 5 GB/s and a step of 670 ms: the best two measured 0.1 standard deviations apart."""
     (found,) = [g for g in groups if (g.row["machine"], g.row["model"]) == ("az-2x-m60", "inception3")]
     assert found.said == found.truth == "tie"

@@ -1,4 +1,4 @@
-"""Recorded turns of every strategy on 2 H200s, judged again with the predictions that ship (`recorded/SOURCE.md`)."""
+"""Judge recorded measurements of every strategy on 2 H200s with today's predictions (`recorded/SOURCE.md`)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_most_steps_are_predicted_within_15_percent() -> None:
     assert all(0.5 < ratio < 1.5 for ratio in ratios.values())
 
 
-def test_what_there_was_no_time_for_is_no_loser() -> None:
+def test_unmeasured_strategy_is_no_loser() -> None:
     """ResNet-50 without peer access: two of ten strategies had turns, and NCCL is predicted within 3 % of them."""
     found = judge(_again("off", "resnet50"))
     assert found.verdict == "tie"

@@ -1,4 +1,4 @@
-"""Links that carry one transfer at a time, and what overlap leaves of them."""
+"""Test transfers over links, buckets, and exposed communication."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def _transfer(links: str, duration_ms: float, *, ready_ms: float = 0.0) -> Trans
     return Transfer(links=tuple(links.split()), ready_ms=ready_ms, duration_ms=duration_ms)
 
 
-def test_one_way_out_serves_one_after_another() -> None:
+def test_one_link_serves_transfers_in_sequence() -> None:
     asked = [_transfer("out:0 in:1", 10), _transfer("out:0 in:2", 10), _transfer("out:0 in:1", 10)]
     assert [end for _, end in run(asked)] == [10, 20, 30]
 
 
-def test_different_links_work_at_once() -> None:
+def test_different_links_work_in_parallel() -> None:
     assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
 
 
-def test_what_backward_hides() -> None:
+def test_exposed_time_after_backward() -> None:
     """Two buckets of 5 ms, ready at 4 and 10 of 10 ms: 5 ms are left; of 8 ms each: 10."""
     ready = ready_at([2, 3], 10.0)
     assert ready == [4.0, 10.0]
@@ -51,7 +51,7 @@ def test_every_gradient_is_in_one_bucket_in_order(sizes: list[int], bucket_mb: f
     assert all(sum(sizes[i] for i in bucket[:-1]) < limit for bucket in buckets)
 
 
-def test_curve_between_beyond_and_with_other_ranks() -> None:
+def test_curve_interpolates_extrapolates_and_scales_with_ranks() -> None:
     curve = Curve({1_000: 0.02, 1_000_000: 0.03, 100_000_000: 1.02}, 4)
     assert curve.time_ms(10) == 0.02
     assert curve.time_ms(50_500_000) == pytest.approx(0.525)

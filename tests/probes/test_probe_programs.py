@@ -1,4 +1,4 @@
-"""The probe programs run for real: on this machine's memory and processes, and on a fake CUDA driver.
+"""Run the probe programs on this machine's memory and processes, and on a fake CUDA driver.
 
 The fake driver (fake_cuda/) has real memory and copies real bytes, so what is tested is everything but time: which
 paths are measured, that data is verified, and that one failure loses nothing else.
@@ -73,7 +73,7 @@ class TestGloo:
         assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
         assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
 
-    def test_without_gpus_nothing_is_staged_through_them_and_the_rest_stays(self) -> None:
+    def test_without_gpus_host_staged_fails_alone(self) -> None:
         if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
@@ -82,7 +82,7 @@ class TestGloo:
         assert {one.strategy for one in found.collectives} == {"gloo"}
 
 
-def test_a_rank_that_dies_is_an_error_and_no_hang(tmp_path: Path) -> None:
+def test_dead_rank_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('broken installation')")
     found = run("allreduce_gloo.py", "--quick", "--ranks", "2", PYTHONPATH=str(tmp_path))
@@ -120,13 +120,13 @@ class TestCopiesOnAFakeDriver:
         access = [path[-1] for path in paths]
         assert access == sorted(access), "peer access, once on, stays on: paths without it come first"
 
-    def test_without_peer_access_only_staged_copies_are_left(self) -> None:
+    def test_without_peer_access_only_staged_copies_are_measured(self) -> None:
         found = faked("copy_peer.py", "--quick", peer=False)
         assert {one.peer_access for one in found.bandwidth} == {False}
         assert "no peer access" in found.skipped[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
-    def test_damaged_data_is_seen(self, program: str) -> None:
+    def test_damaged_data_is_detected(self, program: str) -> None:
         found = faked(program, "--quick", corrupt=True)
         assert found.bandwidth
         assert all(one.wrong_words > 0 for one in found.bandwidth)
@@ -144,17 +144,17 @@ class TestCopiesOnAFakeDriver:
         assert "cuMemGetInfo" in found.errors[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py", "allreduce_nccl.py"])
-    def test_no_gpu_is_said(self, program: str) -> None:
+    def test_missing_gpu_is_reported(self, program: str) -> None:
         assert "CUDA sees no GPU" in faked(program, devices=0).unavailable
 
     @pytest.mark.parametrize("program", ["copy_peer.py", "allreduce_nccl.py"])
     def test_one_gpu_is_not_enough(self, program: str) -> None:
         assert "need" in faked(program, devices=1).unavailable
 
-    def test_a_driver_that_refuses_the_kernels_leaves_figures_unverified(self) -> None:
+    def test_rejected_kernels_leave_bandwidths_unverified(self) -> None:
         found = faked("copy_peer.py", "--quick", kernels=False)
         assert {one.wrong_words for one in found.bandwidth} == {None}
-        assert any("does not take this probe's kernels" in one.why for one in found.skipped)
+        assert any("cannot load this probe's kernels" in one.why for one in found.skipped)
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
@@ -171,7 +171,7 @@ def faked_session(*arguments: str, path: str = "", **options: Any) -> list[Probe
 
 
 class TestSeveralPartsInOneProcess:
-    def test_each_part_has_a_result_of_its_own_and_says_where_loading_went(self) -> None:
+    def test_each_part_has_a_result_with_its_loading_phases(self) -> None:
         host, peer = faked_session("--quick", "--parts", "peer,host")
         assert isinstance(host, HostCopies)
         assert isinstance(peer, PeerCopies)
@@ -179,14 +179,14 @@ class TestSeveralPartsInOneProcess:
         assert [one.peer_access for one in peer.bandwidth] == [False, True, True]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
 
-    def test_a_part_that_cannot_be_measured_leaves_the_others(self) -> None:
+    def test_failed_part_does_not_affect_the_others(self) -> None:
         if find_spec("nvidia") is not None:
             pytest.skip("NCCL may be installed here")
         host, nccl = faked_session("--quick", "--parts", "host,nccl")
         assert host.unavailable is None
         assert "NCCL cannot be loaded" in (nccl.unavailable or "")
 
-    def test_no_memory_and_no_gpu_are_said_once(self) -> None:
+    def test_missing_memory_or_gpu_is_reported_once(self) -> None:
         host, peer = faked_session("--parts", "host,peer", fail="cuMemGetInfo")
         assert "cuMemGetInfo" in host.errors[0].why
         assert peer.errors == ()
@@ -237,12 +237,12 @@ class TestNcclOnAFakeLibrary:
         found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
         assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
 
-    def test_a_wrong_sum_is_seen(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_wrong_sum_is_detected(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL", "wrong")
         found = faked("allreduce_nccl.py", "--quick", path=library)
         assert all(one.wrong_values > 0 for one in found.collectives)
 
-    def test_a_strategy_that_cannot_start_loses_no_other(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_strategy_does_not_affect_the_others(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
         assert {one.strategy for one in found.collectives} == {"nccl", "nccl-queued"}

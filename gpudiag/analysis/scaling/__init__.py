@@ -1,1 +1,1 @@
-"""How training scales with devices: what follows from measured points, wherever they were measured."""
+"""Scaling of training with devices: conclusions from measured points."""

@@ -65,9 +65,7 @@ def conclude(
         for point in without_conclusions(points, doubts)
     ]
     falls, waterfall_remarks = _waterfalls(points, recorded, doubts)
-    alone = devices.alone(points, points[0].machine.gpus if points else ())
-    if any(gpu.point in doubts for gpu in alone):  # a disturbed host may make any GPU look odd
-        alone = tuple(msgspec.structs.replace(gpu, odd=False) for gpu in alone)
+    alone = _alone(points, doubts)
     pairs = () if any(point.alone and point.id in doubts for point in points) else devices.pairs(points, facts)
     times = durations(points, wanted)
     return Scaling(
@@ -93,6 +91,14 @@ def conclude(
             *_no_volume(wanted, times),
         ),
     )
+
+
+def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
+    """Return each GPU alone; none is odd if any is doubtful, because a disturbed host may make any GPU look odd."""
+    alone = devices.alone(points, points[0].machine.gpus if points else ())
+    if any(gpu.point in doubts for gpu in alone):
+        return tuple(msgspec.structs.replace(gpu, odd=False) for gpu in alone)
+    return alone
 
 
 def _mixed_scaling(left_out: int) -> list[Remark]:
@@ -134,10 +140,11 @@ def _waterfalls(
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
-    most = max((point.devices for point in points if point.status == "measured"), default=0)
-    for point in points:
+    several_devices = _measured_on_several(points)
+    most = max((point.devices for point in several_devices), default=0)
+    for point in several_devices:
         base = by_id.get(point.baseline or "")
-        if point.devices == 1 or point.status != "measured" or point.baseline in doubts:
+        if point.baseline in doubts:
             continue
         several, one = recorded.get(point.id), recorded.get(point.baseline or "")
         independent = _independent_points(point, points)
@@ -145,12 +152,16 @@ def _waterfalls(
         if fall is not None and closes(fall):
             falls.append(fall)
             continue
-        if base is not None and independent and point.devices == most and independent[1].id not in doubts:
+        if base and independent and point.devices == most and independent[1].id not in doubts:
             falls.append(measured_waterfall(point, base, independent))
         reason = _no_waterfall(fall, several, one, independent)
         if reason:
             remarks.append(Remark(code="no-waterfall", message=f"{point.id}: {reason}"))
     return falls, remarks
+
+
+def _measured_on_several(points: Iterable[PointRecord]) -> list[PointRecord]:
+    return [point for point in points if point.status == "measured" and point.devices > 1]
 
 
 def _recorded_waterfall(

@@ -19,8 +19,8 @@ def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) ->
     """Return (a, b) of time = a + b x size, with a, b ≥ 0, that minimise *relative* errors.
 
     Least squares of relative errors by iterated weights: each point is divided by its own time, so that 20 µs at 1 KiB
-    count as much as 2 ms at 512 MiB, and points further off than 10 % weigh less, so that one odd size does not bend
-    the rest.
+    count as much as 2 ms at 512 MiB, and points with an error above 10 % weigh less, so that one outlier does not
+    change the fit.
 
     Args:
         sizes: at least two different ones, positive.

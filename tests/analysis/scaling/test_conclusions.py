@@ -1,4 +1,4 @@
-"""Speedup, waterfall, fit and forecast, against figures worked out by hand."""
+"""Test speedup, waterfall, fit and forecast against values computed by hand."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_worked_example_of_the_waterfall() -> None:
     assert fall.notes == ()
 
 
-def test_what_the_replay_misses_is_the_rest_and_is_said() -> None:
+def test_residual_of_the_simulation_is_the_rest() -> None:
     fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=38), parts(compute=30))
     assert {loss.name: loss.percent for loss in fall.losses}["rest"] == pytest.approx(5)
     assert any("5.0 %" in note for note in fall.notes)
@@ -79,7 +79,7 @@ def test_strong_scaling_compares_with_the_share_of_the_work() -> None:
     assert lost["waiting"] == pytest.approx(16)
 
 
-def test_the_same_job_without_exchange_is_held_beside_it() -> None:
+def test_note_compares_with_the_job_without_communication() -> None:
     apart = measured(4, 31.0, strategy="independent"), measured(1, 30.0, strategy="independent")
     fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=40), parts(compute=30), apart)
     assert any("4 devices reach 96.8 %" in note for note in fall.notes)
@@ -215,7 +215,7 @@ def test_iterations_on_several_devices_are_not_those_of_one() -> None:
     assert durations([strong], Wanted(iterations=1e5))[0].like_one_device_hours is None
 
 
-def test_an_odd_gpu_is_found_before_its_pair_is_blamed() -> None:
+def test_odd_gpu_is_named_instead_of_its_pair() -> None:
     singles = [
         measured(1, ms, strategy="independent", device_indices=(i,), alone=True)
         for i, ms in enumerate((30.0, 40.0, 30.0, 30.0))
@@ -235,7 +235,7 @@ def test_an_odd_gpu_is_found_before_its_pair_is_blamed() -> None:
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]
 
 
-def test_nothing_alone_says_nothing() -> None:
+def test_a_single_gpu_is_not_compared() -> None:
     assert devices.alone([measured(1, 30.0)], ()) == ()
     broken = msgspec.structs.replace(measured(1, 30.0), alone=True, status="failed", samples_per_s=None, ci95=None)
     assert devices.alone([broken], ()) == ()

@@ -1,4 +1,4 @@
-"""What a step consists of, from recorded steps of real jobs."""
+"""Test the breakdown of a step from recorded steps of real jobs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
-def test_the_parts_are_the_timed_step(name: str) -> None:
+def test_parts_sum_to_the_timed_step(name: str) -> None:
     found = of(name)
     assert set(found.parts_ms) == set(STEP_PARTS)
     assert min(found.parts_ms.values()) >= 0
@@ -36,26 +36,26 @@ def test_the_parts_are_the_timed_step(name: str) -> None:
     assert found.replayed_ms <= found.recorded_ms * 1.01
 
 
-def test_a_late_rank_is_waited_for() -> None:
+def test_straggler_causes_waiting() -> None:
     late, clean = of("slow_loader_rank2"), of("clean")
     assert late.parts_ms["waiting"] > 0.2 * late.replayed_ms
     assert clean.parts_ms["waiting"] < 0.1 * clean.replayed_ms
 
 
-def test_transfers_that_nothing_hides_are_the_exchange_through_host_memory() -> None:
+def test_exposed_transfer_includes_copies_through_host_memory() -> None:
     found = of("vgg_p2poff")
     assert found.parts_ms["exposed_transfer"] > 0.4 * found.replayed_ms
     assert found.parts_ms["exposed_transfer"] > 10 * found.parts_ms["waiting"]
 
 
-def test_a_loader_is_input_only_where_batches_come_from_somewhere() -> None:
+def test_loader_is_input_only_if_batches_are_loaded() -> None:
     fed, unfed = of("resnet50_dataloader"), of("resnet50_dataloader", fed=False)
     assert fed.parts_ms["input"] > 0
     assert unfed.parts_ms["input"] == 0
     assert sum(fed.parts_ms.values()) == pytest.approx(sum(unfed.parts_ms.values()))
 
 
-def test_steps_that_were_slower_when_recorded_are_scaled_and_it_is_said() -> None:
+def test_slower_recorded_steps_are_scaled_with_a_note() -> None:
     found = of("gloo_dataloader", 0.6)
     assert found.on_cpu
     assert found.scaled_by == pytest.approx(found.timed_ms / found.replayed_ms)

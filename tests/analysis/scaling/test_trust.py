@@ -1,4 +1,4 @@
-"""What is concluded where a baseline cannot be trusted, and how starts widen intervals.
+"""Test conclusions with untrusted baselines, and intervals widened by starts.
 
 `uneven-host.json`: points and parts of steps of ResNet-50 and VGG-16 on 4 H200s, as `gpudiag scale resnet50 vgg16
 --precision bf16 --memory-format nhwc --seconds 2` measured them on 2026-11-22 on a slow and uneven host. ResNet-50's
@@ -45,7 +45,7 @@ def uneven() -> Scaling:
     return concluded(points, msgspec.convert(RECORDED["parts"], dict[str, StepParts]))
 
 
-def test_nothing_is_concluded_from_a_baseline_on_an_uneven_host(uneven: Scaling) -> None:
+def test_no_conclusions_from_a_baseline_on_an_uneven_host(uneven: Scaling) -> None:
     resnet = [point for point in uneven.points if point.workload == "resnet50"]
     assert len(resnet) == 11
     assert all(point.samples_per_s and point.speedup is None and point.efficiency is None for point in resnet)
@@ -55,27 +55,27 @@ def test_nothing_is_concluded_from_a_baseline_on_an_uneven_host(uneven: Scaling)
     assert any(r.code == "no-baseline-to-trust" and "30.6 ms as nccl" in r.message for r in uneven.remarks)
 
 
-def test_what_the_host_did_not_disturb_is_concluded(uneven: Scaling) -> None:
+def test_undisturbed_points_keep_their_conclusions(uneven: Scaling) -> None:
     vgg = {(point.strategy, point.devices): point for point in uneven.points if point.workload == "vgg16"}
     assert vgg["nccl", 4].efficiency == pytest.approx(0.93, abs=0.001)
     assert {fall.strategy for fall in uneven.waterfalls} == {"nccl", "nccl-no-p2p"}
     assert any(r.code == "no-waterfall" and "cpu-reduce" in r.message for r in uneven.remarks)
 
 
-def test_no_figure_of_any_result_is_beyond_what_can_be(uneven: Scaling) -> None:
+def test_values_of_every_result_are_in_range(uneven: Scaling) -> None:
     for point in uneven.points:
         assert point.efficiency_ci95 is None or point.efficiency_ci95[0] <= 1.0
     for fall in uneven.waterfalls:
         assert abs(next(loss.percent for loss in fall.losses if loss.name == "rest")) <= 5.0
 
 
-def test_more_than_all_of_one_device_is_the_baseline_s_fault() -> None:
+def test_efficiency_above_one_makes_the_baseline_doubtful() -> None:
     one, four = measured(1, 30.0), measured(4, 26.0)
     assert "115 %" in doubtful([one, four])[one.id]
     assert doubtful([measured(1, 30.0), measured(4, 29.9)]) == {}
 
 
-def test_a_device_that_its_host_paces_is_no_baseline() -> None:
+def test_host_paced_point_is_no_baseline() -> None:
     one = measured(1, 30.0, paced_by_host=True)
     assert "its CPU limits it" in doubtful([one])[one.id]
 
@@ -88,7 +88,7 @@ def started(devices: int, *steps_ms: float, **given: object) -> PointRecord:
     return found
 
 
-def test_intervals_cover_what_starts_differ_by() -> None:
+def test_intervals_cover_the_scatter_of_starts() -> None:
     """Two starts, 1 % apart on average, each known to 1 %."""
     points = [started(n, 30.0 * n, 30.0 * n * (1 + apart)) for n, apart in ((1, 0.01), (2, -0.01), (4, 0.012))]
     for point in with_scatter(points):
@@ -100,14 +100,14 @@ def test_intervals_cover_what_starts_differ_by() -> None:
         assert 0.01 < (high - low) / 2 / sum(rates) * 2 < 0.05
 
 
-def test_starts_that_differ_make_no_baseline_and_are_started_once_more() -> None:
+def test_differing_starts_are_no_baseline_and_start_again() -> None:
     one, two = started(1, 18.0, 30.0), started(2, 31.0, 31.5)
     assert "differ by 67 %" in doubtful(with_scatter([one, two]))[one.id]
     assert [point.id for point in again([one, two], 2)] == [one.id]
     assert again([together(one, measured(1, 29.0)), two], 2) == []
 
 
-def test_every_point_has_as_many_starts_as_asked_for() -> None:
+def test_every_point_has_the_requested_starts() -> None:
     one, two = started(1, 30.0, 30.1), measured(2, 31.0)
     assert [point.id for point in again([one, two], 2)] == [two.id]
     assert again([measured(1, 30.0), two], 1) == []
@@ -126,7 +126,7 @@ def test_two_points_forecast_nothing() -> None:
     assert prospect([measured(1, 30.0), measured(4, 36.0)], Network(gb_per_s=25.0), None) is None
 
 
-def test_a_waterfall_whose_parts_were_scaled_away_is_not_drawn() -> None:
+def test_waterfall_with_strongly_scaled_parts_is_dropped() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     gone = msgspec.structs.replace(parts(compute=40), scaled_by=0.0)
     found = concluded([one, four], {one.id: parts(compute=30), four.id: gone})

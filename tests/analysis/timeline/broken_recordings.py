@@ -1,4 +1,4 @@
-"""Whole recordings, broken as they break in practice: each writes the traces of a job into a new directory."""
+"""Break whole recordings as they break in practice; each function writes the traces of a job into a new directory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _CATEGORY = re.compile(r'"cat":"([^"]*)"')
 
 
 def named(directory: Path, rank: int) -> Path:
-    """The trace of a rank."""
+    """Return the trace of a rank."""
     return directory / f"rank{rank}.pt.trace.json.gz"
 
 
 def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
-    """The traces of one run, but these ranks' of another."""
+    """Replace the traces of these ranks by those of another run."""
     for source in sorted(first.glob("rank*")):
         of = second if any(source == named(first, rank) for rank in ranks) else first
         (target / source.name).write_bytes((of / source.name).read_bytes())
@@ -39,7 +39,7 @@ def without_rank(source: Path, rank: int, target: Path) -> Path:
 
 
 def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
-    """One rank's trace in another's place; its header says that it is of rank `says`."""
+    """Replace a rank's trace by another's, whose header says that it is of rank `says`."""
     without_rank(source, instead_of, target)
     text = gzip.decompress(named(source, rank).read_bytes()).decode()
     head, events = text.split('"traceEvents"', 1)
@@ -49,7 +49,7 @@ def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, s
 
 
 def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], ranks: Sequence[int]) -> Path:
-    """Without the events of these ranks that do not stay, by category and text."""
+    """Remove events of these ranks, selected by category and text."""
     for path in sorted(source.glob("rank*")):
         if all(path != named(source, rank) for rank in ranks):
             (target / path.name).write_bytes(path.read_bytes())
@@ -82,7 +82,7 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
 
 
 def say_devices_of_calls(space: Any) -> None:
-    """What TensorFlow writes and the small recording lacks: each call says the GPU that it gives work to."""
+    """Add what TensorFlow writes and the small recording lacks: the GPU that each call gives work to."""
     device_of: dict[int, int] = {}
     for plane in space.planes:
         names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}

@@ -1,4 +1,4 @@
-"""Of injected lags, drops, jitter and clock offsets, the true pairing must come back."""
+"""Test that the true pairing is found despite injected lags, drops, jitter and clock offsets."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Job:
         noise: np.random.Generator,
         jitter_ns: int = JITTER_NS,
     ) -> CollectiveSequence:
-        """One rank's record of the collectives in `which`: late by some jitter, by a clock that shows `offset` more."""
+        """Record the collectives in `which` on one rank, with jitter and a clock offset."""
         end = self.end[which] + noise.integers(0, jitter_ns, len(which)) + offset
         return CollectiveSequence(
             start=end - noise.integers(100 * NS_PER_US, 2 * NS_PER_MS, len(which)),
@@ -98,7 +98,7 @@ def test_captures_that_begin_and_end_apart(
 
 @given(seed=st.integers(0, 2**32), offset=st.sampled_from([3 * NS_PER_MS, -5 * NS_PER_MS]))
 @examples(50)
-def test_a_clock_that_is_off_by_much_less_than_a_step_is_in_no_doubt(seed: int, offset: int) -> None:
+def test_small_clock_offset_is_unambiguous(seed: int, offset: int) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
@@ -134,7 +134,7 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
 def test_long_captures(origin: int) -> None:
-    """Of many collectives some vote on the offset, and all are paired."""
+    """A sample of many collectives votes on the offset, and all are paired."""
     noise = np.random.default_rng(3)
     job = training(150, 7, noise)
     every = np.arange(len(job.end))
@@ -145,8 +145,8 @@ def test_long_captures(origin: int) -> None:
     assert abs(found.offset_ns - origin) <= TYPICAL_NS
 
 
-def test_steps_of_uneven_length_leave_hardly_a_doubt_without_a_common_origin() -> None:
-    """By chance two steps are so alike that a rival comes close: then doubt is said, though the pairing is right."""
+def test_uneven_steps_are_rarely_ambiguous_without_a_common_origin() -> None:
+    """Two steps may be so alike by chance that a correct pairing is reported as ambiguous."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)
@@ -191,7 +191,7 @@ def test_one_collective_each(comparable: bool) -> None:
 
 
 @pytest.mark.parametrize("comparable", [True, False])
-def test_of_ranks_of_which_one_saw_no_collective_that_all_leave_together_nothing_matches(comparable: bool) -> None:
+def test_rank_without_symmetric_collectives_matches_nothing(comparable: bool) -> None:
     noise = np.random.default_rng(0)
     job = training(3, 2, noise, broadcasts=1)
     every = np.arange(len(job.end))
@@ -203,7 +203,7 @@ def test_of_ranks_of_which_one_saw_no_collective_that_all_leave_together_nothing
 
 @given(seed=st.integers(0, 2**32))
 @examples(50)
-def test_strangers_on_one_clock_move_no_clock(seed: int) -> None:
+def test_unrelated_collectives_move_no_clock(seed: int) -> None:
     """Groups that only share a name end at unrelated instants: no offset may be made of chance neighbours."""
     noise = np.random.default_rng(seed)
     count = 40
@@ -221,7 +221,7 @@ def test_strangers_on_one_clock_move_no_clock(seed: int) -> None:
 
 @given(seed=st.integers(0, 2**32), comparable=st.booleans())
 @examples(50)
-def test_only_like_collectives_are_paired_however_near_others_end(seed: int, *, comparable: bool) -> None:
+def test_only_collectives_of_one_signature_are_paired(seed: int, *, comparable: bool) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
@@ -240,7 +240,7 @@ def test_only_like_collectives_are_paired_however_near_others_end(seed: int, *, 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
 @examples(50)
-def test_loose_ends_on_one_clock_pair_where_they_overlap(seed: int, steps: int, lost: int) -> None:
+def test_scattered_ends_pair_by_overlap_on_one_clock(seed: int, steps: int, lost: int) -> None:
     """gloo's threads on busy processors: ends milliseconds apart, as in `tests/traces/gloo_dataloader`."""
     noise = np.random.default_rng(seed)
     job = training(steps, 3, noise)

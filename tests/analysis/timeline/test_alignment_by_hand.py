@@ -1,4 +1,4 @@
-"""The steps of an alignment one by one, a number below and a number above what each decides by. Times in µs."""
+"""Test each stage of an alignment just below and just above its threshold. Times in µs."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def fit(a: CollectiveSequence, b: CollectiveSequence, offset: float = 0) -> _Fit
 
 @given(st.lists(st.integers(-9, 9), min_size=1), st.lists(st.integers(-9, 9), min_size=1))
 @examples(50)
-def test_the_nearest_of_all_and_of_two_the_lower(points: list[int], among: list[int]) -> None:
+def test_nearest_value_with_ties_to_the_lower(points: list[int], among: list[int]) -> None:
     found = _nearest(np.array(points), np.array(among))
     for point, at in zip(points, found.tolist(), strict=True):
         assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
@@ -80,7 +80,7 @@ def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
     assert near(seen([0, 1000]), seen([-4000, -5000]), -5000) == [(0, 1), (1, 0)]
 
 
-def test_pairs_are_of_one_signature_and_leave_together() -> None:
+def test_pairs_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen([0, 1000, 2000], of=[1, 3, 3])) == [(0, 0), (2, 2)]
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
@@ -96,7 +96,7 @@ def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
 
 
 @pytest.mark.parametrize(("fitting", "offset", "believable"), [(6, 0, True), (5, 0, False), (6, 100, True)])
-def test_half_of_what_both_saw_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
+def test_half_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
     found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
     assert (len(found.a), found.offset, found.spread) == (fitting, offset * NS_PER_US, 0)
     assert found.coverage == fitting / 12
@@ -107,14 +107,14 @@ def test_half_of_what_both_saw_must_fit_on_one_clock(fitting: int, offset: float
     ("fitting", "offset", "believable"),
     [(9, FAR, True), (8, FAR, False), (8, 101, False), (9, 101, True), (9, -FAR, True)],
 )
-def test_to_move_a_clock_takes_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
+def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
     found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
     assert found.believable == believable
 
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
-def test_and_that_they_fit_closely(apart: float, *, believable: bool) -> None:
-    """By turns so much early and late, and one just in time."""
+def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
+    """Return ends alternately early and late by this much, and one on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
     found = fit(seen(shifted(11, 11)), seen(ends), FAR)
     assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
@@ -122,7 +122,7 @@ def test_and_that_they_fit_closely(apart: float, *, believable: bool) -> None:
 
 
 @pytest.mark.parametrize(("overlap", "believable"), [(5, True), (4, False)])
-def test_and_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
+def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
     ends = [FAR + at * 1000 for at in range(overlap - 10, overlap)]
     found = fit(seen(shifted(20, 20)), seen(ends), FAR)
     assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
@@ -130,8 +130,8 @@ def test_and_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> N
     assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
 
 
-def test_what_only_one_capture_saw_need_not_fit() -> None:
-    """Of eleven ends the other saw the last three, and of those between them one more that is not there."""
+def test_collectives_of_one_capture_need_not_fit() -> None:
+    """The other rank recorded the last three of eleven ends, and one more between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
     # What is within the tolerance of the edge was seen.
@@ -152,7 +152,7 @@ def offsets(*fits: _Fit) -> list[float]:
     return [one.offset / NS_PER_US for one in _equally_good([*fits])]
 
 
-def test_pairings_are_equally_good_with_half_the_pairs_and_nearly_all_that_was_seen() -> None:
+def test_equally_good_pairings_have_half_the_pairs_and_nearly_full_coverage() -> None:
     assert offsets() == []
     assert offsets(fitting(10, 5000), fitting(20, 0)) == [0, 5000]
     assert offsets(fitting(9, 5000), fitting(20, 0)) == [0]
@@ -161,7 +161,7 @@ def test_pairings_are_equally_good_with_half_the_pairs_and_nearly_all_that_was_s
     assert offsets(fitting(20, 0, coverage=0.8), fitting(15, 5000, coverage=0.76)) == [0, 5000]
 
 
-def test_and_spread_within_four_times_the_least() -> None:
+def test_equally_good_pairings_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
@@ -173,14 +173,14 @@ def test_and_spread_within_four_times_the_least() -> None:
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
 
-def test_but_few_pairs_and_less_than_three_quarters_fit_closely_by_chance() -> None:
+def test_few_pairs_do_not_set_the_spread() -> None:
     assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
     assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(11, 5000)) == [2000, 5000]
 
 
-def test_offsets_within_the_tolerance_are_one() -> None:
+def test_offsets_within_the_tolerance_are_merged() -> None:
     assert offsets(fitting(19, 2300), fitting(20, 2000), fitting(18, 2301), fitting(17, 1700)) == [2000, 2301]
 
 
@@ -241,7 +241,7 @@ def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[in
     return pairs((found.a, found.b)), found.spread / NS_PER_US, found.coverage, found.believable
 
 
-def test_on_one_clock_those_that_overlap_are_one_collective() -> None:
+def test_overlapping_collectives_match_on_one_clock() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
     assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
     # One that begins after the other has ended is another: that one waits for the next.
@@ -251,7 +251,7 @@ def test_on_one_clock_those_that_overlap_are_one_collective() -> None:
     assert overlap(a, seen([1000, 3000], of=[7, 7])) == ([], 0, 0, False)
 
 
-def test_signature_by_signature_and_in_order() -> None:
+def test_overlap_pairs_each_signature_in_order() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     b = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     assert overlap(a, b) == ([(0, 0), (1, 1), (2, 2)], 0, 1.0, True)
@@ -260,7 +260,7 @@ def test_signature_by_signature_and_in_order() -> None:
 
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
-def test_three_quarters_of_what_both_saw_must_overlap(others: int, *, believable: bool) -> None:
+def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
     """Nine pairs, and on both ranks as many others that overlap nothing, all but the last within the captures."""
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
@@ -270,7 +270,7 @@ def test_three_quarters_of_what_both_saw_must_overlap(others: int, *, believable
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
-def test_what_begins_when_the_others_capture_ends_it_saw(begin: float, coverage: float) -> None:
+def test_collective_at_the_end_of_the_other_capture_counts_as_seen(begin: float, coverage: float) -> None:
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     a = seen([*nine, 20_050], starts=[*(at - 50 for at in nine), begin])
     b = seen(sorted([*nine, 10_500]))
@@ -301,7 +301,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
     assert of(many, many, comparable=True) == [0, 0, *(sign * at * 1000 for at in (1, 2, 3) for sign in (-1, 1)), -4000]
 
 
-def test_ends_far_apart_are_paired_by_overlap_where_that_pairs_more() -> None:
+def test_overlap_is_used_if_it_pairs_more() -> None:
     def loose(fits: int) -> CollectiveSequence:
         ends = shifted(fits, 12, bend=400)
         return seen(ends, starts=[at - 600 for at in ends])
@@ -320,6 +320,6 @@ def test_ends_far_apart_are_paired_by_overlap_where_that_pairs_more() -> None:
     assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8
 
 
-def test_what_does_not_fit_is_aligned_by_nothing() -> None:
+def test_unfitting_sequences_are_not_aligned() -> None:
     found = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
     assert (len(found.a), len(found.b), found.offset_ns, found.residual_ns, found.ambiguous) == (0, 0, 0, 0, False)

@@ -1,4 +1,4 @@
-"""When the training thread of a CPU process waits inside an operator for what it handed over, pause by pause."""
+"""Test when the training thread of a CPU process waits inside an operator for its collective."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
 
 
 def summed(*, end: int = 2000) -> TraceBuilder:
-    """A function of autograd from 1000 on that hands a sum over."""
+    """Add an autograd function from 1000 on that enqueues an all-reduce."""
     return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, ENQUEUE)
 
 
-def test_it_waits_until_the_collective_has_ended() -> None:
+def test_operator_waits_until_the_collective_ends() -> None:
     assert awaited(summed().gloo(1120, 1900)) == [(1150, 1900)]
     assert awaited(summed().gloo(1120, 1500).gloo(1130, 1900)) == [(1150, 1900)]
     # What it does meanwhile is no waiting.
@@ -29,7 +29,7 @@ def test_it_waits_until_the_collective_has_ended() -> None:
     assert awaited(busy) == [(1150, 1200), (1600, 1900)]
 
 
-def test_a_pause_in_which_no_collective_of_it_ends_is_none() -> None:
+def test_pause_without_an_ending_collective_is_no_wait() -> None:
     assert awaited(summed()) == []
     assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # while it was busy
     assert awaited(summed().gloo(1090, 1900)) == []  # begun before
@@ -41,23 +41,23 @@ def test_a_pause_in_which_no_collective_of_it_ends_is_none() -> None:
     ("end", "waits"),
     [(2001, [(1150, 2000)]), (2849, [(1150, 2000)]), (2850, []), (1150, []), (1151, [(1150, 1151)])],
 )
-def test_a_collective_that_ends_a_little_later_counts_too(end: int, waits: list[tuple[int, int]]) -> None:
-    """By less than the pause of 850 µs."""
+def test_collective_that_ends_slightly_later_counts(end: int, waits: list[tuple[int, int]]) -> None:
+    """The collective ends later by less than the pause of 850 µs."""
     assert awaited(summed().gloo(1120, end)) == waits
 
 
 @pytest.mark.parametrize(("end", "waits"), [(1180, [(1150, 1170)]), (1179, [])])
-def test_a_short_pause_is_no_waiting(end: int, waits: list[tuple[int, int]]) -> None:
+def test_short_pause_is_no_wait(end: int, waits: list[tuple[int, int]]) -> None:
     assert awaited(summed(end=end).gloo(1120, 1170)) == waits
 
 
-def test_a_hand_over_by_itself_or_that_ends_its_operator_waits_for_nothing() -> None:
+def test_enqueue_alone_or_at_the_end_of_an_operator_does_not_wait() -> None:
     assert awaited(TraceBuilder().operator(1100, 1150, ENQUEUE).operator(1990, 1999).gloo(1120, 1900)) == []
     done = TraceBuilder().operator(1000, 1140, "_Summed").operator(1100, 1150, ENQUEUE).operator(1990, 1999)
     assert awaited(done.gloo(1120, 1900)) == []
 
 
-def test_the_innermost_operator_around_it_is_the_one_that_waits() -> None:
+def test_innermost_operator_around_the_enqueue_waits() -> None:
     trace = TraceBuilder().operator(500, 9000, "forward").operator(600, 700).operator(1000, 2000, "_Summed")
     trace.operator(1010, 1050, "aten::clone").operator(1100, 1150, ENQUEUE).gloo(1120, 1900).gloo(1130, 8000)
     assert awaited(trace) == [(1150, 1900)]
@@ -66,13 +66,13 @@ def test_the_innermost_operator_around_it_is_the_one_that_waits() -> None:
     assert awaited(trace.operator(1100, 1150, ENQUEUE).gloo(1120, 1900)) == [(1150, 1900)]
 
 
-def test_of_an_operator_that_hands_over_twice_the_first_counts() -> None:
+def test_first_of_two_enqueues_in_an_operator_counts() -> None:
     twice = summed().operator(1200, 1250, ENQUEUE)
     assert awaited(twice.gloo(1120, 1190).gloo(1220, 1900)) == [(1150, 1190), (1250, 1900)]
     after = summed().operator(3000, 4000, "_Summed").operator(3100, 3150, ENQUEUE)
     assert awaited(after.gloo(1120, 1900).gloo(3110, 3900)) == [(1150, 1900), (3150, 3900)]
 
 
-def test_other_threads_wait_for_themselves() -> None:
+def test_waits_of_other_threads_do_not_count() -> None:
     trace = TraceBuilder().by(5).operator(1000, 2000, "_Summed").operator(1100, 1150, ENQUEUE).gloo(1120, 1900)
     assert awaited(trace) == []

@@ -1,4 +1,4 @@
-"""Collectives of several ranks: who came last, on whose clock, in which group."""
+"""Test last arrivals, clocks and groups of collectives of several ranks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def job(
 
 
 @pytest.mark.parametrize("clocks_ns", [None, [0, 3 * NS_PER_MS, -7 * NS_PER_MS]])
-def test_all_wait_for_the_last_and_the_last_for_nobody(clocks_ns: list[int] | None) -> None:
+def test_all_ranks_wait_for_the_last_one(clocks_ns: list[int] | None) -> None:
     builders = job([4_000, 15_000, 9_000], clocks_ns=clocks_ns, jitter=10)
     timeline = build_timeline([builder.build() for builder in builders])
     attribution = attribute(timeline)
@@ -55,7 +55,7 @@ def test_all_wait_for_the_last_and_the_last_for_nobody(clocks_ns: list[int] | No
             assert offset == pytest.approx(zero - clocks_ns[rank], abs=30 * NS_PER_US)
 
 
-def test_clocks_of_processes_that_share_no_collective_with_the_first_are_aligned_too() -> None:
+def test_separate_components_of_clocks_are_aligned() -> None:
     """Two groups of two; the clock of rank 3 is 4 ms ahead, which only rank 2 can tell."""
     traces = []
     for rank in range(4):
@@ -113,7 +113,7 @@ def test_several_groups_of_one_process() -> None:
 
 
 def test_a_broadcast_whose_root_leaves_early() -> None:
-    """The root hands over and goes on; the others are not waited for by it, and wait for it if it comes late."""
+    """The root does not wait for the others; they wait for it if it is late."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -128,7 +128,7 @@ def test_a_broadcast_whose_root_leaves_early() -> None:
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
-def test_a_group_of_one_computes_and_waits_for_nobody() -> None:
+def test_group_of_one_rank_waits_for_nobody() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
     (track,) = attribute(build_timeline([trace.build()])).tracks
     assert track.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
@@ -137,7 +137,7 @@ def test_a_group_of_one_computes_and_waits_for_nobody() -> None:
     assert track.unsplit_ns.tolist() == [0, 0]
 
 
-def test_one_rank_of_many_shows_transfer_that_may_hold_waiting() -> None:
+def test_single_rank_shows_waiting_as_transfer() -> None:
     trace = TraceBuilder(5, world_size=8).steps(4, 100, lambda s: s.collective(10, 60, ranks=tuple(range(8))))
     timeline = build_timeline([trace.build()])
     (track,) = attribute(timeline).tracks
@@ -146,7 +146,7 @@ def test_one_rank_of_many_shows_transfer_that_may_hold_waiting() -> None:
     assert "missing-ranks" in {v.code for v in timeline.validity}
 
 
-def test_of_ranks_partly_missing_the_present_ones_are_still_matched() -> None:
+def test_present_ranks_match_despite_missing_ones() -> None:
     builders = job([4_000, 15_000, 9_000])
     timeline = build_timeline([builders[0].build(), builders[2].build()])
     first, second = attribute(timeline).tracks

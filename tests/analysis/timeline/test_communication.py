@@ -1,4 +1,4 @@
-"""Which of a host's threads are at an exchange, and what on the devices belongs to it, in traces as PyTorch's."""
+"""Test host threads and device work of communication in traces like PyTorch's."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def copy_call(start_us: float, correlation: int, **more: Any) -> dict[str, Any]:
 
 
 def steps(*one: dict[str, Any], count: int = 5) -> list[dict[str, Any]]:
-    """The same step over and over: times count from its start, correlation ids are its own."""
+    """Repeat a step: times count from its start, correlation ids are unique."""
     events = []
     for number in range(count):
         begin = number * STEP_US
@@ -51,7 +51,7 @@ def timeline(directory: Path, *one: dict[str, Any]) -> Timeline:
 
 
 def classes(track: DeviceTrack) -> list[str]:
-    """Of one step in the middle, what its ops count as, by start."""
+    """Return the classes of the ops of a middle step, by start."""
     return [OpClass(c).name for c in track.ops.op_class[track.ops.step == 2]]
 
 
@@ -63,12 +63,12 @@ def buckets(found: Timeline) -> dict[str, float]:
     }
 
 
-def test_a_hand_over_of_no_length_inside_an_operator_waits_for_nothing(tmp_path: Path) -> None:
+def test_enqueue_of_zero_length_does_not_wait(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", "outer", 1, 100), event("cpu_op", "c10d::allreduce_", 9, 0)))
     assert len(awaited_inside(trace, int(trace.events.thread[0]))) == 0
 
 
-def test_copies_launched_in_a_range_of_an_exchange_are_its(tmp_path: Path) -> None:
+def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Path) -> None:
     found = timeline(
         tmp_path,
         launch(10, 1),
@@ -85,12 +85,12 @@ def test_copies_launched_in_a_range_of_an_exchange_are_its(tmp_path: Path) -> No
     assert (spent["communication_transfer"], spent["copy"]) == (500, 300)
 
 
-def test_a_copy_between_devices_is_an_exchange_wherever_it_comes_from(tmp_path: Path) -> None:
+def test_copy_between_devices_is_always_communication(tmp_path: Path) -> None:
     found = timeline(tmp_path, launch(10, 1), kernel("gemm", 20, 50, 1), copy_call(80, 2), copy("PtoP", 100, 30, 2))
     assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION"]
 
 
-def test_copies_of_a_librarys_own_thread_are_known_by_their_streams_range(tmp_path: Path) -> None:
+def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path) -> None:
     told = {"device": 0, "stream": 28}
     found = timeline(
         tmp_path,
@@ -106,7 +106,7 @@ def test_copies_of_a_librarys_own_thread_are_known_by_their_streams_range(tmp_pa
 
 
 @pytest.mark.parametrize("launches", [False, True])
-def test_an_update_in_host_memory_is_part_of_its_exchange(tmp_path: Path, launches: bool) -> None:
+def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
     """Unless it is one on the device: that would be made without an exchange too."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
     found = timeline(
@@ -124,8 +124,8 @@ def test_an_update_in_host_memory_is_part_of_its_exchange(tmp_path: Path, launch
     assert per_step == (90 if launches else 900)
 
 
-def test_the_wait_for_an_exchange_that_no_thread_shows(tmp_path: Path) -> None:
-    """From a hook's last range to the update: nothing else is waited for there. A later pause is somebody else's."""
+def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
+    """The wait lasts from a hook's last range to the update; a later pause has another cause."""
     found = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
@@ -140,7 +140,7 @@ def test_the_wait_for_an_exchange_that_no_thread_shows(tmp_path: Path) -> None:
     assert buckets(found)["communication_transfer"] == 4010
 
 
-def test_threads_in_which_replicas_train_are_no_exchange(tmp_path: Path) -> None:
+def test_replica_threads_are_no_communication(tmp_path: Path) -> None:
     found = timeline(
         tmp_path,
         event("user_annotation", "DataParallel.forward", 100, 5000),
@@ -160,7 +160,7 @@ AROUND = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 
 
 @pytest.mark.parametrize("under_ddp", [True, False])
-def test_a_users_hook_is_known_by_where_the_engine_runs_it(tmp_path: Path, under_ddp: bool) -> None:
+def test_user_hook_is_recognised_by_its_caller(tmp_path: Path, under_ddp: bool) -> None:
     mark = "DistributedDataParallel.forward" if under_ddp else "Net.forward"
     trace = read_one(
         tmp_path,
@@ -199,12 +199,12 @@ def test_a_users_hook_is_known_by_where_the_engine_runs_it(tmp_path: Path, under
         ("user_annotation", "gpudiag.exchange", Role.COMMUNICATION),
     ],
 )
-def test_what_exchanges_by_its_name(tmp_path: Path, category: str, name: str, role: Role) -> None:
+def test_names_of_communication(tmp_path: Path, category: str, name: str, role: Role) -> None:
     trace = read_one(tmp_path, document(event(category, name, 0, 5), event("cpu_op", "aten::mm", 6, 5)))
     assert Role(int(trace.events.role[0])) is role
 
 
-def test_a_gradient_that_only_ddp_packs_has_no_hook(tmp_path: Path) -> None:
+def test_gradient_copied_by_ddp_only_has_no_hook(tmp_path: Path) -> None:
     """DDP's own marks fill all that the engine runs for it."""
     trace = read_one(
         tmp_path,

@@ -1,4 +1,4 @@
-"""When host threads are at an exchange, span by span: a few calls, a µs below and above."""
+"""Test the spans in which host threads communicate, a µs below and above each boundary."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ COMMUNICATION = "gpudiag.exchange"
 
 
 def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
-    """By thread, in µs; with `calls` with those for the exchange too."""
+    """Return the spans by thread in µs, with `calls` including enqueues and bucket copies."""
     (track, *_) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).tracks
     of = track.communication_calls if calls else track.communication
     return {thread: [(a / 1000, b / 1000) for a, b in found.pairs()] for thread, found in of.items()}
 
 
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
-    """A step of 5 ms: work until `begin`, an exchange on thread 9 from 100 to 600, and an update at `silent_until`."""
+    """Build a step of 5 ms: work until `begin`, communication on thread 9 from 100 to 600, then an update."""
     first, last = ranges.get("range", (100, 600))
     trace = (
         TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, COMMUNICATION).by(TRAINING)
@@ -37,7 +37,7 @@ def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int
     return trace.optimizer(silent_until, silent_until + 100).operator(silent_until, silent_until + 90).step(5000)
 
 
-def test_a_thread_waits_for_the_exchange_until_the_update_that_needs_it() -> None:
+def test_thread_waits_for_communication_until_the_update() -> None:
     assert spans(stepping()) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
     assert spans(stepping(range=(100, 1200))) == {9: [(100, 1200)], TRAINING: [(1200, 2000)]}
     # From half a millisecond on, where nothing else is done.
@@ -46,7 +46,7 @@ def test_a_thread_waits_for_the_exchange_until_the_update_that_needs_it() -> Non
     assert spans(stepping().by(7).operator(-3800, -3100)) == {9: [(100, 600)]}
 
 
-def test_an_exchange_of_the_step_before_is_over() -> None:
+def test_communication_of_the_previous_step_is_over() -> None:
     trace = stepping().operator(0, 100).optimizer(3000, 3100).operator(3000, 3050).step(10_000)
     assert spans(trace) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
     before = TraceBuilder(world_size=2).step(0).operator(0, 100).optimizer(2000, 2100).operator(2000, 2050)
@@ -54,7 +54,7 @@ def test_an_exchange_of_the_step_before_is_over() -> None:
     assert spans(before.by(TRAINING).step(5000)) == {9: [(3000, 3100)]}
 
 
-def test_updates_of_other_threads_need_nothing() -> None:
+def test_updates_on_other_threads_do_not_wait() -> None:
     trace = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -66,7 +66,7 @@ def test_updates_of_other_threads_need_nothing() -> None:
     assert spans(trace.by(TRAINING).step(5000)) == {9: [(100, 600)]}
 
 
-def test_calls_for_the_exchange_are_its_too_with_what_is_at_it() -> None:
+def test_enqueues_and_bucket_copies_are_communication_calls() -> None:
     trace = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -79,7 +79,7 @@ def test_calls_for_the_exchange_are_its_too_with_what_is_at_it() -> None:
     assert spans(trace, calls=True) == {TRAINING: [(100, 150), (300, 350)], 9: [(10, 20)]}
 
 
-def test_around_threads_that_launch_it_is_one_only_while_these_do_nothing() -> None:
+def test_range_around_launching_threads_counts_only_while_they_idle() -> None:
     trace = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -102,7 +102,7 @@ def test_around_threads_that_launch_it_is_one_only_while_these_do_nothing() -> N
 
 
 @pytest.mark.parametrize(("launch", "around"), [((250, 260), False), ((199, 200), True), ((700, 710), True)])
-def test_an_update_in_host_memory_is_one_that_launches_nothing(launch: tuple[int, int], *, around: bool) -> None:
+def test_update_in_host_memory_launches_no_kernels(launch: tuple[int, int], *, around: bool) -> None:
     trace = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -123,21 +123,21 @@ def test_an_update_in_host_memory_is_one_that_launches_nothing(launch: tuple[int
     assert spans(without)[TRAINING] == [(210, 220)]
 
 
-def test_a_row_holds_what_begins_inside_it_on_its_thread() -> None:
+def test_row_holds_events_that_begin_inside_it_on_its_thread() -> None:
     events = TraceBuilder().operator(10, 20).operator(10, 11).operator(20, 30).by(2).operator(15, 16).build().events
     (row,) = np.flatnonzero(events.end_ns == 20_000).tolist()
     others = {int(events.start_ns[at] // 1000): np.array([at]) for at in range(len(events)) if at != row}
     assert [_holds(events, row, others[start]) for start in (10, 20, 15)] == [True, False, False]
 
 
-def test_inside_its_spans_is_from_the_start_to_before_the_end_of_a_threads_own() -> None:
+def test_launched_within_uses_half_open_spans_of_the_thread() -> None:
     found = launched_within(
         {1: as_set([(10, 20)]), 2: as_set([(0, 5)])}, np.array([1, 1, 1, 1, 2, 3]), np.array([9, 10, 19, 20, 10, 10])
     )
     assert found.tolist() == [False, True, True, False, False, False]
 
 
-def test_copies_lie_beside_a_range_of_their_stream() -> None:
+def test_copies_belong_to_a_range_on_their_stream() -> None:
     trace = TraceBuilder().copy(0, 10, stream=7, launch=None).copy(20, 30, stream=7, launch=None)
     trace.copy(0, 10, stream=8, launch=None).on(1).copy(0, 10, stream=7, launch=None).on(0)
     trace.compute(0, 15, COMMUNICATION, stream=7, launch=None).compute(0, 99, "another range", stream=8, launch=None)

@@ -1,4 +1,4 @@
-"""The share of a recording that the analysed steps stand for, and what is said where that is little."""
+"""Test the share of a recording that the analysed steps represent, and its warning."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def recording(after_ms: int, *, before_ms: int = 4, last_ms: int = 9) -> TraceBuilder:
-    """The worked example of `covered_share`: work before the marks, four steps, and work after them."""
+    """Build the worked example of `covered_share`: work before the marks, four steps, and work after them."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, before_ms, launch=None)
     for at, busy in ((100, 20), (200, 21), (300, 20), (400, last_ms)):
         trace.step(at).compute(0, busy)
@@ -32,7 +32,7 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 
 def partial(trace: TraceBuilder) -> list[str]:
-    """What is said of it."""
+    """Return the warnings about partial coverage."""
     return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
 
 
@@ -40,7 +40,7 @@ def test_the_worked_example() -> None:
     assert covered_share(track_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 130)
 
 
-def test_marked_steps_cover_a_recording_of_nothing_else() -> None:
+def test_marked_steps_cover_a_recording_without_other_work() -> None:
     assert covered_share(track_of(recording(0, before_ms=0))) == 1
     assert covered_share(track_of(recording(0))) == 1
 
@@ -72,7 +72,7 @@ def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
     assert covered_share(track) == pytest.approx(200 / 202, abs=0.006)
 
 
-def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:
+def test_remedy_depends_on_marks() -> None:
     assert partial(recording(60))[0].endswith("Record more steps and nothing else.")
     trace = TraceBuilder(unit_ns=NS_PER_MS).compute(0, 500, launch=-1)
     for at in (600, 700, 800, 900):
@@ -80,8 +80,8 @@ def test_the_remedy_is_no_mark_where_the_steps_are_marked() -> None:
     assert partial(trace)[0].endswith("Mark the steps, or record fewer things at once.")
 
 
-def test_below_seventy_percent_it_says_what_lies_outside() -> None:
-    """After the last begin lie 9 ms of the last step and what follows: of 80 ms one step at most counts."""
+def test_below_seventy_percent_the_outside_work_is_reported() -> None:
+    """The last step of 9 ms and the work after it count as one step at most."""
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message
@@ -101,7 +101,7 @@ def test_the_least_covered_rank_decides() -> None:
 
 
 @pytest.mark.parametrize(("after", "concluded"), [(0, True), (400, False)])
-def test_compute_is_not_said_to_bound_what_was_hardly_seen(after: int, *, concluded: bool) -> None:
+def test_no_compute_bound_finding_with_partial_coverage(after: int, *, concluded: bool) -> None:
     trace = TraceBuilder(0, world_size=1, unit_ns=NS_PER_MS)
     for at in range(0, 600, 100):
         trace.step(at).compute(0, 99)
@@ -113,7 +113,7 @@ def test_compute_is_not_said_to_bound_what_was_hardly_seen(after: int, *, conclu
 
 
 @pytest.mark.parametrize(("before", "concluded"), [(0, True), (400, False)])
-def test_nor_where_a_single_step_gives_shares_alone(before: int, *, concluded: bool) -> None:
+def test_no_compute_bound_finding_from_a_single_step(before: int, *, concluded: bool) -> None:
     trace = TraceBuilder(0, world_size=1, unit_ns=NS_PER_MS)
     if before:
         trace.compute(-before - 1, -1, launch=-before - 2)

@@ -1,4 +1,4 @@
-"""What is in doubt about a recording, each a number below and a number above."""
+"""Test each warning about a recording just below and just above its threshold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def said(*traces: Trace) -> dict[str, str]:
     ("launches", "lost", "lossy"),
     [(500, 10, True), (500, 9, False), (501, 10, False), (550, 11, True), (100, 10, True), (20, 9, False)],
 )
-def test_kernels_were_lost_from_ten_and_two_percent_on(launches: int, lost: int, *, lossy: bool) -> None:
+def test_kernels_are_lost_from_ten_and_two_percent_on(launches: int, lost: int, *, lossy: bool) -> None:
     assert DeviceActivity(launches, lost, missing=False).lossy == lossy
     assert not DeviceActivity(launches, lost, missing=True).lossy
 
@@ -44,7 +44,7 @@ def test_launches_between_the_first_and_the_last_that_led_to_work_count() -> Non
     assert activity(TraceBuilder().compute(0, 5, launch=None).runtime(1, 2, correlation=9)) == (0, 0, False)
 
 
-def test_without_any_kernel_work_is_missing_where_most_launches_led_to_none() -> None:
+def test_device_work_is_missing_if_most_launches_led_to_none() -> None:
     half = TraceBuilder().memset(5, 6, launch=1).runtime(2, 3, correlation=90)
     assert activity(half) == (2, 1, False)
     assert activity(half.runtime(4, 5, correlation=91)) == (3, 2, True)
@@ -60,7 +60,7 @@ def test_without_any_kernel_work_is_missing_where_most_launches_led_to_none() ->
     assert [one.missing for one in device_activities([silent, on_hosts])] == [False, False]
 
 
-def test_what_was_lost_is_added_up_over_the_ranks_that_lost() -> None:
+def test_lost_launches_are_summed_over_lossy_ranks() -> None:
     traces = [TraceBuilder(rank).operator(0, 5).build() for rank in range(3)]
     activities = [
         DeviceActivity(100, 20, missing=False),
@@ -91,7 +91,7 @@ def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
         assert "cover 9.9 % of the steps of rank 0:" in messages["thin-recording"]
 
 
-def test_marks_of_steps_cover_nothing_and_other_events_do() -> None:
+def test_step_marks_do_not_count_as_recorded() -> None:
     trace = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 50).operator(200, 250))
     assert "thin-recording" not in said(trace.build())
     assert "thin-recording" in said(
@@ -108,7 +108,7 @@ def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
         assert "Record 5 or more" in messages["few-steps"]
 
 
-def test_how_steps_were_found_is_said_once() -> None:
+def test_source_of_unmarked_steps_is_reported_once() -> None:
     marked = TraceBuilder(0).steps(5, 100, lambda one: one.compute(0, 90)).build()
     assert "no-step-marks" not in said(marked)
     stepping = TraceBuilder(1)
@@ -122,7 +122,7 @@ def test_how_steps_were_found_is_said_once() -> None:
     assert "Call prof.step() each step" in messages
 
 
-def test_ranks_that_recorded_other_steps_are_said() -> None:
+def test_different_steps_are_reported() -> None:
     def trace(rank: int, first: int) -> Trace:
         built = TraceBuilder(rank, world_size=2)
         for step in range(5):
@@ -134,7 +134,7 @@ def test_ranks_that_recorded_other_steps_are_said() -> None:
     assert "different-steps" in said(trace(0, 3), trace(1, 90))
 
 
-def test_missing_are_ranks_without_a_trace_or_of_groups() -> None:
+def test_missing_ranks_have_no_trace_or_are_in_groups() -> None:
     traces = [TraceBuilder(rank).operator(0, 5).build() for rank in (0, 2)]
     nothing = Matching([], [], [], set(), False)
     (one,) = _missing_ranks(traces, 4, nothing, frozenset())
@@ -145,7 +145,7 @@ def test_missing_are_ranks_without_a_trace_or_of_groups() -> None:
 
 
 @pytest.mark.parametrize(("residual", "skewed"), [(100_000, False), (100_001, True)])
-def test_clocks_that_agree_to_a_tenth_of_a_millisecond_are_one(residual: int, *, skewed: bool) -> None:
+def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: bool) -> None:
     clocks = [
         ClockAlignment(rank=rank, offset_ns=0, residual_ns=ns, matched=5, unmatched=0)
         for rank, ns in ((1, 50_000), (2, residual), (3, 60_000))
@@ -166,7 +166,7 @@ def test_lost_events_are_added_up() -> None:
     assert "dropped-events" not in said(replace(traces[0], dropped_events=0))
 
 
-def test_of_many_ranks_the_first_eight_are_named() -> None:
+def test_at_most_eight_ranks_are_named() -> None:
     assert ranks_in_words(range(8)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7"
     assert ranks_in_words(range(9)) == "ranks 0, 1, 2, 3, 4, 5, 6, 7, …"
     assert ranks_in_words([None, 0]) == "rank 0"

@@ -1,4 +1,4 @@
-"""One rank twice, and what is no repetition."""
+"""Test which traces repeat a rank."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ def doubts(*traces: TraceBuilder) -> list[tuple[str, str]]:
     return [(one.code, one.message) for one in timeline.validity if one.code == "duplicate-ranks"]
 
 
-def test_of_two_that_claim_a_rank_the_first_is_kept_and_both_are_named() -> None:
+def test_first_claim_of_a_rank_is_kept_and_both_are_named() -> None:
     (found,) = doubts(recording(0), recording(1, 1), recording(1, 2))
     assert "1.json and 2.json both claim rank 1" in found[1]
 
 
-def test_one_recording_under_two_ranks_is_told_by_its_events() -> None:
+def test_recording_under_two_ranks_is_detected_by_its_events() -> None:
     (found,) = doubts(recording(0), recording(1))
     assert "0.json and 1.json hold the same events" in found[1]
 
 
-def test_recordings_that_differ_in_anything_are_two() -> None:
+def test_recordings_with_any_difference_are_kept() -> None:
     assert doubts(recording(0), recording(1, 1)) == []
     assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS + 1)) == []
     assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS - 1)) == []
 
 
-def test_the_devices_of_one_process_have_a_trace_each_of_one_file() -> None:
+def test_devices_of_one_file_are_no_copies() -> None:
     twins = [replace(recording(rank).build(), source="job.xplane.pb") for rank in (0, 1)]
     timeline = build_timeline(twins)
     assert timeline.ranks_present == (0, 1)
     assert "duplicate-ranks" not in {one.code for one in timeline.validity}
 
 
-def test_whichever_file_is_named_first_a_recording_twice_is_one() -> None:
+def test_copies_are_detected_in_any_order() -> None:
     for sources in (("a.json", "b.json"), ("b.json", "a.json")):
         twins = [replace(recording(rank).build(), source=source) for rank, source in enumerate(sources)]
         assert "duplicate-ranks" in {one.code for one in build_timeline(twins).validity}
@@ -76,7 +76,7 @@ def test_a_copy_takes_no_rank_and_is_not_missing() -> None:
     assert "missing-ranks" not in {one.code for one in timeline.validity}
 
 
-def test_a_rank_whose_trace_repeats_anothers_is_said_once() -> None:
+def test_repeated_rank_is_reported_once() -> None:
     traces = [
         replace(recording(rank, longer).build(), source=f"{rank}.json", world_size=3)
         for rank, longer in ((0, 0), (1, 0), (2, 1))

@@ -1,4 +1,4 @@
-"""What host threads do, what they launched, and what a lane is made of: a few calls, a µs below and above."""
+"""Test host threads, launches and tracks with a few calls, a µs below and above each boundary."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_threads_are_those_that_work_or_wait_for_data() -> None:
     assert len(found[3].busy) == len(found[1].input) == 0
 
 
-def test_blocked_is_synchronizing_and_waiting_in_an_exchange() -> None:
+def test_synchronization_and_waiting_in_communication_block() -> None:
     trace = TraceBuilder().operator(0, 10).sync(20, 50).runtime(60, 90, "cudaLaunchKernel").by(2).sync(70, 80)
     found = threads_of(trace)
     assert us(found[1].blocked) == [(20, 50)]
@@ -77,17 +77,17 @@ def test_blocked_is_synchronizing_and_waiting_in_an_exchange() -> None:
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
 )
-def test_a_copy_of_pageable_memory_holds_its_caller(name: str, start: int, call: str, *, blocked: bool) -> None:
+def test_copy_of_pageable_memory_blocks_its_caller(name: str, start: int, call: str, *, blocked: bool) -> None:
     trace = TraceBuilder().operator(0, 5).copy(start, 90, name, launch=(10, 40), call=call)
     assert us(threads_of(trace)[TRAINING].blocked) == ([(10, 40)] if blocked else [])
 
 
-def test_a_copy_of_unknown_call_holds_nobody() -> None:
+def test_copy_with_an_unknown_call_blocks_nobody() -> None:
     trace = TraceBuilder().operator(0, 5).copy(8, 90, PAGEABLE, launch=None).copy(95, 99, PAGEABLE, launch=(92, 97))
     assert us(threads_of(trace)[TRAINING].blocked) == [(92, 97)]
 
 
-def test_of_calls_with_one_correlation_the_first_to_start_launched() -> None:
+def test_first_of_several_calls_with_one_correlation_launched() -> None:
     trace = TraceBuilder().runtime(5, 6, correlation=7).runtime(2, 9, correlation=7).runtime(0, 1, correlation=3)
     trace.runtime(20, 21).graph((30, 31), (40, 50), (50, 60)).compute(70, 80, launch=None).compute(80, 90, launch=33)
     events = trace.build().events
@@ -102,7 +102,7 @@ def test_of_calls_with_one_correlation_the_first_to_start_launched() -> None:
     assert runtime_call_of(alone, np.array([0])).tolist() == [UNKNOWN]
 
 
-def test_ops_know_the_step_and_the_call_that_launched_them() -> None:
+def test_ops_have_the_step_and_the_call_that_launched_them() -> None:
     trace = TraceBuilder()
     trace.compute(5, 9, launch=3).step(10).compute(0, 5, launch=(0, 2)).by(9).compute(6, 8, launch=(5, 7))
     trace.step(20).copy(0, 4, launch=1).memset(4, 5).compute(5, 6, launch=None).step(30).compute(0, 1)
@@ -142,14 +142,14 @@ def test_times_are_on_the_common_clock() -> None:
         ([], []),
     ],
 )
-def test_top_level_is_what_no_other_of_its_thread_is_open_around(
+def test_top_level_operators_are_inside_no_other_of_their_thread(
     spans: list[tuple[int, int, int]], kept: list[int]
 ) -> None:
     start, end, thread = np.array(spans, np.int64).reshape(-1, 3).T
     assert _top_level(np.arange(len(spans)), start, end, thread).tolist() == kept
 
 
-def test_what_is_cut_out_of_operators_leaves_their_parts() -> None:
+def test_cutting_intervals_splits_operators() -> None:
     rows, start, end = _without(
         np.array([5, 7, 9]), np.array([0, 10, 30]), np.array([10, 25, 40]), as_set([(4, 6), (12, 35)])
     )
@@ -158,8 +158,8 @@ def test_what_is_cut_out_of_operators_leaves_their_parts() -> None:
     ]  # fmt: skip
 
 
-def test_on_a_cpu_the_training_threads_operators_are_the_devices_work() -> None:
-    """Without those within others, of other threads, of collectives' own and those that the loader runs there."""
+def test_training_thread_operators_stand_in_for_device_work() -> None:
+    """Nested operators, other threads, collectives and the loader's operators do not count."""
     trace = TraceBuilder(world_size=2)
     for step in range(4):
         trace.step(1000 * step).loader(0, 100).operator(0, 40, "collate").operator(60, 90, "pin")
@@ -176,7 +176,7 @@ def test_on_a_cpu_the_training_threads_operators_are_the_devices_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """The ranks that traces get that say these, and what is said of it."""
+    """Return the ranks that traces with these ranks get, and their notes."""
     traces = [
         replace(TraceBuilder(rank).steps(4, 100, lambda one: one.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)
@@ -185,14 +185,14 @@ def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
     return [track.rank for track in timeline.tracks], [note for trace in timeline.traces for note in trace.notes]
 
 
-def test_a_trace_without_a_rank_takes_the_first_that_is_free() -> None:
+def test_trace_without_a_rank_takes_the_first_free_one() -> None:
     assert of_ranks(0, 1) == ([0, 1], [])
     assert of_ranks(None, 0, None)[0] == [0, 1, 2]
     assert of_ranks(None, 2, 0, None)[0] == [0, 1, 2, 3]
     assert of_ranks(7, None) == ([0, 7], ["1.json: neither the trace nor its name says its rank; taken as rank 0"])
 
 
-def test_the_world_is_as_large_as_the_traces_say_or_their_ranks() -> None:
+def test_world_size_is_stated_or_follows_from_ranks() -> None:
     def world(*traces: Trace, told: int | None = None) -> int:
         return build_timeline(traces, told).world_size
 
@@ -205,7 +205,7 @@ def test_the_world_is_as_large_as_the_traces_say_or_their_ranks() -> None:
     assert world(trace(0, 2), told=8) == 8
 
 
-def test_devices_are_those_with_work_or_else_the_host() -> None:
+def test_devices_have_work_or_else_the_host_counts() -> None:
     def devices(build: Callable[[TraceBuilder], TraceBuilder]) -> list[int]:
         return [track.device for track in build_timeline([build(TraceBuilder()).build()]).tracks]
 
@@ -214,7 +214,7 @@ def test_devices_are_those_with_work_or_else_the_host() -> None:
     assert devices(lambda one: one.annotation(0, 5, "mine")) == []
 
 
-def test_a_hosts_collectives_are_its_first_lanes() -> None:
+def test_host_collectives_belong_to_the_first_track() -> None:
     trace = TraceBuilder().steps(
         4, 100, lambda one: one.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
     )
@@ -224,8 +224,8 @@ def test_a_hosts_collectives_are_its_first_lanes() -> None:
     assert (len(first.collectives), len(second.collectives)) == (4, 4)
 
 
-def test_many_threads_take_time_in_proportion() -> None:
-    """A search of all events for each thread would be 10,000 million looks."""
+def test_time_is_linear_in_threads() -> None:
+    """Searching all events for each thread would take 10,000 million comparisons."""
     threads = 50_000
     thread = np.tile(np.arange(threads), 4)
     start = np.arange(len(thread), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Collectives of a few lanes matched one by one: partners, last arrivals, clocks. Times in µs."""
+"""Test partners, last arrivals and clocks of the collectives of a few tracks. Times in µs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_last_to_arrive_is_the_same_for_all() -> None:
     assert (found.offsets, found.missing_ranks, found.ambiguous) == ([0, 0, 0], set(), False)
 
 
-def test_what_has_no_partner_waits_for_nobody() -> None:
+def test_unmatched_collective_waits_for_nobody() -> None:
     found = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
     assert arrivals(found, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
     assert found.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
@@ -92,7 +92,7 @@ def test_a_single_collective_is_matched_too() -> None:
     assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
-def test_a_lane_whose_collectives_are_of_other_sizes_has_no_partner_and_holds_nobody_up() -> None:
+def test_track_with_other_sizes_matches_nothing() -> None:
     tracks = [
         track(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
     ]
@@ -102,7 +102,7 @@ def test_a_lane_whose_collectives_are_of_other_sizes_has_no_partner_and_holds_no
     assert match_collectives(tracks[:2], {0, 1}).clocks == []
 
 
-def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
+def test_instances_are_unique_across_groups() -> None:
     found = match_collectives(
         [
             track(0, entering(300), group="a"),
@@ -119,7 +119,7 @@ def test_instances_of_several_groups_have_numbers_of_their_own() -> None:
     assert [clock.rank for clock in found.clocks] == [1, 3]
 
 
-def test_a_group_of_one_has_nobody_to_wait_for_and_sends_are_not_matched() -> None:
+def test_groups_of_one_and_sends_do_not_wait() -> None:
     found = match_collectives([track(1, entering(300), ranks=(1,)), track(0, entering(300), ranks=(1,))], {0, 1})
     assert arrivals(match_collectives([track(1, entering(300), ranks=(1,))], {1}), 0) == [
         (1, end - 300) for end in ENDS
@@ -131,8 +131,8 @@ def test_a_group_of_one_has_nobody_to_wait_for_and_sends_are_not_matched() -> No
     assert sent.clocks == []
 
 
-def test_who_came_after_one_had_left_was_not_waited_for() -> None:
-    """A root that leaves at 500 after each all-reduce; the other comes then, or a µs later."""
+def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
+    """The root leaves at 500 after each all-reduce; the other rank arrives then, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
         tracks = []
         for rank in range(2):
@@ -158,7 +158,7 @@ def clock(a: TrackCalls, b: TrackCalls) -> tuple[list[float], ClockAlignment]:
     return [offset / 1000 for offset in found.offsets], one
 
 
-def test_a_clock_is_moved_by_what_is_more_than_the_ends_of_collectives_are_apart() -> None:
+def test_clock_moves_only_by_more_than_the_spread_of_ends() -> None:
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=5000)))
     assert (offsets, found.offset_ns, found.residual_ns) == ([0, -5000], -5_000_000, 0)
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
@@ -168,7 +168,7 @@ def test_a_clock_is_moved_by_what_is_more_than_the_ends_of_collectives_are_apart
     assert (offsets, found.residual_ns) == ([0, 0], 100_000)
 
 
-def test_who_came_last_is_told_on_the_common_clock() -> None:
+def test_last_arrival_is_on_the_common_clock() -> None:
     """Rank 1's clock is 5 ms ahead, and behind; it comes 200 later than the other."""
     for ahead in (5000, -5000):
         found = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
@@ -176,7 +176,7 @@ def test_who_came_last_is_told_on_the_common_clock() -> None:
             assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
 
 
-def test_the_first_keeps_its_clock_though_another_saw_more() -> None:
+def test_first_process_keeps_its_clock() -> None:
     offsets, found = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (found.rank, found.offset_ns) == (1, 5_000_000)
@@ -187,7 +187,7 @@ def test_the_first_keeps_its_clock_though_another_saw_more() -> None:
     assert offsets == [0, -1e9]
 
 
-def test_clocks_follow_each_other_along_the_groups() -> None:
+def test_clock_offsets_chain_across_groups() -> None:
     """Ranks 0 and 1 meet in one group, 1 and 2 in another."""
     first = track(0, entering(300), group="a")
     last = track(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
@@ -199,20 +199,20 @@ def test_clocks_follow_each_other_along_the_groups() -> None:
     assert {one.rank: (one.matched, one.unmatched) for one in found.clocks} == {1: (12, 0), 2: (6, 0)}
 
 
-def test_lanes_of_one_process_are_no_link_between_clocks() -> None:
+def test_tracks_of_one_process_do_not_link_clocks() -> None:
     tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
     found = match_collectives(tracks, {0, 1})
     assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
     assert [one.rank for one in found.clocks] == [1]
 
 
-def test_kinds_are_told_apart_by_size() -> None:
+def test_kinds_differ_by_size() -> None:
     of = match_collectives([track(0, entering(300), sizes=[4, 8, 4, None, 8, 4])], {0}).collectives[0]
     assert of.kind.tolist() == [0, 1, 0, 2, 1, 0]
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))
 
 
-def test_a_lanes_calls_are_those_of_its_devices_by_start() -> None:
+def test_track_calls_are_those_of_its_devices_by_start() -> None:
     trace = (
         TraceBuilder().gloo(5, 6).on(0).collective(30, 40, ranks=(7,)).collective(10, 20).on(1).collective(1, 2).build()
     )

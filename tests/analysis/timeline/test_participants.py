@@ -1,4 +1,4 @@
-"""Communication of a single participant is compute, copies and host work; of several it stays what it is."""
+"""Test that only communication of a single participant becomes compute, copies and host work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _OF_COMMUNICATION = {Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE}
 def process(
     rank: int | None = 0, world_size: int | None = None, group: tuple[int, ...] = (), *, collectives: bool = True
 ) -> TraceBuilder:
-    """What DistributedDataParallel and a strategy of one's own leave in a trace."""
+    """Build a trace with DistributedDataParallel and a user-defined strategy."""
     trace = TraceBuilder(rank, world_size=world_size).step(0).annotation(0, 90, "DataParallel.forward")
     trace.operator(1, 5, "torch::distributed::reducer::mul_out").operator(6, 9, "c10d::allreduce_")
     trace.compute(10, 20).copy(20, 30)
@@ -23,7 +23,7 @@ def process(
 
 
 def communicates(trace: Trace) -> bool:
-    """Whether any event has a role of communication."""
+    """Return whether any event has a role of communication."""
     return bool({Role(role) for role in trace.events.role.tolist()} & _OF_COMMUNICATION or trace.collectives)
 
 
@@ -64,7 +64,7 @@ def test_without_a_world_and_without_collectives_one_device_is_alone() -> None:
         (1, None, (1,)),  # where there is a second rank, there is a first
     ],
 )
-def test_a_trace_that_speaks_of_others_keeps_its_communication(
+def test_trace_that_mentions_other_ranks_keeps_its_communication(
     rank: int, world_size: int | None, group: tuple[int, ...]
 ) -> None:
     before = process(rank, world_size, group).build()
@@ -74,7 +74,7 @@ def test_a_trace_that_speaks_of_others_keeps_its_communication(
     assert len(trace.collectives) == (group != (1,))
 
 
-def test_a_world_that_is_given_counts_where_the_trace_says_none() -> None:
+def test_given_world_size_applies_if_the_trace_has_none() -> None:
     (trace,) = without_lone_communication([process(0, None, (0,), collectives=False).build()], 2)
     assert communicates(trace)
 
@@ -89,7 +89,7 @@ def test_two_devices_of_one_process_communicate() -> None:
     assert communicates(without_lone_communication([trace])[0])
 
 
-def test_a_group_of_one_among_several_ranks_is_compute_and_the_others_are_not() -> None:
+def test_only_groups_of_one_rank_become_compute() -> None:
     traces = [
         process(rank, 2, (rank,)).collective(50, 60, ranks=(0, 1)).collective(70, 80, ranks=()).build()
         for rank in range(2)
@@ -101,7 +101,7 @@ def test_a_group_of_one_among_several_ranks_is_compute_and_the_others_are_not() 
         assert Role.COMPUTE not in kernels[2:]
 
 
-def test_traces_without_communication_are_left_as_they_are() -> None:
+def test_traces_without_communication_are_unchanged() -> None:
     trace = TraceBuilder(0, world_size=1).compute(0, 10).build()
     assert without_lone_communication([trace])[0] is trace
 

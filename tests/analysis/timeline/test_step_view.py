@@ -1,4 +1,4 @@
-"""The steps that are kept for drawing, of a real job with a late rank."""
+"""Test the steps that are kept for drawing, of a real job with a straggler."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def late() -> StepView:
     return step
 
 
-def test_the_late_rank_is_known_by_those_that_wait_for_it(late: StepView) -> None:
+def test_straggler_is_named_by_the_waiting_ranks(late: StepView) -> None:
     assert {wait.on_rank for wait in late.waits if wait.length > late.length / 10} == {2}
     assert {wait.rank for wait in late.waits} == {0, 1, 3}
     assert all(0 <= wait.start <= wait.start + wait.length <= late.length for wait in late.waits)
 
 
-def test_what_it_does_while_others_wait_has_a_name(late: StepView) -> None:
+def test_work_of_the_straggler_has_a_name(late: StepView) -> None:
     """It recorded nothing: that is no blank, but taken for its input; and it is a part of what is idle."""
     silent = {}
     for rank in late.ranks:
@@ -53,7 +53,7 @@ def test_what_it_does_while_others_wait_has_a_name(late: StepView) -> None:
     assert max(ns for rank, ns in silent.items() if rank != 2) < 1e6
 
 
-def test_streams_say_what_runs_on_them(late: StepView) -> None:
+def test_streams_are_labelled_by_content(late: StepView) -> None:
     labels = [track.label for track in late.ranks[0].tracks if track.kind == "device"]
     assert labels == ["compute, stream 7", "communication, stream 19"]
 
@@ -83,7 +83,7 @@ def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
     return view
 
 
-def test_the_typical_step_is_the_last_near_the_median_and_the_others_go_from_the_shortest_to_the_longest() -> None:
+def test_typical_step_is_near_the_median_and_others_span_all_lengths() -> None:
     view = of_lengths([100, 101, 100, 300, 100, 102, 101, 400, 200])
     assert (view.step, view.length) == (7, 101_000)
     lengths = [other.length // 1000 for other in view.others]
@@ -94,7 +94,7 @@ def test_the_typical_step_is_the_last_near_the_median_and_the_others_go_from_the
     assert of_lengths([100, 100, 100, 100, 500]).length == 100_000
 
 
-def test_a_step_is_drawn_as_it_was() -> None:
+def test_step_is_drawn_with_its_times() -> None:
     view = of_lengths([100, 100, 100], ranks=3)
     assert (view.length, view.ranks_left_out) == (100_000, 0)
     for rank in view.ranks:
@@ -176,7 +176,7 @@ def test_each_stream_has_a_row_and_the_buckets_have_one_for_all() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20))))
 @examples(50)
-def test_what_nests_is_as_deep_as_spans_are_open(given_spans: list[tuple[int, int]]) -> None:
+def test_depth_counts_enclosing_spans(given_spans: list[tuple[int, int]]) -> None:
     spans: list[tuple[int, int]] = []
     for start, length in sorted(given_spans, key=lambda span: (span[0], -span[1])):
         around = [end for begin, end in spans if end > start]
@@ -186,19 +186,19 @@ def test_what_nests_is_as_deep_as_spans_are_open(given_spans: list[tuple[int, in
     assert _depths(begin, end).tolist() == counted
 
 
-def test_a_stream_is_named_by_what_takes_most_of_its_time() -> None:
+def test_stream_is_named_by_its_longest_class() -> None:
     assert _contents(np.array([0, 0, 1]), np.array([10, 10, 19])) == "compute"
     assert _contents(np.array([0, 0, 1]), np.array([10, 10, 21])) == "communication"
     assert _contents(np.array([2]), np.array([1])) == "copy"
 
 
 def spans(count: int) -> StepTrack:
-    """One of 1 ns, then ever longer ones."""
+    """Return spans of 1 ns and more, each longer than the previous one."""
     column = np.arange(count)
     return _track("device", "", (column + 100, 2 * column + 101, column, column), 100)
 
 
-def test_of_very_many_spans_the_shortest_are_left_out() -> None:
+def test_shortest_of_very_many_spans_are_omitted() -> None:
     assert (spans(6000).left_out, spans(6000).start[:2], spans(6000).length[:2]) == (0, (0, 1), (1, 2))
     fewer = spans(6003)
     assert (fewer.left_out, len(fewer.start)) == (3, 6000)
@@ -237,7 +237,7 @@ def test_waits_are_drawn_from_half_a_percent_on_and_the_longest_first() -> None:
     assert [wait.length for wait in many] == [13_000, *[12_000] * 95]
 
 
-def test_of_many_ranks_the_first_are_drawn_and_their_waits() -> None:
+def test_at_most_sixteen_ranks_are_drawn() -> None:
     view = late_by(20, ranks=18)
     assert ([rank.rank for rank in view.ranks], view.ranks_left_out) == ([*range(16)], 2)
     assert sorted(wait.rank for wait in view.waits) == [*range(1, 16)]

@@ -1,4 +1,4 @@
-"""Steps that are found in what a process launches, and windows that are cut to common steps: in a few numbers."""
+"""Test steps from launches, and windows cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def starts(launched: str) -> list[int] | None:
         ("", None),
     ],
 )
-def test_steps_are_what_comes_back_after_as_many_launches(launched: str, found: list[int] | None) -> None:
+def test_steps_recur_after_equal_numbers_of_launches(launched: str, found: list[int] | None) -> None:
     assert starts(launched) == found
 
 
@@ -58,7 +58,7 @@ def test_a_pattern_ends_with_the_last_launch() -> None:
     assert (steps.end, steps.source, steps.thread, steps.number.tolist()) == (164, "pattern", 3, [0, 1, 2, 3])
 
 
-def test_of_long_steps_two_in_a_hundred_launches_more_or_fewer_are_the_same() -> None:
+def test_period_tolerates_two_percent_of_launches() -> None:
     step = "".join(chr(1000 + at) for at in range(150))
     assert starts(step + step[:100] + "zzz" + step[100:] + step + step) == [0, 150, 303, 453]
     assert starts(step + "zzzz" + step + step + step) is None
@@ -74,14 +74,14 @@ def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
 
 
 def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
-    """The windows of lanes with these step numbers, step n from 10 n to 10 (n + 1), cut to the common ones."""
+    """Cut windows to common steps, for tracks with these step numbers; step n is from 10 n to 10 (n + 1)."""
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]
     return [(one.bounds.tolist(), one.steps.tolist()) for one in common_steps(windows)]
 
 
-def test_lanes_are_cut_to_the_steps_that_all_have() -> None:
+def test_tracks_are_cut_to_common_steps() -> None:
     assert cut([1, 2, 3], [2, 3, 4]) == [([20, 30, 40], [2, 3])] * 2
     assert cut([1, 2, 3], [3, 4]) == [([30, 40], [3])] * 2
     assert cut([3, 4], [1, 2, 3], [2, 3, 4, 5]) == [([30, 40], [3])] * 3
@@ -103,9 +103,7 @@ def test_lanes_are_cut_to_the_steps_that_all_have() -> None:
         ([200], [200, 201], [5]),
     ],
 )
-def test_the_first_and_the_last_step_are_left_out_where_three_are(
-    start: list[int], bounds: list[int], numbers: list[int]
-) -> None:
+def test_first_and_last_of_three_steps_are_left_out(start: list[int], bounds: list[int], numbers: list[int]) -> None:
     steps: Any = SimpleNamespace(start=np.array(start), number=np.arange(5, 5 + len(start)), end=99)
     found = host_windows(steps)
     assert (found.bounds.tolist(), found.steps.tolist()) == (bounds, numbers)

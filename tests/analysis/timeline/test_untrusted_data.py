@@ -1,4 +1,4 @@
-"""Recordings broken on purpose: each break is named, and nothing found is more than a likely cause; sound ones pass."""
+"""Test that broken recordings are named and give no certain cause, and that sound ones pass."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def untrusted(analysis: Analysis | Timeline) -> set[str]:
 
 
 @pytest.mark.parametrize("name", BREAKS)
-def test_what_is_broken_is_named_and_nothing_is_sure(
+def test_broken_recordings_are_named_without_high_confidence(
     name: str, whole_recording: Callable[[str], Path], tmp_path: Path
 ) -> None:
     code, make = BREAKS[name]
@@ -118,7 +118,7 @@ def test_what_is_broken_is_named_and_nothing_is_sure(
         ("lost-kernels", ("GPU:0", "GPU:1", "GPU:2", "GPU:3"), 0.4),
     ],
 )
-def test_so_it_is_in_tensorflow(code: str, lost: tuple[str, ...], share: float, tmp_path: Path) -> None:
+def test_broken_tensorflow_recordings_are_named(code: str, lost: tuple[str, ...], share: float, tmp_path: Path) -> None:
     space = message_type("xplane", "XSpace")()
     space.ParseFromString(gzip.decompress(MIRRORED.read_bytes()))
     recordings.say_devices_of_calls(space)
@@ -136,7 +136,7 @@ def test_so_it_is_in_tensorflow(code: str, lost: tuple[str, ...], share: float, 
     assert not any(device.device == "cpu" for device in analysis.devices)
 
 
-def test_without_any_device_work_the_hosts_steps_are_all_that_is_said(
+def test_without_device_work_only_host_steps_are_reported(
     whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
     whole = analysis_of(TRACES / "whole" / "clean.npz")
@@ -145,7 +145,7 @@ def test_without_any_device_work_the_hosts_steps_are_all_that_is_said(
     assert host.steps.mean_ms == pytest.approx(whole.steps.mean_ms, rel=0.02)
 
 
-def test_whom_an_absent_rank_held_up_is_not_laid_to_another(
+def test_waits_for_an_absent_rank_are_not_blamed_on_another(
     whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
     whole = analysis_of(TRACES / "whole" / "slow_loader_rank2.npz")
@@ -157,13 +157,13 @@ def test_whom_an_absent_rank_held_up_is_not_laid_to_another(
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.name)
-def test_sound_recordings_are_not_accused(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+def test_sound_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     assert not untrusted(analysis_of(path))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", sorted((TRACES / "whole").rglob("*.npz")), ids=lambda path: path.stem)
-def test_neither_are_whole_ones(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+def test_whole_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     assert not untrusted(analysis_of(path))
 
 
@@ -200,7 +200,7 @@ def test_one_launch_of_many_kernels_loses_none() -> None:
     assert not untrusted(build_timeline([graph]))
 
 
-def test_a_recording_of_little_more_than_marks_is_thin() -> None:
+def test_recording_of_little_but_marks_is_thin() -> None:
     (trace,) = Job(ranks=1, step=DDP, steps=8).traces()
     events = trace.events
     kernels = events.rows_of(EventKind.KERNEL)

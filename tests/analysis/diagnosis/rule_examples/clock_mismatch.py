@@ -26,6 +26,6 @@ SILENT: tuple[tuple[str, Facts], ...] = (
         machine(gpu(0), gpu(1, sm_clock=Clock(current_mhz=1980, maximum_mhz=1980))),
     ),
     ("two models side by side", machine(gpu(0, sm_mhz=1772), gpu(1, "Example 9500", sm_mhz=1911))),
-    ("limits that the driver does not tell", machine(gpu(0), gpu(1, sm_clock=Clock(current_mhz=345)))),
+    ("limits that the driver does not report", machine(gpu(0), gpu(1, sm_clock=Clock(current_mhz=345)))),
     ("a few MHz of binning", machine(gpu(0, sm_mhz=1980), gpu(1, sm_mhz=1965))),
 )

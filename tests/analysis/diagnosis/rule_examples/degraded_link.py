@@ -15,7 +15,7 @@ FIRES: tuple[tuple[str, Facts], ...] = (
         machine(gpu(0), bandwidth=(host_copies(0, 18.0, ceiling_gb_per_s=57.0, ceiling_source="PCIe 5 x16"),)),
     ),
     (
-        "half of its siblings",
+        "half of the other GPUs' rate",
         machine(
             *(gpu(i) for i in range(3)),
             bandwidth=(host_copies(0, 25.0), host_copies(1, 12.4), host_copies(2, 25.1)),
@@ -56,9 +56,9 @@ SILENT: tuple[tuple[str, Facts], ...] = (
             bandwidth=(host_copies(0, 13.1, ceiling_gb_per_s=14.6, ceiling_source="PCIe 4 x8"),),
         ),
     ),
-    ("a virtual machine that tells no maximum", machine(gpu(0, pcie=PcieLink()), bandwidth=(host_copies(0, 6.1),))),
+    ("a virtual machine that reports no maximum", machine(gpu(0, pcie=PcieLink()), bandwidth=(host_copies(0, 6.1),))),
     (
-        "registers that say x8 while the figures prove x16",
+        "registers that show x8 while the bandwidth proves x16",
         machine(gpu(0, pcie=loaded(5, 8, 5, 16)), bandwidth=(host_copies(0, 55.4),)),
     ),
     (

@@ -17,6 +17,6 @@ FIRES: tuple[tuple[str, Facts], ...] = (
 )
 
 SILENT: tuple[tuple[str, Facts], ...] = (
-    ("nobody", machine(gpu(0))),
+    ("no process", machine(gpu(0))),
     ("gpudiag itself", machine(gpu(0, processes=(GpuProcess(pid=42, name="python", own=True),)))),
 )

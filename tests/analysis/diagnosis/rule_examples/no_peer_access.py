@@ -11,7 +11,7 @@ FIRES: tuple[tuple[str, Facts], ...] = (
         machine(gpu(0), gpu(1), links=all_pairs({(0, 1)}, 2, "GPU not supported (GNS)")),
     ),
     (
-        "a square without its diagonals: a ring is still there, so only `info`",
+        "a square without its diagonals: there is a ring, so only `info`",
         machine(*(gpu(i) for i in range(4)), links=all_pairs({(0, 2), (1, 3)}, 4, "topology not supported (TNS)")),
     ),
 )
@@ -19,6 +19,6 @@ FIRES: tuple[tuple[str, Facts], ...] = (
 SILENT: tuple[tuple[str, Facts], ...] = (
     ("one GPU", machine(gpu(0))),
     ("all pairs direct", machine(gpu(0), gpu(1), links=all_pairs(set(), 2))),
-    ("a driver that does not tell", machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS"),))),
+    ("a driver that does not report peer access", machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS"),))),
     ("MIG", machine(gpu(0, mig=True), gpu(1), links=all_pairs({(0, 1)}, 2, "not supported (NS)"))),
 )

@@ -24,7 +24,7 @@ FIRES: tuple[tuple[str, Facts], ...] = (
         ),
     ),
     (
-        "a link that carries one direction at a time: `info`, for some GPUs are built so",
+        "a link that carries one direction at a time: `info`, because some GPUs are built so",
         machine(gpu(0), bandwidth=(host_copies(0, 12.5), both_ways(0, 12.9))),
     ),
 )

@@ -24,6 +24,6 @@ def test_masks(numbers: set[int]) -> None:
 
 
 @pytest.mark.parametrize("text", ["3-1", "a", "0-99999999", "1--2"])
-def test_what_is_no_list(text: str) -> None:
+def test_invalid_lists_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"list|invalid literal"):
         parse_cpu_list(text)
