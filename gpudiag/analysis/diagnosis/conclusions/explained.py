@@ -9,6 +9,7 @@ import numpy as np
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.edits import (
     with_host_copies,
     without_allocation,
@@ -19,7 +20,6 @@ from gpudiag.analysis.diagnosis.simulation.edits import (
     without_syncs,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.weigh import Weighed
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding
 from gpudiag.model.attribution import TrackAttribution
@@ -81,7 +81,7 @@ def _pace_lane(case: Case) -> TrackAttribution | None:
 
 
 def explain(
-    case: Case, what_if: WhatIf, found: Sequence[Weighed], findings: Sequence[Finding]
+    case: Case, what_if: WhatIf, found: Sequence[ScoredFinding], findings: Sequence[Finding]
 ) -> tuple[Explained, ...]:
     """What explains each bucket but compute that takes 5 % of the step or more.
 
@@ -149,7 +149,7 @@ def _queued_ms(case: Case) -> float:
 
 
 def _hidden(
-    what_if: WhatIf, found: Sequence[Weighed], edits: Sequence[Edit], left_ms: float
+    what_if: WhatIf, found: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
     """(codes of the findings that hide it, what is said of it) of time that no finding accounts for."""
     fixed = what_if.corrected

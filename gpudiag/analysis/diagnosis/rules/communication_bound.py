@@ -12,10 +12,9 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.simulation.edits import (
     undisturbing,
@@ -61,29 +60,7 @@ class CommunicationBound:
     """
 
     code: ClassVar[str] = "communication-bound"
-    order: ClassVar[int] = 3
     title: ClassVar[str] = "Communication lengthens the step"
-
-    FIRES: ClassVar[Examples] = (
-        ("all gradients are exchanged at the end", Job(ranks=4, step=(kernels(10), all_reduce(10), update(1)))),
-        (
-            "what is computed hides only half of it",
-            Job(ranks=2, step=(kernels(10), all_reduce(20), kernels(10), update(1))),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("computing hides all of it", Job(ranks=4, step=(kernels(10), all_reduce(10), kernels(15), update(1)))),
-        (
-            "40 ms in a collective, all of it waiting for a late rank",
-            Job(ranks=4, step=(kernels(10), all_reduce(0.1), update(1)), extra={2: (fetch(50),)}),
-        ),
-    )
-    ABSTAINS: ClassVar[Examples] = (
-        (
-            "the trace of the rank that came late is missing",
-            Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0, 1, 3)),
-        ),
-    )
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: exchanging costs nothing."""
@@ -106,7 +83,7 @@ class CommunicationBound:
                 edit=without_communication,
                 # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
                 beyond=without_communication_calls,
-                kind="exchange",
+                kind="communication",
                 describe=partial(self._describe, case, what_if),
             )
 

@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, silence
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import without_common_stalls
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
@@ -49,20 +48,7 @@ class HostStall:
     """
 
     code: ClassVar[str] = "host-stall"
-    order: ClassVar[int] = 3
     title: ClassVar[str] = "The training thread stalls within the step"
-
-    FIRES: ClassVar[Examples] = (
-        ("all ranks log after each step", Job(ranks=2, step=(*DDP, silence(30)))),
-        ("a pause between forward and backward pass", Job(ranks=1, step=(kernels(5), silence(12), kernels(5)))),
-        ("a pause between two .item()", Job(ranks=1, step=(kernels(5), item(), silence(12), item(), kernels(5)))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("a pause that the device hides", Job(ranks=1, step=(kernels(30), silence(3), kernels(5)))),
-        ("the loader is late", Job(ranks=2, step=(fetch(30), *DDP))),
-        ("one rank logs", Job(ranks=2, step=DDP, extra={1: (kernels(0.1, count=1), silence(30))})),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: the training threads never stall."""

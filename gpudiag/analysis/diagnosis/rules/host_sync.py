@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import Job, item, kernels, python
 from gpudiag.analysis.diagnosis.frames import user_frames
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
@@ -21,7 +20,7 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     pytorch,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import without_syncs
 from gpudiag.analysis.diagnosis.simulation.graph import Block
 from gpudiag.analysis.diagnosis.simulation.levels import synchronizing_more, syncs
@@ -53,24 +52,7 @@ class HostSync:
     """
 
     code: ClassVar[str] = "host-sync"
-    order: ClassVar[int] = 5
     title: ClassVar[str] = "The CPU waits for the GPU in every step"
-
-    FIRES: ClassVar[Examples] = (
-        (
-            "loss.item() before the next step is prepared",
-            Job(ranks=1, step=(kernels(5), item(), *(python(0.4),) * 10)),
-        ),
-        (
-            "an .item() after each layer",
-            Job(ranks=1, step=(kernels(1, count=40), item(), python(0.5)) * 4),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
-        ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: no synchronization blocks."""

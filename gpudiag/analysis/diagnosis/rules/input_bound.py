@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
 from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
@@ -61,19 +60,7 @@ class InputBound:
     """
 
     code: ClassVar[str] = "input-bound"
-    order: ClassVar[int] = 2
     title: ClassVar[str] = "The devices wait for data loading"
-
-    FIRES: ClassVar[Examples] = (
-        ("one GPU waits for its DataLoader", Job(ranks=1, step=(fetch(30), kernels(20)))),
-        ("the loaders of all ranks are late", Job(ranks=4, step=(fetch(30), *DDP))),
-        ("the same, but nobody marked the loaders", Job(ranks=4, step=(silence(30), *DDP))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("the next batch is there before it is wanted", Job(ranks=4, step=(fetch(5), *DDP))),
-        ("the loader of one rank alone is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: no rank waits for data."""

@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
@@ -19,7 +18,7 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     pytorch,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
@@ -67,22 +66,7 @@ class LaunchBound:
     """
 
     code: ClassVar[str] = "launch-bound"
-    order: ClassVar[int] = 7
     title: ClassVar[str] = "The CPU launches kernels too slowly"
-
-    FIRES: ClassVar[Examples] = (
-        ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
-        ("long kernels, longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
-        ("operators that compute on the CPU", Job(ranks=1, step=(kernels(5), *[python(0.3, "aten::add_")] * 20))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("kernels that last longer than their launch", Job(ranks=4, step=DDP)),
-        (
-            "a slow host whose launches hide behind the device once the loader is fixed",
-            Job(ranks=1, step=(fetch(40), kernels(30, count=300, launch_us=50))),
-        ),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """Two proposals: no single call is slow, and no rank takes time to launch its step."""

@@ -9,14 +9,13 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import Job
 from gpudiag.analysis.diagnosis.simulation.graph import Costs
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: What can become of a cause: waste can go away entirely; the exchange and launching are work, which can only be hidden
 #: or shortened, and launching is judged by what of it the device would not hide once there is no waste.
-Kind = Literal["waste", "exchange", "launching"]
+Kind = Literal["waste", "communication", "launching"]
 Edit = Callable[[WhatIf, Costs], Costs]
 
 
@@ -43,23 +42,14 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = "waste"
 
 
-#: What an example shows, and the job that shows it.
-Examples = tuple[tuple[str, "Job"], ...]
-
-
 class Rule(Protocol):
-    """A rule names its code and examines a case. Its class docstring is what users read.
+    """A rule names its code and examines a case. Users read its class docstring, on the page of its code.
 
-    It carries the examples that tests and its page in the documentation are made from: jobs in which it fires, in which
-    it is silent, and of which it cannot tell. Rules are asked by their `order`, in which findings of equal gain stay.
+    Jobs in which it fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
     """
 
     code: ClassVar[str]
-    order: ClassVar[int]
     title: ClassVar[str]
-    FIRES: ClassVar[Examples]
-    SILENT: ClassVar[Examples]
-    ABSTAINS: ClassVar[Examples]
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """Proposals, a reason why nothing can be told, or nothing."""

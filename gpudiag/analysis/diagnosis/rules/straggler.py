@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import msgspec
+
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
@@ -20,8 +21,8 @@ from gpudiag.analysis.diagnosis.rules.input_bound import (
     unmarked_words,
 )
 from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
-from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses, more_operators
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import level
 from gpudiag.analysis.diagnosis.simulation.levels import PARTS, Part
 from gpudiag.analysis.diagnosis.simulation.levels import excess as excess_of
@@ -32,6 +33,7 @@ from gpudiag.model.event import any_of
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
+_UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
 #: How many of the user's functions are named.
 _MOST_FRAMES = 5
 
@@ -132,33 +134,7 @@ class Straggler:
     """
 
     code: ClassVar[str] = "straggler"
-    order: ClassVar[int] = 1
     title: ClassVar[str] = "One or a few ranks delay all others"
-
-    FIRES: ClassVar[Examples] = (
-        ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
-        ("the same, but nobody marked the loader", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
-        ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
-        ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
-        ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
-        (
-            "one rank reads its weights back and writes each to a file",
-            Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
-        ),
-        (
-            "another rank has more to compute each step",
-            Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("all ranks alike", Job(ranks=4, step=DDP)),
-        ("one loader is later, but its host is far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
-        ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
-        ("ranks that never meet", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
-    )
-    ABSTAINS: ClassVar[Examples] = (
-        ("the trace of one rank of four", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
-    )
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
         """One proposal: all ranks level with their peers."""
@@ -182,96 +158,149 @@ class Straggler:
         )
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
-        cause, alone = cause_of(case, what_if, gain, jitter)
-        part: Part = cause if cause in PARTS else _largest_excess(what_if)
-        advice = _ADVICE[cause]
-        if case.tracks[0].is_cpu:
-            # The training thread is host and device at once: what it does itself is compute.
-            alone["compute"] = alone.pop("launch")
-            cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
-        excess = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
-        most = max(excess.values())
-        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= ALSO_LATE * most and ms > 0))
-        by_turns = False
-        if jitter:
-            late = _late_in_some_steps(what_if, part)
-            by_turns = len(late) == len(excess)
-        if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
-            # Nobody marked what they do, but in the timed steps it was in fetching the batch.
-            cause, advice = "input", _ADVICE["input"]
-        cause, pauses = elsewhere(case, late, cause, gain if part == "launch" and not jitter else 0.0)
-        one = len(late) == 1
-        *others, last = (str(rank) for rank in late)
-        words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
-        host = what_if.graph.host
-        own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in late))
-        silent = cause == part == "input" and float(host.silent[own].sum()) > float(host.input[own].sum())
-        waits = {
-            track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
-            for track in case.attribution.tracks
-        }
-        advice = _JITTER_ADVICE if jitter else advice
-        held = _held_back(case, late) if cause == "compute" and not jitter else {}
-        if held:
-            cause, advice = "clock", _ADVICE["clock"]
-        longer = 0.0 if jitter else _longer_ms(case, what_if, late)
-        gain, percent = gain + longer, 100 * (gain + longer) / (100 * gain / percent + longer)
-        evidence: dict[str, object] = {
-            "lateness_ms_by_rank": excess,
-            "wait_ms_by_rank": waits,
-            "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
-        }
-        more_of = {
-            "pauses_ms_more_than_peers": pauses.first(),
-            "longer_in_timed_steps_ms": longer,
-            "clock": held,
-            "host_frames_ms_more_than_peers": _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {},
-        }
-        evidence |= {key: of for key, of in more_of.items() if of}
-        if jitter:
-            evidence["times_last_by_rank"] = _times_last(case)
-        if silent:
-            evidence["assumed_data_loading"] = (
-                "nothing was recorded on the late rank between the step's mark and its first operator"
-            )
-        place, of_place = _place(case, late, cause, gain - longer, silent=silent)
-        place = place or pauses.words()
-        advice = advice if jitter else of_place or advice
-        more = more_operators(case, late) if part == "launch" and not pauses.ms and not jitter else None
-        if more is not None:
-            evidence["operators_ms_more_than_peers"] = more.own_ms
-            if more.own_work:
-                evidence["calls_per_step_more_than_peers"] = more.calls
-                place, advice = more.words(), (*_OWN_WORK, *advice)
-        what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
-        title = (
-            f"ranks take turns being slow, which costs {gain:.1f} ms per step"
-            if by_turns
-            else f"{words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
-            if jitter
-            else f"{what} all ranks by {gain:.1f} ms per step"
-            if what
-            else f"{words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
-        )
+        late = _late_ranks(case, what_if, jitter, gain)
+        place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
+        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
+        gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (100 * gain / percent + longer_ms)
+        more = None
+        if late.part == "launch" and not late.pauses.ms and not jitter:
+            more = more_operators(case, late.ranks)
+        own_work = more is not None and more.own_work
+        place = more.words() if more is not None and own_work else place or late.pauses.words()
+        advice = _JITTER_ADVICE if jitter else place_advice or late.advice
         return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=late,
-            cause=cause,
+            ranks=late.ranks,
+            cause=late.cause,
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium" if cause == "unknown" or silent or jitter else "high",
-            title=title,
+            confidence="medium" if late.cause == "unknown" or late.silent or jitter else "high",
+            title=_title(late, unmarked_words(case) if late.silent else place, gain),
             place=place,
-            evidence=evidence,
+            evidence=_evidence(case, late, longer_ms, more),
             advice=advice_for(
                 case.timeline.framework,
-                advice,
-                ranks=words,
-                whom="one rank or another" if by_turns else words,
+                (*_OWN_WORK, *advice) if own_work else advice,
+                ranks=late.words,
+                whom="one rank or another" if late.by_turns else late.words,
                 names=", ".join(more.own_ms) if more is not None else "",
             ),
         )
+
+
+class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The late ranks and why they are late.
+
+    Attributes:
+        ranks: the late ones.
+        cause: the cause of the finding.
+        part: the part of the step in which they exceed their peers.
+        excess_ms: how much longer each rank takes for that part.
+        savings_ms: what each part alone saves.
+        pauses: pauses between calls that only these ranks make.
+        slow_clocks: the findings about the clocks of their GPUs, by rank.
+        silent: whether nothing was recorded while they waited for input.
+        jitter: whether they are late in some steps only.
+        by_turns: whether every rank is late in some steps.
+    """
+
+    ranks: tuple[int, ...]
+    cause: str
+    part: Part
+    excess_ms: dict[int, float]
+    savings_ms: dict[str, float]
+    pauses: OwnPauses
+    slow_clocks: dict[str, list[str]]
+    silent: bool
+    jitter: bool
+    by_turns: bool
+
+    @property
+    def words(self) -> str:
+        """The ranks as a subject."""
+        *others, last = (str(rank) for rank in self.ranks)
+        return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+    @property
+    def advice(self) -> Advice:
+        """The advice for the cause, if its place says no more."""
+        # On a CPU launching is compute: the training thread is host and device at once.
+        return _CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else _ADVICE[self.cause]
+
+
+def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
+    cause, savings_ms = cause_of(case, what_if, gain, jitter)
+    part: Part = cause if cause in PARTS else _largest_excess(what_if)
+    if case.tracks[0].is_cpu:
+        savings_ms["compute"] = savings_ms.pop("launch")
+        cause = "compute" if cause == "launch" else cause
+    excess_ms = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
+    ranks = _late_in_some_steps(what_if, part) if jitter else _late_on_average(excess_ms)
+    if cause == "stall" and not jitter and later_input_ms(case.run, ranks) >= MOST * gain:
+        cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
+    cause, pauses = elsewhere(case, ranks, cause, gain if part == "launch" and not jitter else 0.0)
+    slow_clocks = _held_back(case, ranks) if cause == "compute" and not jitter else {}
+    return _LateRanks(
+        ranks=ranks,
+        cause="clock" if slow_clocks else cause,
+        part=part,
+        excess_ms=excess_ms,
+        savings_ms=savings_ms,
+        pauses=pauses,
+        slow_clocks=slow_clocks,
+        silent=cause == part == "input" and _mostly_unmarked(what_if, ranks),
+        jitter=jitter,
+        by_turns=jitter and len(ranks) == len(excess_ms),
+    )
+
+
+def _late_on_average(excess_ms: dict[int, float]) -> tuple[int, ...]:
+    most = max(excess_ms.values())
+    return tuple(sorted(rank for rank, ms in excess_ms.items() if ms >= ALSO_LATE * most and ms > 0))
+
+
+def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
+    """Return whether these ranks wait for input longer without marks than with them."""
+    host = what_if.graph.host
+    own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in ranks))
+    return float(host.silent[own].sum()) > float(host.input[own].sum())
+
+
+def _title(late: _LateRanks, place: str, gain: float) -> str:
+    one = len(late.ranks) == 1
+    if late.by_turns:
+        return f"ranks take turns being slow, which costs {gain:.1f} ms per step"
+    if late.jitter:
+        return f"{late.words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
+    what = _what(late.cause, late.words, place, one=one, silent=late.silent)
+    if what:
+        return f"{what} all ranks by {gain:.1f} ms per step"
+    return f"{late.words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
+
+
+def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
+    waits = {
+        track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
+        for track in case.attribution.tracks
+    }
+    frames = _frames_ms(case, late.ranks) if late.part in _OF_THE_HOST and not late.jitter else {}
+    known = {
+        "pauses_ms_more_than_peers": late.pauses.first(),
+        "longer_in_timed_steps_ms": longer_ms,
+        "clock": late.slow_clocks,
+        "host_frames_ms_more_than_peers": frames,
+        "assumed_data_loading": _UNRECORDED if late.silent else "",
+        "operators_ms_more_than_peers": more.own_ms if more is not None else {},
+        "calls_per_step_more_than_peers": more.calls if more is not None and more.own_work else {},
+    }
+    evidence: dict[str, object] = {
+        "lateness_ms_by_rank": late.excess_ms,
+        "wait_ms_by_rank": waits,
+        "savings_ms_by_part": dict(sorted(late.savings_ms.items(), key=lambda part: -part[1])),
+    }
+    evidence |= {key: value for key, value in known.items() if value}
+    return evidence | {"times_last_by_rank": _times_last(case)} if late.jitter else evidence
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:

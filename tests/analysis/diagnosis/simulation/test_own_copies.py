@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.conclusions.explained import _recording_ms
-from gpudiag.analysis.diagnosis.examples import Job, host_copy, item, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.simulation.chains.own_copies import own_copies
 from gpudiag.analysis.diagnosis.simulation.edits import with_host_copies, without_launch_cost, without_stalls
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Block
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import _part_of_step
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, host_copy, item, kernels, python, read_back, silence
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
