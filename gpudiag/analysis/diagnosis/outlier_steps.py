@@ -1,4 +1,4 @@
-"""Steps of another kind: a pause of the machine, an evaluation, a checkpoint, a compilation among the steps.
+"""Leave out steps of another kind: a pause, an evaluation, a checkpoint or a compilation among the steps.
 
 A mean over unlike steps is of neither kind, and what is found in it is not what the job does: of 29 ms steps with one
 of 147 ms between them, a diagnosis of the mean says that 20 ms of each step are lost. Few such steps are left out, and
@@ -23,7 +23,7 @@ from gpudiag.units import milliseconds
 
 
 def without_outlier_steps(case: Case) -> Case:
-    """The case of the longest run of alike steps, where few steps are unlike the others; else the case itself.
+    """Return the case of the longest run of alike steps if few steps are outliers, else the case itself.
 
     Where the step time was measured without the profiler, there may be as many as there are, but what is left must be
     nearer to that time than what there was.
@@ -58,7 +58,7 @@ def without_outlier_steps(case: Case) -> Case:
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Step number → (its length, that of the others, both in ns, and the rank where it is most so) of unlike steps."""
+    """Return for each outlier step its length and the usual one, in ns, and the rank on which they differ most."""
     found: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)

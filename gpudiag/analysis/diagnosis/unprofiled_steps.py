@@ -1,4 +1,4 @@
-"""What a run measured without recording anything: the host's part of each timed step, and what recordings cost."""
+"""Read what a run measured without the profiler: host time in each step, and what recording costs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
 
 
 class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the timed steps waited for input, in ms of a step.
+    """The wait for input in unprofiled steps, in ms of a step.
 
     Attributes:
         exposed_ms: how long devices waited for it: the lower median of the ranks.
@@ -32,7 +32,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """What of the waiting is not in recorded steps that fetch for so long; 0 where most of it is.
+        """Return the part of the wait, in ms, that recorded steps lack if they fetch for so long; 0 if they have most.
 
         Recording slows the job, and its loader keeps up; or the few recorded steps find batches that were made before.
 
@@ -44,7 +44,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None:
-    """Means of each rank's timed steps; None where the run, or an older one, noted nothing of the host in them."""
+    """Return the means of each rank's unprofiled steps; None if the run noted no host times."""
     found = []
     for rank in run.ranks if run is not None else ():
         if rank.timed is None or rank.unprofiled is None or not rank.timed.host_ms:
@@ -72,7 +72,7 @@ def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None
 
 
 def loader_step_ms(timed: UnprofiledSteps) -> float | None:
-    """The shortest step that the loader's workers can make batches for, in ms; None where that is not known.
+    """Return the time, in ms, that DataLoader workers need for one step's batches; None if unknown.
 
     Worked example. Two workers take 100 ms for a batch each, and a step takes one batch: 50 ms. Where batches of two
     steps are accumulated, it takes two: 100 ms.
@@ -85,13 +85,13 @@ def loader_step_ms(timed: UnprofiledSteps) -> float | None:
 
 
 def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
-    """`loader_step_ms` by rank, of those of which it is known."""
+    """Return `loader_step_ms` by rank, where it is known."""
     timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ()) if rank.timed is not None}
     return {rank: ms for rank, of in timed.items() if (ms := loader_step_ms(of)) is not None}
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
-    """By rank, the least that its training thread took to queue a step's work, in ms; none where not known.
+    """Return by rank the least time, in ms, in which its training thread queued a step.
 
     Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work. Least of
     all it waits in the steps before the timed ones, the first of which found its device idle.
@@ -101,13 +101,13 @@ def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
 
 
 def devices_set_pace(run: RunRecord | None) -> bool:
-    """Whether every host was ahead of its device by `MOST` of the step in most timed steps; False where not known."""
+    """Return whether every host ran ahead by `MOST` of the step in most unprofiled steps; False if unknown."""
     timed = [rank.timed for rank in (run.ranks if run is not None else ())]
     return bool(timed) and all(one is not None and _was_ahead(one) for one in timed)
 
 
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
-    """What a step took timed, recorded lightly, and recorded with operators; None where nothing was recorded."""
+    """Return a step's time unprofiled, in a kernel-only trace, and in a full trace; None without traces."""
     ranks = run.ranks if run is not None else ()
     light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
     full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
@@ -121,14 +121,14 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """That there is no light recording, and why, where a rank says so."""
+    """Warn that there is no kernel-only trace, with the reason, if a rank says so."""
     said = [rank.notes.get("no-light-recording") for rank in (run.ranks if run is not None else ())]
     message = next((words for words in said if words), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
 
 
 def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
-    """How long fetching the batch kept this rank's device waiting in each timed step, in ms; none where not known.
+    """Return how long the device waited for its batch in each unprofiled step, in ms; empty if unknown.
 
     The device still works for `lead_ms` of the step before while the host fetches: only what is longer is waited for.
     On a CPU the training thread is the device, and waits for all of it.
@@ -146,7 +146,7 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 
 
 def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
-    """Of the ranks whose exposed waiting is known, the lower median; None of none."""
+    """Return the wait for input in unprofiled steps, the lower median of the ranks; None if unknown."""
     ranks = [rank for rank in (run.ranks if run is not None else ()) if rank.timed is not None]
     waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
@@ -156,7 +156,7 @@ def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
 
 
 def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
-    """By how much longer these ranks' devices waited for input in the timed steps than most do, in ms; 0 if unknown."""
+    """Return how much longer these devices waited for input in unprofiled steps than most, in ms; 0 if unknown."""
     waits = {rank.rank: exposed_input_ms(rank) for rank in (run.ranks if run is not None else ())}
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
@@ -166,7 +166,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 
 
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
-    """By rank, the most by which its input can have made the timed steps longer than most ranks' did, in ms.
+    """Return by rank, in ms, how much longer than most ranks' its input can have made the unprofiled steps.
 
     Two things bound it, each where it is known; None where neither is.
 
@@ -195,7 +195,7 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
 
 
 def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
-    """By how much longer the hosts of these ranks took than most for a timed step, in ms; None where not known.
+    """Return how much longer these hosts took for an unprofiled step than most, in ms; None if unknown.
 
     Args:
         run: the record.
@@ -212,7 +212,7 @@ def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[
 def alone_waited_for(
     run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead_from: float = WARNING_PERCENT / 100
 ) -> bool:
-    """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
+    """Return whether most unprofiled steps waited for these hosts alone, while the other hosts ran ahead.
 
     A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
     then it takes as long for a step as the one that all wait for, and what each took does not tell them apart. By how
@@ -247,31 +247,31 @@ def alone_waited_for(
 
 
 def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
-    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
+    """Return how much longer unprofiled steps took than simulated ones, in ms; 0 if within the usual difference."""
     longer = (timed_ms or 0.0) - corrected_ms
     return longer if longer > AS_RECORDED * corrected_ms else 0.0
 
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
-    """What the hosts of these ranks took for their timed steps; None where one is missing, or there is one alone."""
+    """Return the unprofiled host steps of these ranks; None if a rank is missing or there is only one."""
     of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
     timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
     return timed if len(timed) >= max(len(ranks), 2) else None
 
 
 def _was_ahead(timed: UnprofiledSteps) -> bool:
-    """Whether this host was ahead by `MOST` of the step in most steps."""
+    """Return whether the host ran ahead by `MOST` of the step in most steps."""
     steps = range(len(timed.host_ms))
     return timed.lead_ms is not None and sum(_is_ahead(timed, step, share=MOST) for step in steps) > MOST * len(steps)
 
 
 def _is_ahead(timed: UnprofiledSteps, step: int, share: float) -> bool:
-    """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
+    """Return whether the host had queued the step with a lead of this share of it or more."""
     return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
 
 
 def _more_ms(steps: Sequence[float], usual: Sequence[float]) -> float:
-    """The mean by which these are above the others, taken at the same time, where that is more than chance; else 0."""
+    """Return the mean excess over the other steps at the same time if it is more than chance, else 0."""
     more = [one - other for one, other in zip(steps, usual, strict=False)]
     mean = mean_of(more)
     return mean.value if mean.value > BEYOND_CHANCE * mean.standard_error else 0.0
@@ -282,7 +282,7 @@ def _on_cpu(rank: RankRecord) -> bool:
 
 
 def _inner_mean(times: StepTimes) -> float:
-    """Without the first and the last, as the analysis leaves them out."""
+    """Return the mean without the first and the last step, which the analysis leaves out too."""
     return statistics.fmean(times.step_ms[1:-1]) if len(times.step_ms) > 2 else times.mean_ms
 
 

@@ -176,4 +176,7 @@ def _hidden(
             f"hidden behind {', '.join(codes)}: removing it would save {max(now - alone, 0.0):.1f} ms per step now, "
             f"and {max(before - after, 0.0):.1f} ms once these are fixed"
         )
-    return (), f"no finding explains {left_ms:.1f} ms of it: another path of equal length may exist, so that fixing this alone may save nothing"
+    return (), (
+        f"no finding explains {left_ms:.1f} ms of it: another path of equal length may exist, so that fixing this "
+        "alone may save nothing"
+    )

@@ -1,4 +1,4 @@
-"""Findings without a simulation: shares of the recorded step, each an upper bound of what fixing its cause saves.
+"""Make findings without a simulation: shares of the recorded step, each an upper bound of the savings.
 
 One recorded step, a job that cannot be simulated, and one rank of several give shares and no savings.
 """

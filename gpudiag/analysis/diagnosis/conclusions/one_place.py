@@ -142,7 +142,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> Costs:
-    """The costs without anything that the host does at these nodes: work, pauses, waiting, and their copies."""
+    """Return the costs without the work, pauses, waits and copies of these host nodes."""
     copies = _copies(nodes, what_if)
     part = what_if.exchanged
     return replace(
@@ -156,7 +156,7 @@ def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Costs) -> C
 
 
 def _copies(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
-    """bool[m]: copies between host and device that these host nodes launch or wait for."""
+    """Return bool[m]: the copies between host and device that these host nodes launch or wait for."""
     host, device = what_if.graph.host, what_if.graph.device
     copies = np.zeros(len(device.start), np.bool_)
     copies[host.block_on[nodes & (host.block_on != NONE)]] = True

@@ -48,22 +48,22 @@ _LESS_BUCKET_COPY = pytorch(
 class CommunicationBound:
     """Communication is exposed: no compute overlaps with it, or it slows down or delays what does.
 
-    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The replay
-    lets every transfer take no time, leaves out the kernels that only copy gradients in and out of buckets, and lets
-    the others run undisturbed, without the CPU's calls for all that; the parts of the sum are shown. Where those
-    calls are all that costs, and launching costs twice as much, it is a matter of launching. The bandwidth reached
-    inside the step stands beside the peak of the same size on this machine, where the probes measured that.
+    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The simulation
+    removes all transfers, the kernels that copy gradients in and out of buckets, the slowdown of kernels beside
+    transfers, and the CPU's calls for all that; the report shows what each of these saves. If only the calls cost time,
+    and launching costs twice as much, it is a matter of launching. The bandwidth reached inside the step stands beside
+    the peak of the same size on this machine, if the probes measured it.
 
-    Large collectives that reach a small part of the GPUs' NVLink say that peer access is off, without the machine's
-    facts. With these and the model's gradients, what other strategies are predicted to save stands beside the amount.
-    Advice is for the job's own way of exchanging: DDP, FSDP, through one rank, or calls of its own.
+    Large collectives that reach a small part of the GPUs' NVLink show that peer access is off, even without the
+    machine's facts. With these facts and the model's gradients, the savings predicted for other strategies stand beside
+    the amount. The advice is for the job's way of communicating: DDP, FSDP, through one rank, or user-defined calls.
     """
 
     code: ClassVar[str] = "communication-bound"
     title: ClassVar[str] = "Communication lengthens the step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: exchanging costs nothing."""
+        """Propose a step in which communication costs nothing."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -140,7 +140,7 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """What the gain is made of, in ms of a step: each part is what taking it away too adds to those before it.
+    """Split the savings, in ms of a step: each part is what removing it adds to those before it.
 
     The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
     """
@@ -156,7 +156,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
-    """By how much the step would be shorter if each transfer took what the probes measured over each transport alone.
+    """Return what the step saves, in ms, if each transfer took what the probes measured, by transport.
 
     The job's own transport is among them: what it gains so is what contention and late launches cost the transfers.
     """
@@ -172,7 +172,7 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
 
 
 class _Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of collective and what it does inside the step: median transfer, bandwidths as nccl-tests counts them."""
+    """A kind of collective with its median transfer in the step; bandwidths as nccl-tests counts them."""
 
     operation: str
     size_bytes: int
@@ -181,7 +181,7 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
     probe_busbw_gb_per_s: float | None
 
     def evidence(self) -> dict[str, object]:
-        """For the finding; what was not measured is left out."""
+        """Return its measured figures as evidence."""
         found: dict[str, object] = {
             "largest_collective": self.operation,
             "largest_collective_bytes": self.size_bytes,
@@ -194,7 +194,7 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _largest(case: Case) -> _Collective | None:
-    """The kind of collective that takes the most transfer time on the first lane."""
+    """Return the kind of collective with the most transfer time on the first device."""
     best: tuple[float, _Collective] | None = None
     for track in case.tracks[:1]:
         table = track.collectives

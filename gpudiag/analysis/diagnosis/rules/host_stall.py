@@ -51,7 +51,7 @@ class HostStall:
     title: ClassVar[str] = "The training thread stalls within the step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: the training threads never stall."""
+        """Propose a step in which no training thread stalls."""
         what_if = case.what_if
         if what_if is not None and what_if.stalled.any():
             yield Proposal(edit=without_common_stalls, describe=partial(self._describe, case, what_if))
@@ -79,7 +79,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Advise a core of its own only where the threads were seen to wait for one, else a look at hooks."""
+    """Advise separate cores only if the threads were seen to wait for one, else a look at hooks."""
     timed = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [one.scheduling.run_queue_wait_ms for one in timed if one.scheduling is not None]
     waited = max(waits, default=0.0)
@@ -89,7 +89,7 @@ def _many_places(case: Case, gain_ms: float) -> Advice:
 
 
 def stall_advice(case: Case, place: Place | None) -> Advice:
-    """What to do about a thread that is elsewhere at a place."""
+    """Return the advice for a thread that stalls at a place."""
     if place is None or not place.collecting:
         return ELSEWHERE
     together = " on all ranks at once" if case.timeline.world_size > 1 else ""

@@ -47,15 +47,15 @@ class HostSync:
 
     The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
     stacks were recorded, the program's functions that they came from. Savings are by how much the step would be
-    shorter if the host never waited in them, nor had copied to it what it waited for. A rank that waits and no other
-    does, or that waits more than twice as often, is a straggler.
+    shorter if the host neither waited in them nor copied what it waited for. A rank that waits alone, or more than
+    twice as often as its peers, is a straggler.
     """
 
     code: ClassVar[str] = "host-sync"
     title: ClassVar[str] = "The CPU waits for the GPU in every step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: no synchronization blocks."""
+        """Propose a step in which no synchronization blocks."""
         what_if = case.what_if
         if what_if is None or not syncs(what_if).any():
             return
@@ -84,7 +84,7 @@ class HostSync:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Blocking calls, the operators and the user's functions around them, per step and rank; most frequent first."""
+    """Count blocking calls, and operators and user's functions around them, per step and rank, most frequent first."""
     host = what_if.graph.host
     per = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)

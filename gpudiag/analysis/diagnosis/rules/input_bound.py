@@ -63,7 +63,7 @@ class InputBound:
     title: ClassVar[str] = "The devices wait for data loading"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: no rank waits for data."""
+        """Propose a step in which no rank waits for data."""
         what_if = case.what_if
         if what_if is None:
             return

@@ -56,20 +56,19 @@ _ADVICE = (
 class LaunchBound:
     """The devices stand idle while the host runs framework and Python code to launch the next kernel.
 
-    A launch costs the host several microseconds in the framework. Kernels that run shorter than that leave the device
-    waiting. The profiler's own overhead per launch was removed before this was judged. Savings are what a CUDA graph
-    would save, which launches a whole step at once, in a step without the waste that was found: a host that waits for
-    its loader too would profit from faster launches, but once the loader is fixed the device may hide them.
+    A launch costs the host several microseconds in the framework, and shorter kernels leave the device waiting. The
+    profiler's overhead per launch is removed first. Savings are those of a CUDA graph, which launches a whole step at
+    once, in a step without the waste that was found: once a slow loader is fixed, the device may hide the launches.
 
-    Slow calls are something else than many short ones: plans for new shapes, compilation, allocation, operators that
-    compute on the CPU. They are named with their self time.
+    A few slow calls differ from many short ones: they plan for new shapes, compile, allocate, or compute on the CPU.
+    They are named with their self time.
     """
 
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Two proposals: no single call is slow, and no rank takes time to launch its step."""
+        """Propose a step without slow calls, and one that is launched as a CUDA graph."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return

@@ -47,7 +47,7 @@ class MemoryAllocation:
     title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: nothing is taken from the driver and nothing given back."""
+        """Propose a step that neither allocates nor frees memory of the driver."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return
@@ -72,7 +72,7 @@ class MemoryAllocation:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
-    """(milliseconds, calls) by name, per step and rank; those that take longest first."""
+    """Return (ms, calls) by name, per step and rank, longest first."""
     took: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0

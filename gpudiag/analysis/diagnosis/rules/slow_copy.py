@@ -40,7 +40,7 @@ class SlowCopy:
     title: ClassVar[str] = "Copies between CPU and GPU lengthen the step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: host copies take no time of the device and do not block the host."""
+        """Propose a step whose host copies overlap and do not block the host."""
         what_if = case.what_if
         if what_if is None or not what_if.graph.device.host_copy.any():
             return

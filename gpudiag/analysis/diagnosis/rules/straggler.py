@@ -20,7 +20,7 @@ from gpudiag.analysis.diagnosis.rules.input_bound import (
     ends_with_the_update,
     unmarked_words,
 )
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, stall_by_own_pauses
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses, more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.edits import level
@@ -119,25 +119,25 @@ _OWN_WORK: Advice = (
 class Straggler:
     """One or a few ranks come late to the collectives, and all others wait for them.
 
-    A synchronous step takes as long as its slowest rank. What looks like 40 ms of communication on three ranks may be
-    40 ms of data loading on the fourth. The replay gives each rank no more of each part of the step (input, stalls,
-    slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
-    shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
-    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
-    that a late rank calls and its peers do not are named; one that often records nothing between calls that its peers
-    do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
-    slower clocks than its peers, or is throttled, that is the cause. In steps that were timed without the profiler, who
-    was ahead of its device and who was not tells whose host is slow, and that it is not so by the recording alone; what
-    these steps took longer than the recorded ones is then that rank's. By its input a rank is late only as far as it
-    waited longer for it than most ranks did in those steps, where these waited too, and as far as the workers of their
-    DataLoaders are faster than the step: of loaders that are equally slow, one is the later by chance.
+    A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
+    loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
+    synchronizations, launching, compute, copies) to the median over ranks. The savings are by how much the step becomes
+    shorter, and the cause is the part that explains them alone. That also follows chains, as when rank 0 waits for rank
+    2, which waits for its loader. Ranks may take turns being slow. Operators that only a late rank calls are named. A
+    rank that often pauses between calls that its peers do not make stalls there, however short each pause is. If the
+    machine's facts say that a late rank's GPU runs at slower clocks than its peers or is throttled, that is the cause.
+
+    Unprofiled steps tell which hosts ran ahead of their devices and which did not, so that a host is not called slow
+    only because recording slowed it; time that these steps take longer than simulated ones counts for that rank. A rank
+    is late by its input only as far as it waited longer than most ranks in unprofiled steps in which these waited too,
+    and as far as the DataLoader workers are faster than the step: of equally slow loaders, one is later by chance.
     """
 
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or a few ranks delay all others"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: all ranks level with their peers."""
+        """Propose a step in which every rank is equalized to the median of the ranks."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -218,13 +218,13 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """The ranks as a subject."""
+        """Name the ranks."""
         *others, last = (str(rank) for rank in self.ranks)
         return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
     @property
     def advice(self) -> Advice:
-        """The advice for the cause, if its place says no more."""
+        """Return the advice for the cause, for a place that says no more."""
         # On a CPU launching is compute: the training thread is host and device at once.
         return _CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else _ADVICE[self.cause]
 
@@ -239,7 +239,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     ranks = _late_in_some_steps(what_if, part) if jitter else _late_on_average(excess_ms)
     if cause == "stall" and not jitter and later_input_ms(case.run, ranks) >= MOST * gain:
         cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
-    cause, pauses = elsewhere(case, ranks, cause, gain if part == "launch" and not jitter else 0.0)
+    cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" and not jitter else 0.0)
     slow_clocks = _held_back(case, ranks) if cause == "compute" and not jitter else {}
     return _LateRanks(
         ranks=ranks,
@@ -304,7 +304,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
+    """Describe what late ranks do; `place` says where, or names unmarked input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -321,13 +321,13 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
+    """Return what unprofiled steps took longer than simulated ones, in ms, if these ranks alone were waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.timed_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
-    """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
+    """Return (place, advice) if the late ranks wait without marks, stall, or call slowly."""
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
         return before_first_operator(case, late), (first, *_ADVICE["input"])
@@ -341,7 +341,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """The user's functions in which late ranks spend more of a step than the others, in ms; the most first.
+    """Return by how many ms per step late ranks stay longer in the user's functions, most first.
 
     Empty where no stacks were recorded, or no other rank is there to compare with.
     """
@@ -362,7 +362,7 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
 
 
 def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
-    """What the machine's facts say against the clocks of the late ranks' GPUs, by rank; empty unless of every one."""
+    """Return the findings about the clocks of the late ranks' GPUs, by rank, if there are some for each."""
     if case.facts is None:
         return {}
     from gpudiag.analysis.diagnosis.hardware import examine_facts
@@ -378,13 +378,13 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Part) -> tuple[int, ...]:
-    """The ranks that are above their peers in some steps, if not in the mean."""
+    """Return the ranks that exceed their peers in some steps."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
 
 def _steady(what_if: WhatIf) -> bool:
-    """Whether the rank that is latest in the largest part is late step after step, and not by chance in some."""
+    """Return whether the rank that is latest in the largest part is late in every step and not by chance."""
     excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 
@@ -394,7 +394,7 @@ def _largest_excess(what_if: WhatIf) -> Part:
 
 
 def _times_last(case: Case) -> dict[int, int]:
-    """How often each rank was the last to arrive at a collective."""
+    """Count how often each rank was the last to arrive at a collective."""
     times: dict[int, int] = {}
     seen: set[int] = set()
     for track in case.tracks:
