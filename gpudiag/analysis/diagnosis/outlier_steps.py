@@ -1,12 +1,12 @@
 """Leave out steps of another kind: a pause, an evaluation, a checkpoint or a compilation among the steps.
 
-A mean over unlike steps is of neither kind, and what is found in it is not what the job does: of 29 ms steps with one
-of 147 ms between them, a diagnosis of the mean says that 20 ms of each step are lost. Few such steps are left out, and
-said to have been; the others are diagnosed. Where many are, they are what the job does.
+A mean over unlike steps describes neither kind: of 29 ms steps with one of 147 ms between them, a diagnosis of the mean
+says that 20 ms of each step are lost. A few outliers are left out, and reported. Many outliers are what the job does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -36,10 +36,7 @@ def without_outlier_steps(case: Case) -> Case:
     if len(numbers) != 1 or case.tracks[0].is_cpu:
         return said
     (every,) = numbers
-    runs = [list(run) for odd, run in groupby(range(len(every)), lambda index: every[index] in unlike) if not odd]
-    # What held the device up at the end of a window may be what the host did before the next step's first launch.
-    runs = [run if run[0] == 0 else run[1:] for run in runs]
-    longest = max(runs, key=len, default=[])
+    longest = _longest_run_of_alike(every, unlike)
     timed = case.unprofiled_ms
     if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(unlike) > MOST_OUTLIERS * len(every)):
         return said
@@ -55,6 +52,15 @@ def without_outlier_steps(case: Case) -> Case:
     if timed is not None and abs(case.slowest_ms - timed) < abs(cut.slowest_ms - timed):
         return said
     return cut
+
+
+def _longest_run_of_alike(steps: Sequence[int], unlike: Container[int]) -> list[int]:
+    """Return the indices of the longest run of steps without outliers.
+
+    The step after an outlier is left out too: what delayed its begin may belong to the outlier's end.
+    """
+    runs = [list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in unlike) if not odd]
+    return max((run if run[0] == 0 else run[1:] for run in runs), key=len, default=[])
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:

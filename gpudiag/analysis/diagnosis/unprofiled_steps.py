@@ -45,8 +45,8 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
 
 def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None:
     """Return the means of each rank's unprofiled steps; None if the run noted no host times."""
-    found = []
-    for rank in run.ranks if run is not None else ():
+    means = []
+    for rank in _ranks(run):
         if rank.timed is None or rank.unprofiled is None or not rank.timed.host_ms:
             continue
         reasons = {}
@@ -56,7 +56,7 @@ def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None
             reasons["lead_ms"] = _ON_CPU if _on_cpu(rank) else _NO_EVENTS
         if rank.timed.loader is None:
             reasons["loader_ms"] = _NO_WORKERS
-        found.append(
+        means.append(
             UnprofiledRank(
                 rank=rank.rank,
                 step_ms=rank.unprofiled.mean_ms,
@@ -68,7 +68,7 @@ def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None
                 reasons=reasons,
             )
         )
-    return tuple(found) or None
+    return tuple(means) or None
 
 
 def loader_step_ms(timed: UnprofiledSteps) -> float | None:
@@ -86,29 +86,29 @@ def loader_step_ms(timed: UnprofiledSteps) -> float | None:
 
 def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
     """Return `loader_step_ms` by rank, where it is known."""
-    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ()) if rank.timed is not None}
-    return {rank: ms for rank, of in timed.items() if (ms := loader_step_ms(of)) is not None}
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
+    return {rank: ms for rank, host in hosts.items() if (ms := loader_step_ms(host)) is not None}
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """Return by rank the least time, in ms, in which its training thread queued a step.
 
-    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work. Least of
-    all it waits in the steps before the timed ones, the first of which found its device idle.
+    Waits within a step, above all for room in the launch queue, only add to a thread's work. It waits least in the
+    steps before the unprofiled ones, the first of which found its device idle.
     """
-    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    return {rank: min((*of.host_ms, *of.idle_host_ms)) for rank, of in timed.items() if of is not None and of.host_ms}
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
+    return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
 
 
 def devices_set_pace(run: RunRecord | None) -> bool:
     """Return whether every host ran ahead by `MOST` of the step in most unprofiled steps; False if unknown."""
-    timed = [rank.timed for rank in (run.ranks if run is not None else ())]
-    return bool(timed) and all(one is not None and _was_ahead(one) for one in timed)
+    hosts = [rank.timed for rank in _ranks(run)]
+    return bool(hosts) and all(host is not None and _was_ahead(host) for host in hosts)
 
 
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
     """Return a step's time unprofiled, in a kernel-only trace, and in a full trace; None without traces."""
-    ranks = run.ranks if run is not None else ()
+    ranks = _ranks(run)
     light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
     full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
     if not light and not full:
@@ -122,7 +122,7 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
     """Warn that there is no kernel-only trace, with the reason, if a rank says so."""
-    said = [rank.notes.get("no-light-recording") for rank in (run.ranks if run is not None else ())]
+    said = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((words for words in said if words), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
 
@@ -147,7 +147,7 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 
 def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
     """Return the wait for input in unprofiled steps, the lower median of the ranks; None if unknown."""
-    ranks = [rank for rank in (run.ranks if run is not None else ()) if rank.timed is not None]
+    ranks = [rank for rank in _ranks(run) if rank.timed is not None]
     waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
     if not waits or len(fetching) < len(ranks):
@@ -157,7 +157,7 @@ def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
 
 def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
     """Return how much longer these devices waited for input in unprofiled steps than most, in ms; 0 if unknown."""
-    waits = {rank.rank: exposed_input_ms(rank) for rank in (run.ranks if run is not None else ())}
+    waits = {rank.rank: exposed_input_ms(rank) for rank in _ranks(run)}
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
         return 0.0
@@ -179,7 +179,7 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     rank 1 has come to be the later one by 13 ms: it is rank 1 that waits in every step, and rank 0 never does. At most
     0.3 ms of that is rank 1's.
     """
-    ranks = run.ranks if run is not None else ()
+    ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
     if len(waits) < max(len(ranks), 2) or step_ms <= 0:
@@ -199,8 +199,8 @@ def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[
 
     Args:
         run: the record.
-        ranks: those that there are; each must have been timed.
-        late: those that are asked about.
+        ranks: the ranks present in the run; each must have unprofiled steps.
+        late: the ranks in question.
     """
     timed = _hosts(run, ranks)
     if timed is None:
@@ -214,35 +214,31 @@ def alone_waited_for(
 ) -> bool:
     """Return whether most unprofiled steps waited for these hosts alone, while the other hosts ran ahead.
 
-    A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
-    then it takes as long for a step as the one that all wait for, and what each took does not tell them apart. By how
-    much they were ahead does. Steps in which it was the other way round count against it: hosts that take turns are
-    slow by chance.
+    A host that runs ahead fills its device's launch queue and then waits there as long as the device waits for other
+    ranks. It takes as long for a step as the host that all wait for, so that only their leads tell them apart. Steps in
+    which the others were waited for count against it, because hosts that take turns are slow by chance.
 
-    Worked example. Both hosts take 50 ms for each of 20 steps. One is ahead of its device by 45 ms and the other never:
-    that one is waited for.
+    Worked example. Both hosts take 50 ms for each of 20 steps. One runs ahead of its device by 45 ms and the other
+    never does: the other one is waited for.
 
     Args:
         run: the record.
-        ranks: those that there are; each must have been timed.
-        late: those that are asked about.
-        ahead_from: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a
-            step what it took says nothing; one that is ahead by less may have taken all of it to work.
+        ranks: the ranks present in the run; each must have unprofiled steps.
+        late: the ranks in question.
+        ahead_from: least lead, as a share of the step, with which a host counts as ahead. With a lead of `MOST` of a
+            step its host time says nothing; with less, it may be work.
     """
     timed = _hosts(run, ranks)
-    if timed is None or any(one.lead_ms is None for one in timed.values()):
+    if timed is None or any(host.lead_ms is None for host in timed.values()):
         return False
-    asked = [one for rank, one in timed.items() if rank in late]
-    others = [one for rank, one in timed.items() if rank not in late]
-    if not asked or not others:
-        return False
-    steps = min(len(one.host_ms) for one in timed.values())
+    steps = min(len(host.host_ms) for host in timed.values())
+    ahead = {rank: [_is_ahead(host, step, share=ahead_from) for step in range(steps)] for rank, host in timed.items()}
+    asked = [flags for rank, flags in ahead.items() if rank in late]
+    others = [flags for rank, flags in ahead.items() if rank not in late]
     count = 0
-    for step in range(steps):
-        ahead = [_is_ahead(one, step, share=ahead_from) for one in asked]
-        others_ahead = statistics.median_low([_is_ahead(one, step, share=ahead_from) for one in others])
-        count += not any(ahead) and others_ahead
-        count -= all(ahead) and not others_ahead
+    for late_ahead, others_ahead in zip(zip(*asked, strict=True), zip(*others, strict=True), strict=False):
+        most_ahead = statistics.median_low(others_ahead)
+        count += (most_ahead and not any(late_ahead)) - (all(late_ahead) and not most_ahead)
     return count > MOST * steps
 
 
@@ -254,9 +250,13 @@ def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
     """Return the unprofiled host steps of these ranks; None if a rank is missing or there is only one."""
-    of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
-    return timed if len(timed) >= max(len(ranks), 2) else None
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None and rank.rank in ranks}
+    hosts = {rank: host for rank, host in hosts.items() if host.host_ms}
+    return hosts if len(hosts) >= max(len(ranks), 2) else None
+
+
+def _ranks(run: RunRecord | None) -> tuple[RankRecord, ...]:
+    return () if run is None else run.ranks
 
 
 def _was_ahead(timed: UnprofiledSteps) -> bool:

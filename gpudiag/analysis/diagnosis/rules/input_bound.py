@@ -112,11 +112,11 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
     """Replace the recorded wait for input by that of the unprofiled steps if the recording shows little of it."""
     step_ms = case.unprofiled_ms
     waits = _unprofiled_waits(case)
-    if not waits or step_ms is None:
+    if not waits or not step_ms:
         return list(findings)
     saved, rank = _common_wait(case, waits)
     saved = min(saved, step_ms)  # the record of another run may wait longer than its steps last
-    percent = 100 * saved / step_ms if step_ms > 0 else 0.0
+    percent = 100 * saved / step_ms
     least = saved - mean_of(waits[rank], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
     recorded_ms = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0

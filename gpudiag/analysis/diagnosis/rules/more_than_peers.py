@@ -41,12 +41,11 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     """Return the operators in which these ranks spend longer; None if none does, or there is no other rank."""
-    ranks = [_time_and_calls(case, track) for track in case.tracks if track.rank in late]
-    peers = [_time_and_calls(case, track) for track in case.tracks if track.rank not in late]
-    if not ranks or not peers:
+    measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
+    if len({is_late for is_late, *_ in measured}) < 2:
         return None
-    more_ms = _more([ms for ms, _ in ranks], [ms for ms, _ in peers])
-    more_calls = _more([calls for _, calls in ranks], [calls for _, calls in peers])
+    more_ms = _more([(is_late, ms) for is_late, ms, _ in measured])
+    more_calls = _more([(is_late, calls) for is_late, _, calls in measured])
     longer = {name: ms for name, ms in sorted(more_ms.items(), key=lambda item: -item[1]) if ms > 0}
     called = sum(ms for name, ms in longer.items() if more_calls[name] >= MOST)
     own_work = called > MOST * sum(longer.values())
@@ -60,8 +59,10 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
-def _more(ranks: list[dict[str, float]], peers: list[dict[str, float]]) -> dict[str, float]:
-    """Return by how much the mean of the ranks is above the mean of their peers, by operator of the ranks."""
+def _more(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
+    """Return by how much the mean of the late ranks is above the mean of the others, by operator of the late ranks."""
+    ranks = [amounts for is_late, amounts in measured if is_late]
+    peers = [amounts for is_late, amounts in measured if not is_late]
     return {
         name: sum(rank[name] for rank in ranks) / len(ranks) - sum(peer[name] for peer in peers) / len(peers)
         for name in {name: None for rank in ranks for name in rank}

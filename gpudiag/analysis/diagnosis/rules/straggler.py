@@ -162,12 +162,11 @@ class Straggler:
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
         longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
         gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (100 * gain / percent + longer_ms)
-        more = None
-        if late.part == "launch" and not late.pauses.ms and not jitter:
-            more = more_operators(case, late.ranks)
-        own_work = more is not None and more.own_work
-        place = more.words() if more is not None and own_work else place or late.pauses.words()
         advice = _JITTER_ADVICE if jitter else place_advice or late.advice
+        more = _more_operators(case, late)
+        place = place or late.pauses.words()
+        if more is not None and more.own_work:
+            place, advice = more.words(), (*_OWN_WORK, *advice)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -181,7 +180,7 @@ class Straggler:
             evidence=_evidence(case, late, longer_ms, more),
             advice=advice_for(
                 case.timeline.framework,
-                (*_OWN_WORK, *advice) if own_work else advice,
+                advice,
                 ranks=late.words,
                 whom="one rank or another" if late.by_turns else late.words,
                 names=", ".join(more.own_ms) if more is not None else "",
@@ -237,10 +236,12 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
         cause = "compute" if cause == "launch" else cause
     excess_ms = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
     ranks = _late_in_some_steps(what_if, part) if jitter else _late_on_average(excess_ms)
-    if cause == "stall" and not jitter and later_input_ms(case.run, ranks) >= MOST * gain:
-        cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
-    cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" and not jitter else 0.0)
-    slow_clocks = _held_back(case, ranks) if cause == "compute" and not jitter else {}
+    pauses, slow_clocks = OwnPauses(ms={}), {}
+    if not jitter:
+        if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
+            cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
+        cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
+        slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     return _LateRanks(
         ranks=ranks,
         cause="clock" if slow_clocks else cause,
@@ -277,6 +278,13 @@ def _title(late: _LateRanks, place: str, gain: float) -> str:
     if what:
         return f"{what} all ranks by {gain:.1f} ms per step"
     return f"{late.words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
+
+
+def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
+    """Return the operators in which ranks spend longer that launch slowly and do not pause."""
+    if late.part != "launch" or late.pauses.ms or late.jitter:
+        return None
+    return more_operators(case, late.ranks)
 
 
 def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
