@@ -81,7 +81,7 @@ def scores(out: Tensor) -> float:
 def norms(model: nn.Module) -> float:
     """Read the norm of each parameter."""
     return sum(
-        parameter.grad.norm().item()  # fault: item
+        float(parameter.grad.norm().item())  # fault: item
         for parameter in model.parameters()
         if parameter.grad is not None
     )
@@ -128,7 +128,7 @@ def main() -> None:
     torch.set_num_threads(1)
     layers = [layer for _ in range(6) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())]
     plain = nn.Sequential(*layers).to(DEVICE)
-    next(plain[6].parameters()).register_hook(hook)
+    next(plain[6].parameters()).register_hook(hook)  # type: ignore[no-untyped-call]  # torch's own
     model: nn.Module = DistributedDataParallel(plain) if WORLD > 1 else plain
     forward: Callable[[Tensor, float], Tensor] = lambda batch, _: model(batch)  # noqa: E731
     if args.fault == "recompiles":
@@ -147,7 +147,7 @@ def main() -> None:
         out = forward(batch.to(DEVICE), 1.0 + step * (args.fault == "recompiles" and faulty()))
         loss = out.square().mean()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         if args.fault == "item" and faulty():
             for _ in range(max(1, int(args.ms / 2))):
                 norms(model)

@@ -10,38 +10,40 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
-from gpudiag.analysis.diagnosis.rules import RULES
-from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.timeline import build_timeline
-from tests.analysis.diagnosis.rule_examples import examples_by_code
+from tests.analysis.diagnosis.rule_examples import every_example
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.examples import Job
     from gpudiag.analysis.diagnosis.hardware.rule import FactsRule
+    from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
     from gpudiag.analysis.diagnosis.rules.rule import Rule
     from gpudiag.model.analysis import Finding
+    from tests.analysis.diagnosis.rule_examples.jobs import Job
 
     AnyRule = type[Rule] | type[ComputeBound] | FactsRule
 
 FINDINGS = Path(__file__).resolve().parent / "findings"
-TRACE_RULES: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
 
 
 def finding_pages() -> dict[Path, str]:
     """The page of every finding, and the index of all."""
     pages = {}
     rows = []
-    for rule in TRACE_RULES:
-        shown = [(what, _found(rule.code, job)) for what, job in rule.FIRES]
+    for rule in DOCUMENTED_RULES:
+        shown = [(what, _found(rule.code, job)) for what, job in every_example(rule.code, "FIRES")]
         pages[FINDINGS / f"{rule.code}.md"] = _page(
-            rule, rule.title, shown, [what for what, _ in rule.SILENT], [what for what, _ in rule.ABSTAINS]
+            rule,
+            rule.title,
+            shown,
+            [what for what, _ in every_example(rule.code, "SILENT")],
+            [what for what, _ in every_example(rule.code, "ABSTAINS")],
         )
         rows.append((rule.code, "traces", _first_sentence(rule)))
     for hardware in HARDWARE_RULES:
-        examples = examples_by_code(hardware.code)
-        shown = [(what, hardware.examine(facts)[0]) for what, facts in examples.FIRES]
+        shown = [(what, hardware.examine(facts)[0]) for what, facts in every_example(hardware.code, "FIRES")]
         pages[FINDINGS / f"{hardware.code}.md"] = _page(
-            hardware, _first_sentence(hardware), shown, [what for what, _ in examples.SILENT], []
+            hardware, _first_sentence(hardware), shown, [what for what, _ in every_example(hardware.code, "SILENT")], []
         )
         rows.append((hardware.code, "the machine", _first_sentence(hardware)))
     pages[FINDINGS / "index.md"] = _index(rows)

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.run import UnprofiledRank
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.unprofiled import UnprofiledRank
 from gpudiag.report import figures
 
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}

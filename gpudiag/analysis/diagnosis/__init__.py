@@ -1,4 +1,4 @@
-"""Timeline and Attribution → Findings: rules, each one file, run by a small engine.
+"""Diagnose a job: rules propose scenarios, a simulation scores them, and the engine reports findings.
 
 `hardware` judges facts alone and needs no arrays; what judges traces is in `engine` and imported from there, so that
 `gpudiag topology` does not pay for it.

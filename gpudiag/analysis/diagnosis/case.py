@@ -1,4 +1,4 @@
-"""Case: the facts that every rule looks at, computed once and passed on frozen."""
+"""The facts that every rule reads, computed once and frozen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpudiag.units import milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job: what happened, and what is known of the machine and the run.
+    """One job: its timeline and attribution, and the facts of its machine and run.
 
     `outlier_steps` says in words which steps are of another kind than the others (`alike`); empty where none is.
     """
@@ -38,7 +38,7 @@ class Case:
 
     @cached_property
     def what_if(self) -> WhatIf | None:
-        """The replay, or None where the traces hold nothing that can be replayed."""
+        """Return the what-if simulation, or None if the traces hold nothing to simulate."""
         return build_what_if(
             self.timeline,
             self.unprofiled_ms,
@@ -51,29 +51,29 @@ class Case:
 
     @cached_property
     def step_ms(self) -> float:
-        """Mean step time over all lanes as profiled, in milliseconds."""
+        """Return the mean recorded step over all devices, in ms."""
         means = [float(track.step_ns.mean()) for track in self.attribution.tracks if len(track.step_ns)]
         return milliseconds(float(np.mean(means))) if means else 0.0
 
     @cached_property
     def slowest_ms(self) -> float:
-        """Mean step time of the slowest lane as profiled, in milliseconds; lanes that meet all take the same."""
+        """Return the mean recorded step of the slowest device, in ms."""
         return milliseconds(
             max((float(a.step_ns.mean()) for a in self.attribution.tracks if len(a.step_ns)), default=0)
         )
 
     @cached_property
     def steps(self) -> int:
-        """How many steps were analysed."""
+        """Return the number of analysed steps."""
         return min((len(track.window_steps) for track in self.timeline.tracks), default=0)
 
     @property
     def tracks(self) -> tuple[DeviceTrack, ...]:
-        """The lanes."""
+        """Return the device tracks."""
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Exposed time in these buckets per step, in milliseconds, by rank; over a rank's devices the most."""
+        """Return the exposed ms per step in these buckets by rank, as on the rank's device that has most."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -84,13 +84,13 @@ class Case:
 
     @cached_property
     def unprofiled_ms(self) -> float | None:
-        """Step time without the profiler as the run measured it: of the slowest rank. None where it did not."""
+        """Return the unprofiled step of the slowest rank, in ms; None if the run measured none."""
         if self.run is None:
             return None
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
 
     def unseen_share(self) -> float:
-        """Share of all time transferring that is of collectives in which ranks took part whose traces are not here."""
+        """Return the share of all transfer time that is in collectives with ranks whose traces are missing."""
         tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
@@ -103,5 +103,5 @@ class Case:
         return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:
-        """Whether these are the traces of one rank of a job that has several."""
+        """Return whether these are the traces of one rank of a job that has several."""
         return len(self.timeline.ranks_present) == 1 and len(self.tracks) == 1 and self.timeline.world_size > 1

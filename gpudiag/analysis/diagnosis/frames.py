@@ -1,4 +1,4 @@
-"""Which functions of the user's own program made a call, where the profiler recorded stacks (`with_stack=True`)."""
+"""Find the user's functions that made a call, if the profiler recorded stacks (`with_stack=True`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NESTED = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """How often each function of the user's is the innermost around these host events; empty where none was recorded.
+    """Count how often each of the user's functions is the innermost around these host events.
 
     Args:
         events: one process's events.
@@ -41,7 +41,7 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
 
 
 def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """How long each function of the user's was the innermost of the user's on a thread, in ns, within a span.
+    """Return how long, in ns, each of the user's functions was the innermost one on a thread within a span.
 
     Args:
         events: one process's events.
@@ -68,7 +68,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
 
 
 def innermost(events: EventTable, rows: NDArray[np.intp], begin_ns: int, end_ns: int) -> str:
-    """The innermost of these functions or ranges that takes most of a span on the events' own clock; "" for none."""
+    """Return the innermost of these functions or ranges that covers most of a span on the trace's clock, or ""."""
     start, end = events.start_ns[rows], events.end_ns[rows]
     inside = np.minimum(end, end_ns) - np.maximum(start, begin_ns)
     most = np.flatnonzero(inside > MOST * (end_ns - begin_ns))

@@ -1,4 +1,4 @@
-"""Where the step time without the profiler lies, at 95 %."""
+"""Estimate the 95 % interval of the step time without the profiler."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _RECORDED_ALONE = 0.03
 
 
 def interval_ms(of: Significance) -> tuple[float, float] | None:
-    """Where the step time without the profiler lies, at 95 %, in ms; None of a single step.
+    """Return the 95 % interval of the step time without the profiler, in ms; None for a single step.
 
-    It holds the scatter of the steps, what the replay misses of the recorded step, and what recorded and timed
+    It holds the scatter of the steps, what the simulation misses of the recorded step, and what recorded and unprofiled
     steps differ where the host does not count. Where no steps were timed, also what the profiler may have cost a
     host of which only this recording is known, and how much slower or faster the same host is at other times. Where
-    steps were timed and the replay does not come to them, it reaches from the one to the other: by so much the
+    steps were timed and the simulation does not come to them, it reaches from the one to the other: by so much the
     recording was another job.
     """
     if len(of.slowest_track_ms) < 2:
@@ -65,7 +65,7 @@ def interval_ms(of: Significance) -> tuple[float, float] | None:
 
 
 def _at_other_times(of: Significance) -> tuple[float, float]:
-    """The step where all that hosts of GPUs do, and wait for besides their devices, goes faster and slower, in ms."""
+    """Return the step, in ms, if all host work and waits, except for devices, are faster and slower."""
     costs, value = of.what_if.corrected, of.what_if.corrected_ms
     shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
     fast, slow = of.what_if.each_step_ms(
@@ -75,7 +75,7 @@ def _at_other_times(of: Significance) -> tuple[float, float]:
 
 
 def _by_profiler_cost(of: Significance) -> tuple[float, float]:
-    """Between which step times the profiler's cost leaves it open, in ms, where no steps were timed."""
+    """Return the shortest and longest step, in ms, that the profiler's unmeasured cost permits."""
     usual, typical = of.what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(of.what_if.graph)
     least_ns = min(usual, typical or usual) / _HOST_FACTOR
     most_ns = min(max(usual, typical) * _HOST_FACTOR, max(_MOST_NS, usual))
@@ -90,7 +90,7 @@ def _by_profiler_cost(of: Significance) -> tuple[float, float]:
 
 
 def _carried_by_hosts_ms(of: Significance) -> float:
-    """How long an exchange takes in which neither a device nor a collective of its own is seen at work, in ms."""
+    """Return the ms per step of communication in which no device and no collective is seen at work."""
     most = 0.0
     for track, found in zip(of.case.tracks, of.case.attribution.tracks, strict=True):
         seen = union(
@@ -102,14 +102,14 @@ def _carried_by_hosts_ms(of: Significance) -> float:
 
 
 def _in_slow_calls_ms(of: Significance) -> float:
-    """How long a step's hosts are in single calls in which nothing is recorded, in ms: the most of any process."""
+    """Return the ms per step that a host spends in slow calls, as in the process that spends most."""
     graph = of.what_if.graph
     slow = np.bincount(graph.host.process, weights=graph.host.slow)
     return milliseconds(float(slow.max(initial=0.0))) / max(graph.steps, 1)
 
 
 def _drift(of: Significance) -> float:
-    """By which share (a logarithm) steps of CPU processes are slower or faster at other times, at 95 %."""
+    """Return by which share (a logarithm) steps of CPU processes differ at other times, at 95 %."""
     steps = of.slowest_track_ms
     few = student_t(len(steps) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps) / statistics.fmean(steps), _MOST_DRIFT)

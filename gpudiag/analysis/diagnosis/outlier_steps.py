@@ -1,12 +1,12 @@
-"""Steps of another kind: a pause of the machine, an evaluation, a checkpoint, a compilation among the steps.
+"""Leave out steps of another kind: a pause, an evaluation, a checkpoint or a compilation among the steps.
 
-A mean over unlike steps is of neither kind, and what is found in it is not what the job does: of 29 ms steps with one
-of 147 ms between them, a diagnosis of the mean says that 20 ms of each step are lost. Few such steps are left out, and
-said to have been; the others are diagnosed. Where many are, they are what the job does.
+A mean over unlike steps describes neither kind: of 29 ms steps with one of 147 ms between them, a diagnosis of the mean
+says that 20 ms of each step are lost. A few outliers are left out, and reported. Many outliers are what the job does.
 """
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -23,7 +23,7 @@ from gpudiag.units import milliseconds
 
 
 def without_outlier_steps(case: Case) -> Case:
-    """The case of the longest run of alike steps, where few steps are unlike the others; else the case itself.
+    """Return the case of the longest run of alike steps if few steps are outliers, else the case itself.
 
     Where the step time was measured without the profiler, there may be as many as there are, but what is left must be
     nearer to that time than what there was.
@@ -36,10 +36,7 @@ def without_outlier_steps(case: Case) -> Case:
     if len(numbers) != 1 or case.tracks[0].is_cpu:
         return said
     (every,) = numbers
-    runs = [list(run) for odd, run in groupby(range(len(every)), lambda index: every[index] in unlike) if not odd]
-    # What held the device up at the end of a window may be what the host did before the next step's first launch.
-    runs = [run if run[0] == 0 else run[1:] for run in runs]
-    longest = max(runs, key=len, default=[])
+    longest = _longest_run_of_alike(every, unlike)
     timed = case.unprofiled_ms
     if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(unlike) > MOST_OUTLIERS * len(every)):
         return said
@@ -57,8 +54,17 @@ def without_outlier_steps(case: Case) -> Case:
     return cut
 
 
+def _longest_run_of_alike(steps: Sequence[int], unlike: Container[int]) -> list[int]:
+    """Return the indices of the longest run of steps without outliers.
+
+    The step after an outlier is left out too: what delayed its begin may belong to the outlier's end.
+    """
+    runs = [list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in unlike) if not odd]
+    return max((run if run[0] == 0 else run[1:] for run in runs), key=len, default=[])
+
+
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Step number → (its length, that of the others, both in ns, and the rank where it is most so) of unlike steps."""
+    """Return for each outlier step its length and the usual one, in ns, and the rank on which they differ most."""
     found: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)

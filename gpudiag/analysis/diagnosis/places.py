@@ -1,4 +1,4 @@
-"""Where in a step a host thread is while it records nothing: after which operator, before which, in whose code."""
+"""Name the place of untraced host time: after which operator, before which, and in whose code."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[Place]:
-    """Where the training threads of these ranks record nothing, longest first.
+    """Return the places where the training threads of these ranks record nothing, longest first.
 
-    Time before a step's first op and in exchanges is left out. Each place is as long as on the rank where that is
-    longest; with `common`, as on most of the ranks (the lower median): one that stalls by itself names nobody else's.
+    Time before a step's first op and in communication is left out. Each place is as long as on the rank where that is
+    longest; with `common`, as on most of the ranks (the lower median), because one rank's stall is not all ranks'.
     """
-    found = [_places(case, track, _silent) for track in _processes(case, ranks)]
+    by_process = [_places(case, track, _silent) for track in _processes(case, ranks)]
     places = []
-    for words in {words: None for one in found for words in one}:
-        of_ranks = sorted((one[words] for one in found if words in one), key=lambda place: place.ms_per_step)
-        level = (len(found) - 1) // 2 - (len(found) - len(of_ranks)) if common else len(of_ranks) - 1
-        if level >= 0:
-            places.append(of_ranks[level])
+    for words in {words: None for process in by_process for words in process}:
+        lengths = sorted((at[words] for at in by_process if words in at), key=lambda place: place.ms_per_step)
+        missing = len(by_process) - len(lengths)
+        index = (len(by_process) - 1) // 2 - missing if common else len(lengths) - 1
+        if index >= 0:
+            places.append(lengths[index])
     return sorted(places, key=lambda place: -place.ms_per_step)
 
 
 def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
-    """The first place, where it has most of the time of all and of what is gained; a thread held up anywhere has none.
+    """Return the first place if it has most of the time and of the savings, else None.
 
     Args:
         places: the longest first.
@@ -67,13 +68,13 @@ def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
 
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
-    """Between what the threads of these ranks record nothing at the start of their steps, where that is longest."""
+    """Describe the longest place at the start of a step where these ranks record nothing."""
     found = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
     return max(found, key=lambda place: place.ms_per_step).words if found else ""
 
 
 def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, EventTable], Intervals]) -> dict[str, Place]:
-    """The stretches of one process's analysed steps, those alike together, by their words."""
+    """Return the stretches in the analysed steps of one process, grouped by their description."""
     events = case.timeline.traces[track.trace].events
     collecting = garbage_collection(track, events)
     total: dict[str, int] = defaultdict(int)
@@ -91,7 +92,7 @@ def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, Event
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Calls that are slow by themselves, by name: (own ms, calls) per step and process; most first."""
+    """Return (self time in ms, calls) per step and process of calls that are slow by themselves, most first."""
     own: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
     per = 0
@@ -108,7 +109,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 
 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """The same, where the first few names have most of it; empty where it is spread over many.
+    """Return the slow operators if the first few names have most of their time, else nothing.
 
     A thread that loses its core now and then is slow in whatever it does just then.
     """
@@ -131,7 +132,7 @@ def _silent(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def _between(track: DeviceTrack, events: EventTable, start: int, end: int) -> str:
-    """In words what the training thread did before and after a span on the common clock."""
+    """Describe what the training thread did before and after a span on the common clock."""
     start, end = start - track.shift_ns, end - track.shift_ns
     rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
     rows = rows[(events.thread[rows] == track.steps.thread) & (events.role[rows] != Role.STEP_MARK)]
@@ -147,7 +148,7 @@ def _between(track: DeviceTrack, events: EventTable, start: int, end: int) -> st
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """The name of the call whose edge is nearest; of several that are nested within a pause of it, the outermost."""
+    """Return the name of the call whose edge is nearest, the outermost of several within a short pause of it."""
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

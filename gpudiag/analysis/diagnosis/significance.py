@@ -1,4 +1,4 @@
-"""Whether a finding about hosts is chance, or the recording's doing.
+"""Test whether a finding about hosts is due to chance or to recording.
 
 Kernels and copies take as long with the profiler as without; what the host does takes longer by a cost that is known to
 about 15 % and differs by host, rank and step. Two questions are asked of a finding about hosts before it may ask for
@@ -40,13 +40,13 @@ from gpudiag.units import NS_PER_US, milliseconds
 
 
 class Significance(msgspec.Struct, frozen=True):
-    """What a finding about the hosts of one case is held against."""
+    """The figures of one case against which findings about hosts are tested."""
 
     case: Case
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Why the finding may not be there at all, in words; None where that is not so, or it asks for no action.
+        """Say why the finding may not exist; None if it does, or asks for no action.
 
         Args:
             finding: the finding.
@@ -86,7 +86,7 @@ class Significance(msgspec.Struct, frozen=True):
         return self.what_if.per_event_ns / NS_PER_US
 
     def _recorded_so(self, finding: Finding, saved_ms: float) -> str:
-        """Why hosts that differ may do so only while they are recorded, in words; "" where that is not so.
+        """Say why hosts may differ only because they are recorded; "" if they do not.
 
         A rank that does the same as its peers, slower by less than one that has lost its core, may as well be one whose
         recording cost more: where recording took more of the step than the finding is worth, nothing tells the two
@@ -123,7 +123,7 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Whether one of these hosts records more events than most, or takes as long for them as one without a core."""
+        """Return whether a host records more events than most, or is as slow as one without a core."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {rank: milliseconds(float(host.busy[host.process == q].sum()) / steps) for q, rank in ranked.items()}
@@ -138,28 +138,28 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def chance_ms(self) -> float:
-        """Half the 95 % interval of the step time that the findings are of, in ms, as far as steps scatter."""
+        """Return half the 95 % interval of the step time due to scatter, in ms."""
         recorded = half_width_ms(self.slowest_track_ms) * self._shortened
         timed = max((half_width_ms(one) for one in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
 
     @property
     def _skew_ms(self) -> float:
-        """By how much the mean of the steps is above their median."""
+        """Return by how much the mean of the steps is above their median, in ms."""
         if self.timed_ms:
             return max(_skew(one) for one in self.timed_ms)
         return _skew(self.slowest_track_ms) * self._shortened
 
     @property
     def slowest_track_ms(self) -> list[float]:
-        """The recorded steps of the device whose mean step is longest, in ms."""
+        """Return the recorded steps of the slowest device, in ms."""
         tracks = [track.step_ns for track in self.case.attribution.tracks if len(track.step_ns)]
         slowest = max(tracks, key=lambda steps: float(steps.mean()), default=np.empty(0))
         return [milliseconds(float(step)) for step in slowest]
 
     @property
     def timed_ms(self) -> list[tuple[float, ...]]:
-        """The steps that each rank timed without the profiler, in ms."""
+        """Return each rank's unprofiled steps, in ms."""
         ranks = () if self.case.run is None else self.case.run.ranks
         return [rank.unprofiled.step_ms for rank in ranks if rank.unprofiled is not None]
 
@@ -168,7 +168,7 @@ class Significance(msgspec.Struct, frozen=True):
         return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
     def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
-        """What the edit gains after those before it if the profiler costs the hosts more than taken."""
+        """Return what the edit saves after those before it if the profiler costs more than estimated."""
         dearer = self.what_if.at_cost(self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER))
         costs = dearer.corrected
         for step in before:
@@ -178,7 +178,7 @@ class Significance(msgspec.Struct, frozen=True):
 
 
 def half_width_ms(step_ms: Sequence[float]) -> float:
-    """Half the 95 % interval of the mean of these steps, in ms; 0 of a single one."""
+    """Return half the 95 % interval of the mean of these steps, in ms; 0 for a single step."""
     if len(step_ms) < 2:
         return 0.0
     return mean_of(step_ms, as_measured=True).half_width

@@ -1,4 +1,4 @@
-"""What a run measured without recording anything: the host's part of each timed step, and what recordings cost."""
+"""Read what a run measured without the profiler: host time in each step, and what recording costs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
 
 
 class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the timed steps waited for input, in ms of a step.
+    """The wait for input in unprofiled steps, in ms of a step.
 
     Attributes:
         exposed_ms: how long devices waited for it: the lower median of the ranks.
@@ -31,7 +31,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
     fetching_ms: float
 
     def not_in_ms(self, recorded_ms: float) -> float:
-        """What of the waiting is not in recorded steps that fetch for so long; 0 where most of it is.
+        """Return the part of the wait, in ms, that recorded steps lack if they fetch for so long; 0 if they have most.
 
         Recording slows the job, and its loader keeps up; or the few recorded steps find batches that were made before.
 
@@ -43,9 +43,9 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None:
-    """Means of each rank's timed steps; None where the run, or an older one, noted nothing of the host in them."""
-    found = []
-    for rank in run.ranks if run is not None else ():
+    """Return the means of each rank's unprofiled steps; None if the run noted no host times."""
+    means = []
+    for rank in _ranks(run):
         if rank.timed is None or rank.unprofiled is None or not rank.timed.host_ms:
             continue
         reasons = {}
@@ -55,7 +55,7 @@ def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None
             reasons["lead_ms"] = _ON_CPU if _on_cpu(rank) else _NO_EVENTS
         if rank.timed.loader is None:
             reasons["loader_ms"] = _NO_WORKERS
-        found.append(
+        means.append(
             UnprofiledRank(
                 rank=rank.rank,
                 step_ms=rank.unprofiled.mean_ms,
@@ -67,11 +67,11 @@ def unprofiled_ranks(run: RunRecord | None) -> tuple[UnprofiledRank, ...] | None
                 reasons=reasons,
             )
         )
-    return tuple(found) or None
+    return tuple(means) or None
 
 
 def loader_step_ms(timed: UnprofiledSteps) -> float | None:
-    """The shortest step that the loader's workers can make batches for, in ms; None where that is not known.
+    """Return the time, in ms, that DataLoader workers need for one step's batches; None if unknown.
 
     Worked example. Two workers take 100 ms for a batch each, and a step takes one batch: 50 ms. Where batches of two
     steps are accumulated, it takes two: 100 ms.
@@ -84,30 +84,30 @@ def loader_step_ms(timed: UnprofiledSteps) -> float | None:
 
 
 def loader_steps_ms(run: RunRecord | None) -> dict[int, float]:
-    """`loader_step_ms` by rank, of those of which it is known."""
-    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ()) if rank.timed is not None}
-    return {rank: ms for rank, of in timed.items() if (ms := loader_step_ms(of)) is not None}
+    """Return `loader_step_ms` by rank, where it is known."""
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
+    return {rank: ms for rank, host in hosts.items() if (ms := loader_step_ms(host)) is not None}
 
 
 def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
-    """By rank, the least that its training thread took to queue a step's work, in ms; none where not known.
+    """Return by rank the least time, in ms, in which its training thread queued a step.
 
-    Whatever a thread waits for within a step, room in the device's queue above all, only adds to its own work. Least of
-    all it waits in the steps before the timed ones, the first of which found its device idle.
+    Waits within a step, above all for room in the launch queue, only add to a thread's work. It waits least in the
+    steps before the unprofiled ones, the first of which found its device idle.
     """
-    timed = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    return {rank: min((*of.host_ms, *of.idle_host_ms)) for rank, of in timed.items() if of is not None and of.host_ms}
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
+    return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
 
 
 def devices_set_pace(run: RunRecord | None) -> bool:
-    """Whether every host was ahead of its device by `MOST` of the step in most timed steps; False where not known."""
-    timed = [rank.timed for rank in (run.ranks if run is not None else ())]
-    return bool(timed) and all(one is not None and _was_ahead(one) for one in timed)
+    """Return whether every host ran ahead by `MOST` of the step in most unprofiled steps; False if unknown."""
+    hosts = [rank.timed for rank in _ranks(run)]
+    return bool(hosts) and all(host is not None and _was_ahead(host) for host in hosts)
 
 
 def recording_cost(run: RunRecord | None) -> RecordingCost | None:
-    """What a step took timed, recorded lightly, and recorded with operators; None where nothing was recorded."""
-    ranks = run.ranks if run is not None else ()
+    """Return a step's time unprofiled, in a kernel-only trace, and in a full trace; None without traces."""
+    ranks = _ranks(run)
     light = [_inner_mean(rank.light) for rank in ranks if rank.light is not None]
     full = [_inner_mean(rank.profiled) for rank in ranks if rank.profiled is not None]
     if not light and not full:
@@ -120,14 +120,14 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """That there is no light recording, and why, where a rank says so."""
-    said = [rank.notes.get("no-light-recording") for rank in (run.ranks if run is not None else ())]
+    """Warn that there is no kernel-only trace, with the reason, if a rank says so."""
+    said = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((words for words in said if words), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
 
 
 def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
-    """How long fetching the batch kept this rank's device waiting in each timed step, in ms; none where not known.
+    """Return how long the device waited for its batch in each unprofiled step, in ms; empty if unknown.
 
     The device still works for `lead_ms` of the step before while the host fetches: only what is longer is waited for.
     On a CPU the training thread is the device, and waits for all of it.
@@ -145,8 +145,8 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 
 
 def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
-    """Of the ranks whose exposed waiting is known, the lower median; None of none."""
-    ranks = [rank for rank in (run.ranks if run is not None else ()) if rank.timed is not None]
+    """Return the wait for input in unprofiled steps, the lower median of the ranks; None if unknown."""
+    ranks = [rank for rank in _ranks(run) if rank.timed is not None]
     waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
     if not waits or len(fetching) < len(ranks):
@@ -155,8 +155,8 @@ def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
 
 
 def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
-    """By how much longer these ranks' devices waited for input in the timed steps than most do, in ms; 0 if unknown."""
-    waits = {rank.rank: exposed_input_ms(rank) for rank in (run.ranks if run is not None else ())}
+    """Return how much longer these devices waited for input in unprofiled steps than most, in ms; 0 if unknown."""
+    waits = {rank.rank: exposed_input_ms(rank) for rank in _ranks(run)}
     means = {rank: statistics.fmean(steps) for rank, steps in waits.items() if steps}
     if not means:
         return 0.0
@@ -165,7 +165,7 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 
 
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
-    """By rank, the most by which its input can have made the timed steps longer than most ranks' did, in ms.
+    """Return by rank, in ms, how much longer than most ranks' its input can have made the unprofiled steps.
 
     Two things bound it, each where it is known; None where neither is.
 
@@ -178,7 +178,7 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     rank 1 has come to be the later one by 13 ms: it is rank 1 that waits in every step, and rank 0 never does. At most
     0.3 ms of that is rank 1's.
     """
-    ranks = run.ranks if run is not None else ()
+    ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
     if len(waits) < max(len(ranks), 2) or step_ms <= 0:
@@ -194,12 +194,12 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
 
 
 def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[int]) -> float | None:
-    """By how much longer the hosts of these ranks took than most for a timed step, in ms; None where not known.
+    """Return how much longer these hosts took for an unprofiled step than most, in ms; None if unknown.
 
     Args:
         run: the record.
-        ranks: those that there are; each must have been timed.
-        late: those that are asked about.
+        ranks: the ranks present in the run; each must have unprofiled steps.
+        late: the ranks in question.
     """
     timed = _hosts(run, ranks)
     if timed is None:
@@ -211,66 +211,66 @@ def later_host_ms(run: RunRecord | None, ranks: Collection[int], late: Sequence[
 def alone_waited_for(
     run: RunRecord | None, ranks: Collection[int], late: Sequence[int], *, ahead_from: float = WARNING_PERCENT / 100
 ) -> bool:
-    """Whether in most timed steps these ranks' hosts alone were waited for, and the others were ahead of their devices.
+    """Return whether most unprofiled steps waited for these hosts alone, while the other hosts ran ahead.
 
-    A host that is ahead fills its device's queue and waits for room there, as long as the device waits for other ranks:
-    then it takes as long for a step as the one that all wait for, and what each took does not tell them apart. By how
-    much they were ahead does. Steps in which it was the other way round count against it: hosts that take turns are
-    slow by chance.
+    A host that runs ahead fills its device's launch queue and then waits there as long as the device waits for other
+    ranks. It takes as long for a step as the host that all wait for, so that only their leads tell them apart. Steps in
+    which the others were waited for count against it, because hosts that take turns are slow by chance.
 
-    Worked example. Both hosts take 50 ms for each of 20 steps. One is ahead of its device by 45 ms and the other never:
-    that one is waited for.
+    Worked example. Both hosts take 50 ms for each of 20 steps. One runs ahead of its device by 45 ms and the other
+    never does: the other one is waited for.
 
     Args:
         run: the record.
-        ranks: those that there are; each must have been timed.
-        late: those that are asked about.
-        ahead_from: from which share of its step on a host that is ahead counts. Of one that is ahead by `MOST` of a
-            step what it took says nothing; one that is ahead by less may have taken all of it to work.
+        ranks: the ranks present in the run; each must have unprofiled steps.
+        late: the ranks in question.
+        ahead_from: least lead, as a share of the step, with which a host counts as ahead. With a lead of `MOST` of a
+            step its host time says nothing; with less, it may be work.
     """
     timed = _hosts(run, ranks)
-    if timed is None or any(one.lead_ms is None for one in timed.values()):
+    if timed is None or any(host.lead_ms is None for host in timed.values()):
         return False
-    asked = [one for rank, one in timed.items() if rank in late]
-    others = [one for rank, one in timed.items() if rank not in late]
-    if not asked or not others:
-        return False
-    steps = min(len(one.host_ms) for one in timed.values())
+    steps = min(len(host.host_ms) for host in timed.values())
+    ahead = {rank: [_is_ahead(host, step, share=ahead_from) for step in range(steps)] for rank, host in timed.items()}
+    asked = [flags for rank, flags in ahead.items() if rank in late]
+    others = [flags for rank, flags in ahead.items() if rank not in late]
     count = 0
-    for step in range(steps):
-        ahead = [_is_ahead(one, step, share=ahead_from) for one in asked]
-        others_ahead = statistics.median_low([_is_ahead(one, step, share=ahead_from) for one in others])
-        count += not any(ahead) and others_ahead
-        count -= all(ahead) and not others_ahead
+    for late_ahead, others_ahead in zip(zip(*asked, strict=True), zip(*others, strict=True), strict=False):
+        most_ahead = statistics.median_low(others_ahead)
+        count += (most_ahead and not any(late_ahead)) - (all(late_ahead) and not most_ahead)
     return count > MOST * steps
 
 
 def unprofiled_longer_ms(timed_ms: float | None, corrected_ms: float) -> float:
-    """By how much longer the timed steps took than the recording explains, in ms; 0 where that is within the usual."""
+    """Return how much longer unprofiled steps took than simulated ones, in ms; 0 if within the usual difference."""
     longer = (timed_ms or 0.0) - corrected_ms
     return longer if longer > AS_RECORDED * corrected_ms else 0.0
 
 
 def _hosts(run: RunRecord | None, ranks: Collection[int]) -> dict[int, UnprofiledSteps] | None:
-    """What the hosts of these ranks took for their timed steps; None where one is missing, or there is one alone."""
-    of = {rank.rank: rank.timed for rank in (run.ranks if run is not None else ())}
-    timed = {rank: one for rank, one in of.items() if rank in ranks and one is not None and one.host_ms}
-    return timed if len(timed) >= max(len(ranks), 2) else None
+    """Return the unprofiled host steps of these ranks; None if a rank is missing or there is only one."""
+    hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None and rank.rank in ranks}
+    hosts = {rank: host for rank, host in hosts.items() if host.host_ms}
+    return hosts if len(hosts) >= max(len(ranks), 2) else None
+
+
+def _ranks(run: RunRecord | None) -> tuple[RankRecord, ...]:
+    return () if run is None else run.ranks
 
 
 def _was_ahead(timed: UnprofiledSteps) -> bool:
-    """Whether this host was ahead by `MOST` of the step in most steps."""
+    """Return whether the host ran ahead by `MOST` of the step in most steps."""
     steps = range(len(timed.host_ms))
     return timed.lead_ms is not None and sum(_is_ahead(timed, step, share=MOST) for step in steps) > MOST * len(steps)
 
 
 def _is_ahead(timed: UnprofiledSteps, step: int, share: float) -> bool:
-    """Whether this host was ahead of its device by this share of the step or more when it had queued it."""
+    """Return whether the host had queued the step with a lead of this share of it or more."""
     return (timed.lead_ms or ())[step] >= share * timed.host_ms[step]
 
 
 def _more_ms(steps: Sequence[float], usual: Sequence[float]) -> float:
-    """The mean by which these are above the others, taken at the same time, where that is more than chance; else 0."""
+    """Return the mean excess over the other steps at the same time if it is more than chance, else 0."""
     more = [one - other for one, other in zip(steps, usual, strict=False)]
     mean = mean_of(more)
     return mean.value if mean.value > BEYOND_CHANCE * mean.standard_error else 0.0
@@ -281,7 +281,7 @@ def _on_cpu(rank: RankRecord) -> bool:
 
 
 def _inner_mean(times: StepTimes) -> float:
-    """Without the first and the last, as the analysis leaves them out."""
+    """Return the mean without the first and the last step, which the analysis leaves out too."""
     return statistics.fmean(times.step_ms[1:-1]) if len(times.step_ms) > 2 else times.mean_ms
 
 

@@ -11,18 +11,17 @@ from msgspec.structs import replace
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
-from gpudiag.analysis.diagnosis.rules import RULES
+from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.rules.advice import For, advice_for, others
-from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.trace import read_traces
+from tests.analysis.diagnosis.rule_examples import every_example
+from tests.analysis.diagnosis.rule_examples.jobs import Job
 from tests.trace.documents import TRACES
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.rules.rule import Rule
     from gpudiag.model.analysis import Finding
 
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
@@ -35,8 +34,11 @@ FOREIGN = {
     "unknown": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|{JAX.pattern}"),
 }
 JOBS = ("slow_loader_rank2", "vgg_p2poff", "tiny", "clean", "gloo_dataloader", "resnet50_dataloader")
-ALL: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)
-EXAMPLES = [pytest.param(job, id=f"{rule.code}: {what}") for rule in ALL for what, job in rule.FIRES]
+EXAMPLES = [
+    pytest.param(job, id=f"{rule.code}: {what}")
+    for rule in DOCUMENTED_RULES
+    for what, job in every_example(rule.code, "FIRES")
+]
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])

@@ -13,18 +13,6 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import (
-    Job,
-    Piece,
-    all_reduce,
-    fetch,
-    host_copy,
-    item,
-    kernels,
-    python,
-    silence,
-    update,
-)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     equalize_ranks,
     with_host_copies,
@@ -36,6 +24,18 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 )
 from gpudiag.model.timeline import OpClass
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import (
+    Job,
+    Piece,
+    all_reduce,
+    fetch,
+    host_copy,
+    item,
+    kernels,
+    python,
+    silence,
+    update,
+)
 from tests.examples import examples
 
 if TYPE_CHECKING:

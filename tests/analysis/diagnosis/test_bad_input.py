@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels
 from tests.analysis.diagnosis import broken
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, item, kernels
 from tests.examples import examples
 
 if TYPE_CHECKING:

@@ -12,8 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, weigh
-from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, python, silence
+from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, scoring
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
@@ -53,6 +52,7 @@ from gpudiag.model.timeline import HostSteps, OpClass
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, all_reduce, fetch, kernels, python, silence
 from tests.analysis.diagnosis.rule_examples.machines import gpu, host_copies, loaded, machine, peer_copies, together
 from tests.analysis.diagnosis.test_unused_nvlink import H200S
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
@@ -125,7 +125,7 @@ CASES.of("BEYOND_CHANCE")(
 
 
 def weighed(kind: str, gain_ms: float) -> Any:
-    return Of(proposal=Of(kind=kind), gain_ms=gain_ms, finding=Finding(code=kind, severity="info"))
+    return Of(proposal=Of(kind=kind), savings_ms=gain_ms, finding=Finding(code=kind, severity="info"))
 
 
 @CASES.of("SAME_AMOUNT")
@@ -135,25 +135,25 @@ def same_amount(at: float) -> object:
 
 @CASES.of("AS_RECORDED")
 def waste_before_work(at: float) -> object:
-    first, _ = weigh.in_order([weighed("exchange", 10.0), weighed("waste", 10 * (1 - at))])
-    return first.gain_ms == 10
+    first, _ = scoring.in_order([weighed("communication", 10.0), weighed("waste", 10 * (1 - at))])
+    return first.savings_ms == 10
 
 
 @CASES.of("WORTH_FIRST")
 def waste_before_launching(at: float) -> object:
     waste = weighed("waste", 10 * at)
     waste.finding = Finding(code="host-stall", severity="warning", recoverable_percent=10.0)
-    first, _ = weigh.in_order([weighed("launching", 10.0), waste])
-    return first.gain_ms == 10
+    first, _ = scoring.in_order([weighed("launching", 10.0), waste])
+    return first.savings_ms == 10
 
 
 @CASES.of("CLEARLY_MORE")
 def calls_of_an_communication(at: float) -> object:
     """An exchange that gains 1 ms, all of it by the host's calls for it, beside launching."""
-    communication = Of(kind="exchange", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
+    communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
-    return weigh.gains(what_if, cast("Any", [communication, launching]))[0] > 0
+    return scoring.savings_ms(what_if, cast("Any", [communication, launching]))[0] > 0
 
 
 @CASES.of("POOR_SIMULATION")
@@ -161,7 +161,7 @@ def trusted_less(at: float) -> object:
     case: Any = Of(slowest_ms=10.0, unprofiled_ms=None)
     what_if: Any = Of(simulated_ms=10 * (1 + at), corrected_ms=10.0, unprofiled_ms=None)
     finding = Finding(code="host-stall", severity="info", confidence="high")
-    return engine._as_sure_as_the_data(case, what_if, finding, set()).confidence
+    return engine._weakened(case, what_if, finding, set()).confidence
 
 
 @CASES.of("SIMULATION_ERROR")

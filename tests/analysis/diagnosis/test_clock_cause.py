@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import DDP, Job, Piece, fetch, kernels
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, Piece, fetch, kernels
 from tests.app.test_analyze_facts import hot, record
 from tests.probed_machine import four_h200
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job, all_reduce, kernels, update
 from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
 from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, all_reduce, kernels, update
 from tests.analysis.diagnosis.test_probe_what_if import curve, probed
 from tests.analysis.diagnosis.test_unused_nvlink import on
 from tests.conftest import WHOLE

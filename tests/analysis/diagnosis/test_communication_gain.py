@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job, all_reduce, kernels, update
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, all_reduce, kernels, update
 
 COMPUTE_MS, COMMUNICATION_MS = 20.0, 12.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.rules.rule import Proposal
-from gpudiag.analysis.diagnosis.weigh import Weighed
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.model.analysis import Finding
 
 if TYPE_CHECKING:
@@ -49,13 +49,13 @@ class Steps:
         return self.dearer.get(round(per_event_ns), self)
 
 
-def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> Weighed:
+def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> ScoredFinding:
     finding = Finding(code=code, severity="info", instead=instead)
     proposal = Proposal(edit=lambda _, costs: costs | {code}, describe=lambda *_: finding, kind=kind)  # type: ignore[operator]  # costs are names here
-    return Weighed(proposal=proposal, finding=finding, gain_ms=gain_ms)
+    return ScoredFinding(proposal=proposal, finding=finding, savings_ms=gain_ms)
 
 
-def shares(job: Any, *findings: Weighed) -> list[float]:
+def shares(job: Any, *findings: ScoredFinding) -> list[float]:
     return survival(job, findings)
 
 
@@ -101,7 +101,7 @@ def test_launching_is_varied_without_the_waste() -> None:
 
     job = Hidden({"rest": [100, 100, 100]})
     assert shares(job, found("loader", 20.0), found("launch", 10.0, "launching")) == [1.0, 1.0]
-    assert shares(job, found("loader", 20.0), found("launch", 10.0, "exchange")) == [1.0, 0.0]
+    assert shares(job, found("loader", 20.0), found("launch", 10.0, "communication")) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ import pytest
 
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, unseen_communication
+from gpudiag.analysis.diagnosis.conclusions.likely import _by_amount, likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.engine import (
-    _as_sure_as_the_data,
-    _by_amount,
     _graded,
-    _in_words_of,
-    _nothing_to_simulate,
+    _in_recorded_terms,
     _overhead,
+    _reason_not_to_simulate,
+    _weakened,
 )
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
@@ -46,11 +45,11 @@ def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
 
 @pytest.mark.parametrize(("simulated", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
 def test_a_replay_within_a_quarter_of_the_recorded_step_tells(simulated: float, *, tells: bool) -> None:
-    reason = _nothing_to_simulate(job(), simulation(simulated))
+    reason = _reason_not_to_simulate(job(), simulation(simulated))
     assert (not reason) == tells
     if not tells:
         assert f"({simulated:.1f} and 100.0 ms)" in reason
-    assert "two marked steps" in _nothing_to_simulate(job(), None)
+    assert "two marked steps" in _reason_not_to_simulate(job(), None)
 
 
 @pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
@@ -79,9 +78,7 @@ def sure(
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
-    found = _as_sure_as_the_data(
-        job(slowest, unprofiled), simulation(simulated, corrected, unprofiled), finding, {*codes}
-    )
+    found = _weakened(job(slowest, unprofiled), simulation(simulated, corrected, unprofiled), finding, {*codes})
     return str(found.confidence)
 
 
@@ -292,12 +289,13 @@ def test_communication_of_missing_ranks_may_be_waiting(world: int, track: Any, w
 @pytest.mark.parametrize(("ms", "found"), [(4.9, False), (5.0, True)])
 def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_ranks(ms: float, *, found: bool) -> None:
     of = shares(world=2, compute=100 - ms, communication_transfer=ms)
-    findings = list(unseen_communication(of, ()))
+    findings = with_unseen_communication(of, ())
     assert [(one.code, one.cause, one.recoverable_ms_per_step) for one in findings] == (
         [("communication-bound", None, None)] if found else []
     )
-    assert not list(unseen_communication(of, [Finding(code="communication-bound", severity="info")]))
-    assert not list(unseen_communication(shares(compute=100 - ms, communication_transfer=ms), ()))
+    known = Finding(code="communication-bound", severity="info")
+    assert with_unseen_communication(of, [known]) == [known]
+    assert not with_unseen_communication(shares(compute=100 - ms, communication_transfer=ms), ())
 
 
 @pytest.mark.parametrize(
@@ -311,14 +309,15 @@ def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_r
 def test_findings_of_a_repeated_unit_do_not_speak_of_steps(unit: Any, title: str) -> None:
     timeline: Any = SimpleNamespace(unit=unit, traces=())
     assert (
-        _in_words_of(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), timeline).title == title
+        _in_recorded_terms(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), timeline).title
+        == title
     )
 
 
 def test_findings_of_inference_do_not_speak_of_training() -> None:
     timeline: Any = SimpleNamespace(unit="step", traces=(SimpleNamespace(workload="inference"),))
     found = Finding(code="host-stall", severity="info", title="the training thread stalls")
-    assert _in_words_of(found, timeline).title == "the main thread stalls"
+    assert _in_recorded_terms(found, timeline).title == "the main thread stalls"
 
 
 def test_shares_come_before_findings_that_save_less_than_half_of_them() -> None:
@@ -355,10 +354,9 @@ def test_only_what_nothing_doubts_is_concluded(
     left = SimpleNamespace(bucket="sync", ms=7.0, unexplained_ms=1.0, note="so it is")
     done = SimpleNamespace(bucket="input", ms=7.0, unexplained_ms=0.0, note="")
     monkeypatch.setattr(engine, "RULES", ())
-    monkeypatch.setattr(engine, "ComputeBound", Concluding)
-    monkeypatch.setattr(engine, "weigh", lambda *_: ([], [Validity(code="x", message="y")] if doubted else []))
-    monkeypatch.setattr(engine, "with_unprofiled_input", lambda _, findings: findings)
-    monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
+    monkeypatch.setattr(engine, "CONCLUSION", Concluding)
+    monkeypatch.setattr(engine, "score", lambda *_: ([], [Validity(code="x", message="y")] if doubted else []))
+    monkeypatch.setattr(engine, "REVISIONS", ())
     monkeypatch.setattr(engine, "explain", lambda *_: (done, left) if unexplained else (done,))
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
     of: Any = job()
@@ -380,7 +378,7 @@ def test_only_what_nothing_doubts_is_concluded(
 def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
     monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...]
 ) -> None:
-    weighed: list[str] = []
+    proposed: list[str] = []
 
     def rule(named: str) -> Any:
         class Rule:
@@ -391,22 +389,21 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
 
         return Rule
 
-    def weigh(_what_if: Any, proposals: list[Any], _significance: Any) -> tuple[list[Any], list[Any]]:
-        weighed.extend(proposals)
+    def score(_what_if: Any, proposals: list[Any], _significance: Any) -> tuple[list[Any], list[Any]]:
+        proposed.extend(proposals)
         return [], []
 
     monkeypatch.setattr(engine, "RULES", (rule("straggler"), rule("host-stall"), rule("communication-bound")))
-    monkeypatch.setattr(engine, "weigh", weigh)
-    monkeypatch.setattr(engine, "with_unprofiled_input", lambda _, findings: findings)
-    monkeypatch.setattr(engine, "unseen_communication", lambda *_: ())
+    monkeypatch.setattr(engine, "score", score)
+    monkeypatch.setattr(engine, "REVISIONS", ())
     monkeypatch.setattr(engine, "explain", lambda *_: ())
     monkeypatch.setattr(engine, "path_of_fixes", lambda *_: ())
-    monkeypatch.setattr(engine, "ComputeBound", lambda: SimpleNamespace(conclude=lambda *_, **__: []))
+    monkeypatch.setattr(engine, "CONCLUSION", lambda: SimpleNamespace(conclude=lambda *_, **__: []))
     of: Any = job()
     of.what_if, of.outlier_steps = simulation(100.0), ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
     found = {one.code: one.message for one in engine.diagnose(of).validity}
-    assert weighed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
+    assert proposed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
     assert found["cannot-tell:host-stall"] == "of host-stall"
     for code in ("straggler", "communication-bound"):
         assert (found[f"cannot-tell:{code}"] == f"of {code}") != bool(told)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpudiag.analysis.diagnosis.examples import DDP, Job, item, kernels, python
 from gpudiag.model.event import HOST, NO_CORRELATION, NO_SIZE, Direction, EventKind, HostMemory, Role, Trace
 from gpudiag.trace.readers.kineto import roles
 from gpudiag.trace.readers.kineto.roles import is_user_function
 from tests.analysis.diagnosis.cases import diagnosis_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, item, kernels, python
 from tests.moved_events import with_rows
 
 if TYPE_CHECKING:

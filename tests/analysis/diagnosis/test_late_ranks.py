@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.rules import late_cause, straggler
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, stall_by_own_pauses
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
@@ -128,7 +128,7 @@ def test_a_host_with_pauses_of_its_own_stalls(
     monkeypatch: Patch, called: str, gain: float, paused: float, found: str
 ) -> None:
     monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
-    cause, pauses = elsewhere(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # looks at none of it
+    cause, pauses = stall_by_own_pauses(SimpleNamespace(), (0,), called, gain)  # type: ignore[arg-type]  # looks at none of it
     assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
 
 
@@ -158,7 +158,7 @@ def said(
     patch.setattr(straggler, "later_input_ms", lambda *_: later_input)
     patch.setattr(
         straggler,
-        "elsewhere",
+        "stall_by_own_pauses",
         lambda _case, _late, of, gain: (
             "stall" if paused and gain else of,
             OwnPauses(ms={"after a": paused} if paused and gain else {}),

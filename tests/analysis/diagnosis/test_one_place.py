@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job, collection, fetch, item, kernels, read_back, silence, update
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import (
+    Job,
+    collection,
+    fetch,
+    item,
+    kernels,
+    read_back,
+    silence,
+    update,
+)
 from tests.conftest import WHOLE
 
 if TYPE_CHECKING:

@@ -12,29 +12,29 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED
 from gpudiag.analysis.diagnosis.confidence import _stays
-from gpudiag.analysis.diagnosis.weigh import in_order
+from gpudiag.analysis.diagnosis.scoring import in_order
 from gpudiag.model.analysis import Finding
 
-GAINS = st.lists(st.tuples(st.sampled_from(["waste", "exchange"]), st.integers(950, 1050)), max_size=6)
+GAINS = st.lists(st.tuples(st.sampled_from(["waste", "communication"]), st.integers(950, 1050)), max_size=6)
 
 
 def weighed(kind: str, gain_ms: float, instead: tuple[str, ...] = ()) -> Any:
     finding = Finding(code=kind, severity="info", instead=instead)
-    return SimpleNamespace(proposal=SimpleNamespace(kind=kind), gain_ms=gain_ms, finding=finding)
+    return SimpleNamespace(proposal=SimpleNamespace(kind=kind), savings_ms=gain_ms, finding=finding)
 
 
 @given(GAINS)
 def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str, int]]) -> None:
-    said = [(one.proposal.kind, one.gain_ms) for one in in_order([weighed(kind, gain) for kind, gain in gains])]
+    said = [(one.proposal.kind, one.savings_ms) for one in in_order([weighed(kind, gain) for kind, gain in gains])]
     assert sorted(said) == sorted(gains)
-    for kind in ("waste", "exchange"):
+    for kind in ("waste", "communication"):
         mine = [gain for of, gain in said if of == kind]
         assert mine == sorted(mine, reverse=True)
     for place, (kind, gain) in enumerate(said):
         for sooner, more in said[:place]:
-            if (sooner, kind) == ("exchange", "waste"):
+            if (sooner, kind) == ("communication", "waste"):
                 assert gain < (1 - AS_RECORDED) * more
-            if (sooner, kind) == ("waste", "exchange"):
+            if (sooner, kind) == ("waste", "communication"):
                 assert more >= (1 - AS_RECORDED) * gain
 
 
@@ -51,7 +51,7 @@ def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str,
 def test_a_finding_stays_with_its_amount_and_the_first_with_its_place(
     amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
 ) -> None:
-    found = [weighed("waste", 10.0), weighed("exchange", 9.0, instead)]
+    found = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
     assert _stays(found, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
 
 

@@ -8,10 +8,10 @@ from msgspec.structs import replace
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, silence
 from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, silence
 
 STEPS = 10
 LATE = Job(ranks=3, step=DDP, extra={1: (fetch(30),)}, steps=STEPS)

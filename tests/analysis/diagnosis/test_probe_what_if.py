@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job, all_reduce, host_copy, kernels, update
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import transports, with_transport
 from gpudiag.model.facts import Collective
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, all_reduce, host_copy, kernels, update
 from tests.probed_machine import four_h200
 
 if TYPE_CHECKING:

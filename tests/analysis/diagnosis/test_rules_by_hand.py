@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis import rules
 from gpudiag.analysis.diagnosis.places import Place, main_place
-from gpudiag.analysis.diagnosis.rules import RULES, _rules
+from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.rules.communication_bound import _largest
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall, stall_advice
@@ -399,14 +402,16 @@ def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
     assert held(0) == held(0, 1) == held(7) == held(1, facts=None) == {}
 
 
-def test_every_class_with_a_code_that_examines_cases_is_a_rule_and_nothing_else() -> None:
-    found = list(_rules())
-    assert [rule.code for rule in sorted(found, key=lambda rule: rule.order)] == [rule.code for rule in RULES]
-    assert len({*found}) == len(found)
-    assert len(found) > 5
-    for rule in found:
-        assert rule.__module__.startswith("gpudiag.analysis.diagnosis.rules.")
-        assert isinstance(rule.code, str)
+def test_registry_lists_every_class_with_a_code_in_the_folder_of_rules() -> None:
+    modules = [import_module(f"{rules.__name__}.{module.name}") for module in pkgutil.iter_modules(rules.__path__)]
+    written = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if getattr(value, "__module__", "") == module.__name__ and isinstance(getattr(value, "code", None), str)
+    }
+    assert written == set(DOCUMENTED_RULES)
+    assert len(written) == len(DOCUMENTED_RULES)
 
 
 def concluded(

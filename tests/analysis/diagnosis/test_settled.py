@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.conclusions.settled import settled
-from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
 from gpudiag.model.analysis import Finding, Validity
+from tests.analysis.diagnosis.rule_examples.jobs import Job, fetch, kernels
 from tests.analysis.diagnosis.test_unprofiled_steps import timed
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import pytest
 
 from gpudiag.analysis.diagnosis.calibration import PROFILER_NS_PER_EVENT
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import Job, fetch, kernels
 from gpudiag.analysis.diagnosis.interval import interval_ms
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
@@ -21,6 +20,7 @@ from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import recorded
 from tests.analysis.diagnosis.random_jobs.recipe import draw
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, fetch, kernels
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:

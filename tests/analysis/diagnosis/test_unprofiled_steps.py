@@ -11,7 +11,6 @@ import pytest
 
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, silence, update
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
     alone_waited_for,
     exposed_input_ms,
@@ -23,6 +22,7 @@ from gpudiag.model.run import LoaderPace, RankRecord, StepsFound, UnprofiledStep
 from gpudiag.training.session.clock import summarize
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, all_reduce, fetch, kernels, silence, update
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.examples import Job, all_reduce, kernels, update
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.app.analyze import analyze
 from gpudiag.model.facts import Link
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.records import run_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, all_reduce, kernels, update
 from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
 
 if TYPE_CHECKING:

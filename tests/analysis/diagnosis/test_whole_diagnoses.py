@@ -16,15 +16,14 @@ import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.rules import RULES
-from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, amount
 from gpudiag.app.analyze import analyze_with_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.random_jobs.analysed import analysed, recorded
 from tests.analysis.diagnosis.random_jobs.recipe import ALL_KINDS, draw
-from tests.analysis.diagnosis.rule_examples import examples_by_code
+from tests.analysis.diagnosis.rule_examples import every_example, examples_by_code
 from tests.machines import NAMES, machine
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def written(value: Any, indent: str = "") -> str:
     return "[\n" + ",\n".join(inner + written(one, inner) for one in value) + f"\n{indent}]"
 
 
-@pytest.mark.parametrize("rule", [*RULES, ComputeBound], ids=lambda rule: rule.code)
-def test_of_the_examples_of_rules(rule: type[Rule] | type[ComputeBound], golden: Callable[[str, str], None]) -> None:
+@pytest.mark.parametrize("rule", DOCUMENTED_RULES, ids=lambda rule: rule.code)
+def test_of_the_examples_of_rules(rule: type[Rule], golden: Callable[[str, str], None]) -> None:
     said = {}
-    for what, job in (*rule.FIRES, *rule.SILENT, *rule.ABSTAINS):
+    for what, job in every_example(rule.code):
         case = case_of(job.traces())
         said[what] = {"validity": case.timeline.validity, "diagnosis": diagnose(case)}
     golden(f"diagnoses/{rule.code}.json", text(said))

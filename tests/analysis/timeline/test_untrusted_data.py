@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpudiag.analysis.diagnosis.examples import DDP, Job
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze, analyze_with_step
 from gpudiag.model.analysis import UNTRUSTED_CODES
 from gpudiag.model.event import EventKind, Role
 from gpudiag.model.protobuf import message_type
 from tests.analysis.diagnosis import broken
+from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job
 from tests.analysis.timeline import broken_recordings as recordings
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""What is concluded from scored findings: their place, their certainty, what they explain, what is left."""
+"""Conclude from scored findings: their place, their certainty, what they explain and what is left."""

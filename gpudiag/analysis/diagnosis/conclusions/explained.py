@@ -1,4 +1,4 @@
-"""Whether the table and the verdict agree: what explains each bucket of the step, and what nothing does."""
+"""Explain each bucket of the step by the findings, so that the table and the verdict agree."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     with_host_copies,
     without_allocation,
@@ -19,13 +20,12 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.weigh import Weighed
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding
 from gpudiag.model.attribution import TrackAttribution
 from gpudiag.units import milliseconds
 
-#: What may keep a device waiting for its host.
+#: Findings that may keep a device waiting for its host.
 _ON_THE_HOST = (
     "launch-bound",
     "host-stall",
@@ -64,8 +64,8 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
 
 
 def pace_setter(case: Case) -> tuple[dict[str, float], float]:
-    """(ms by bucket, step in ms) of the device that waits least for the others: that sets the pace."""
-    track = _pace_lane(case)
+    """Return (ms by bucket, step in ms) of the device that waits least for the others, which sets the pace."""
+    track = _pace_track(case)
     if track is None:
         return dict.fromkeys(BUCKETS, 0.0), 0.0
     means = track.buckets_ns.mean(axis=0)
@@ -74,49 +74,58 @@ def pace_setter(case: Case) -> tuple[dict[str, float], float]:
     )
 
 
-def _pace_lane(case: Case) -> TrackAttribution | None:
+def _pace_track(case: Case) -> TrackAttribution | None:
     waiting = BUCKETS.index("communication_wait")
     tracks = [track for track in case.attribution.tracks if len(track.buckets_ns)]
     return min(tracks, key=lambda track: float(track.buckets_ns[:, waiting].mean()), default=None)
 
 
 def explain(
-    case: Case, what_if: WhatIf, found: Sequence[Weighed], findings: Sequence[Finding]
+    case: Case, what_if: WhatIf, scored: Sequence[ScoredFinding], findings: Sequence[Finding]
 ) -> tuple[Explained, ...]:
-    """What explains each bucket but compute that takes 5 % of the step or more.
+    """Explain each bucket except compute that takes 5 % of the step or more.
 
-    A finding accounts for as much of it as its removal would gain, and the profiler for what it cost on the host.
+    A finding accounts for as much of a bucket as it saves, and the profiler for what it cost the host.
     """
     buckets, step_ms = pace_setter(case)
-    explained = []
-    for bucket, ms in buckets.items():
-        if bucket == "compute" or 100 * ms < WARNING_PERCENT * step_ms or step_ms <= 0:
-            continue
-        codes, edits = _BY[bucket]
-        by = [one for one in findings if one.code in codes and notable(_accounted_ms(one, bucket), step_ms)]
-        left = ms - sum(_accounted_ms(one, bucket) for one in by)
-        queued = _queued_ms(case) if bucket == "idle" else 0.0
-        left -= queued
-        names = list(dict.fromkeys(one.code for one in by))
-        enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
-        if left > enough:
-            recording = min(_recording_ms(what_if, bucket, edits), left)
-            if notable(recording, step_ms):
-                names.append("profiler-overhead")
-                left -= recording
-        if left <= enough:
-            gaps = f"{queued:.1f} ms of it are gaps between kernels that were already queued" if queued else ""
-            explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), note=gaps))
-            continue
-        behind, note = _hidden(what_if, found, edits, left)
-        names.extend(code for code in behind if code not in names)
-        left = 0.0 if behind else left
-        explained.append(Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=left, note=note))
-    return tuple(explained)
+    return tuple(
+        _explain_bucket(case, what_if, bucket, ms, step_ms, scored, findings)
+        for bucket, ms in buckets.items()
+        if bucket != "compute" and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms
+    )
+
+
+def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bucket's figures
+    case: Case,
+    what_if: WhatIf,
+    bucket: str,
+    ms: float,
+    step_ms: float,
+    scored: Sequence[ScoredFinding],
+    findings: Sequence[Finding],
+) -> Explained:
+    codes, edits = _BY[bucket]
+    accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
+    accounts = [(code, accounted) for code, accounted in accounts if notable(accounted, step_ms)]
+    names = list(dict.fromkeys(code for code, _ in accounts))
+    queued = _queued_ms(case) if bucket == "idle" else 0.0
+    left = ms - sum(accounted for _, accounted in accounts) - queued
+    enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
+    if left > enough:
+        recording = min(_recording_ms(what_if, bucket, edits), left)
+        if notable(recording, step_ms):
+            names.append("profiler-overhead")
+            left -= recording
+    if left <= enough:
+        gaps = f"{queued:.1f} ms of it are gaps between kernels that were already queued" if queued else ""
+        return Explained(bucket=bucket, ms=ms, by=tuple(names), note=gaps)
+    behind, note = _hidden(what_if, scored, edits, left)
+    names.extend(code for code in behind if code not in names)
+    return Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=0.0 if behind else left, note=note)
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """What a finding accounts for in a bucket: its savings, or the share it names where savings are not known."""
+    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known."""
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
     if finding.recoverable_ms_per_step is not None:
@@ -126,7 +135,7 @@ def _accounted_ms(finding: Finding, bucket: str) -> float:
 
 
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
-    """How much of a bucket there may be only because the job was recorded, per step.
+    """Return how much of a bucket, per step, recording itself may have caused.
 
     On the host that is all that recording cost. On the device it is what the bucket lengthens the recorded step by and
     not the step as it is: a host that is slower while it is recorded leaves less compute to hide behind.
@@ -143,28 +152,31 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
 
 
 def _queued_ms(case: Case) -> float:
-    """Gaps between ops that stood in a queue, per step, on the device that sets the pace: its own doing."""
-    track = _pace_lane(case)
+    """Return the gaps between queued ops, per step, on the device that sets the pace: no host causes them."""
+    track = _pace_track(case)
     return 0.0 if track is None else milliseconds(length(track.queued) / len(track.step_ns))
 
 
 def _hidden(
-    what_if: WhatIf, found: Sequence[Weighed], edits: Sequence[Edit], left_ms: float
+    what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """(codes of the findings that hide it, what is said of it) of time that no finding accounts for."""
+    """Return (codes of the findings that hide it, a note) for time that no finding accounts for."""
     fixed = what_if.corrected
-    for one in found:
-        fixed = one.proposal.edit(what_if, fixed)
+    for finding in scored:
+        fixed = finding.proposal.edit(what_if, fixed)
     without = fixed
     for edit in edits:
         without = edit(what_if, without)
     now, alone, before, after = what_if.each_step_ms(
         [what_if.corrected, edits[0](what_if, what_if.corrected), fixed, without]
     )
-    codes = tuple(dict.fromkeys(one.finding.code for one in found))
+    codes = tuple(dict.fromkeys(finding.finding.code for finding in scored))
     if codes and now - alone < left_ms / 2:
         return codes, (
             f"hidden behind {', '.join(codes)}: removing it would save {max(now - alone, 0.0):.1f} ms per step now, "
             f"and {max(before - after, 0.0):.1f} ms once these are fixed"
         )
-    return (), f"no finding explains {left_ms:.1f} ms of it: something else may take as long at the same time"
+    return (), (
+        f"no finding explains {left_ms:.1f} ms of it: another path of equal length may exist, so that fixing this "
+        "alone may save nothing"
+    )

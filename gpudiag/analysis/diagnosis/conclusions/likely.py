@@ -1,11 +1,11 @@
-"""Findings without a simulation: shares of the recorded step, each an upper bound of what fixing its cause saves.
+"""Make findings without a simulation: shares of the recorded step, each an upper bound of the savings.
 
 One recorded step, a job that cannot be simulated, and one rank of several give shares and no savings.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -69,15 +69,28 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
     return tuple(found)
 
 
-def unseen_communication(case: Case, findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield communication as a finding where the traces of some of its ranks are missing and no finding has it."""
+def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Add communication as a finding if traces of other ranks are missing and no finding has it.
+
+    A finding of which only a share is known stands before the first that saves less than half of that.
+    """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
     missing = len(case.timeline.ranks_present) < case.timeline.world_size
     said = any(finding.code == "communication-bound" for finding in findings)
     if missing and not said and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
         reason = "the traces of the other ranks are missing, so that waiting cannot be told from transferring"
-        yield _likely(case, "communication_transfer", ms, step_ms, reason)
+        findings = [*findings, _likely(case, "communication_transfer", ms, step_ms, reason)]
+    return _by_amount(findings)
+
+
+def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
+    for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
+        half = float(share.evidence.get("exposed_ms", 0.0)) / 2
+        less = (i for i, finding in enumerate(ordered) if (finding.recoverable_ms_per_step or 0.0) < half)
+        ordered.insert(next(less, len(ordered)), share)
+    return ordered
 
 
 def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:

@@ -1,8 +1,8 @@
-"""One finding for several causes that lie in one place of the step.
+"""Merge causes at one place of the step into one finding.
 
 Saving a checkpoint in each step copies tensors to the host, waits for them, and computes in Python between. Each of
-these is a cause by itself, and none goes away alone. Where removing one place of the step removes a stall together
-with other findings, they become one finding, whose parts say what it is made of.
+these is a cause, and none goes away alone. If removing one place of the step removes a stall together with other
+findings, they become one finding, whose `parts_ms` say what it is made of.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,10 +24,10 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.weigh import Weighed, in_order
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
@@ -43,58 +42,51 @@ _SAVING = pytorch(
 )
 
 
-def in_one_place(case: Case, what_if: WhatIf, found: Sequence[Weighed]) -> list[Weighed]:
-    """Return the findings, those that go together with a stall when its place goes as one finding."""
-    candidates = [one for one in found if one.finding.code in _PARTS]
-    if len(candidates) < 2 or not any(one.finding.code == _STALL for one in candidates):
-        return list(found)
+def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
+    """Merge the findings that go away together with a stall when its place is removed."""
+    candidates = [scored for scored in findings if scored.finding.code in _PARTS]
+    if len(candidates) < 2 or not any(scored.finding.code == _STALL for scored in candidates):
+        return list(findings)
     place = _main_place(what_if, _places(case, what_if))
     if place is None:
-        return list(found)
+        return list(findings)
     words, nodes = place
     edit = partial(_without_place, nodes)
     gone = edit(what_if, what_if.corrected)
-    gain = what_if.saving_ms(gone)
-    left = [what_if.saving_ms(one.proposal.edit(what_if, gone), gone) for one in candidates]
-    absorbed = [one for one, rest in zip(candidates, left, strict=True) if rest <= max(SAME_AMOUNT * one.gain_ms, 0.0)]
-    largest = max((one.gain_ms for one in absorbed), default=0.0)
-    stalled = max((one.gain_ms for one in absorbed if one.finding.code == _STALL), default=0.0)
-    # A wait or copies that cost clearly more than the stall beside them are what is to be told.
-    if len(absorbed) < 2 or stalled < (1 - SAME_AMOUNT) * largest or largest <= 0:
-        return list(found)
-    if gain < (1 - SAME_AMOUNT) * largest or not notable(gain, what_if.now_ms):
-        return list(found)
+    saved = what_if.saving_ms(gone)
+    absorbed = _absorbed(what_if, candidates, gone)
+    if not absorbed or not _is_one_cause(absorbed, saved) or not notable(saved, what_if.now_ms):
+        return list(findings)
     proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, words, nodes, absorbed))
-    finding = proposal.describe(gain, 100 * gain / what_if.now_ms)
-    evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - gain}
-    merged = Weighed(proposal=proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=gain)
-    others = [_without(one, gone, what_if) for one in found if one not in absorbed]
-    return in_order([merged, *(one for one in others if notable(one.gain_ms, what_if.now_ms))])
+    merged = scored_finding(what_if, proposal, saved)
+    others = [_rescored(scored, gone, what_if) for scored in findings if scored not in absorbed]
+    return in_order([merged, *(scored for scored in others if notable(scored.savings_ms, what_if.now_ms))])
 
 
-def _without(one: Weighed, gone: Scenario, what_if: WhatIf) -> Weighed:
-    """The finding; launching with what it gains once the place is gone, as it is judged in a job without waste."""
-    if one.proposal.kind != "launching":
-        return one
-    rest_ms = min(what_if.saving_ms(one.proposal.edit(what_if, gone), gone), one.gain_ms)
-    finding = one.proposal.describe(rest_ms, 100 * rest_ms / what_if.now_ms)
-    evidence = {**finding.evidence, "step_ms_now": what_if.now_ms, "step_ms_if_fixed": what_if.now_ms - rest_ms}
-    return Weighed(proposal=one.proposal, finding=msgspec.structs.replace(finding, evidence=evidence), gain_ms=rest_ms)
+def _absorbed(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
+    """Return the findings that save little more once the place is gone."""
+    left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
+    return [
+        scored for scored, rest in zip(findings, left, strict=True) if rest <= max(SAME_AMOUNT * scored.savings_ms, 0.0)
+    ]
 
 
-def _outside(nodes: NDArray[np.bool_], what_if: WhatIf, proposal: Proposal) -> Scenario:
-    """The costs without a cause wherever it is but in this place."""
-    costs = what_if.corrected
-    edited = proposal.edit(what_if, costs)
-    copies = _copies(nodes, what_if)
-    return replace(
-        edited,
-        busy=np.where(nodes, costs.busy, edited.busy),
-        waiting=np.where(nodes, costs.waiting, edited.waiting),
-        blocking=np.where(nodes, costs.blocking, edited.blocking),
-        duration=np.where(copies, costs.duration, edited.duration),
-        gap=np.where(copies, costs.gap, edited.gap),
-    )
+def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
+    """Return whether a stall is the largest of several findings that the place saves together.
+
+    A wait or copies that cost clearly more than the stall beside them stay findings of their own.
+    """
+    largest = max(scored.savings_ms for scored in absorbed)
+    stalled = max((scored.savings_ms for scored in absorbed if scored.finding.code == _STALL), default=0.0)
+    return len(absorbed) > 1 and largest > 0 and min(stalled, saved) >= (1 - SAME_AMOUNT) * largest
+
+
+def _rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
+    """Return the finding; launching with what it saves once the place is gone, as it is scored without waste."""
+    if scored.proposal.kind != "launching":
+        return scored
+    rest_ms = what_if.saving_ms(scored.proposal.edit(what_if, gone), gone)
+    return scored_finding(what_if, scored.proposal, min(rest_ms, scored.savings_ms))
 
 
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
@@ -110,7 +102,7 @@ def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[
         for words, nodes in places.items()
         if duration[nodes[launch]].sum() <= SAME_AMOUNT * duration.sum()
     }
-    words = max(stalled, key=lambda one: stalled[one], default=None)
+    words = max(stalled, key=stalled.__getitem__, default=None)
     return (words, places[words]) if words is not None and stalled[words] > 0 else None
 
 
@@ -151,7 +143,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -> Scenario:
-    """The costs without anything that the host does at these nodes: work, pauses, waiting, and their copies."""
+    """Return the costs without the work, pauses, waits and copies of these host nodes."""
     copies = _copies(nodes, what_if)
     part = what_if.model.communication
     return replace(
@@ -165,7 +157,7 @@ def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -
 
 
 def _copies(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
-    """bool[m]: copies between host and device that these host nodes launch or wait for."""
+    """Return bool[m]: the copies between host and device that these host nodes launch or wait for."""
     host, device = what_if.graph.host, what_if.graph.device
     copies = np.zeros(len(device.start), np.bool_)
     copies[host.block_on[nodes & (host.block_on != NONE)]] = True
@@ -179,7 +171,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
     what_if: WhatIf,
     words: str,
     nodes: NDArray[np.bool_],
-    absorbed: Sequence[Weighed],
+    absorbed: Sequence[ScoredFinding],
     gain: float,
     percent: float,
 ) -> Finding:
@@ -197,7 +189,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
         title=f"the training thread does other work {words}, which costs {gain:.1f} ms per step",
         place=words,
         parts_ms=_parts(what_if, nodes, gain),
-        evidence={"ms_by_finding_alone": {one.finding.code: one.gain_ms for one in absorbed}},
+        evidence={"ms_by_finding_alone": {scored.finding.code: scored.savings_ms for scored in absorbed}},
         advice=advice_for(case.timeline.framework, advice),
     )
 

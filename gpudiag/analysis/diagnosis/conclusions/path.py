@@ -1,4 +1,4 @@
-"""The path of fixes: the step after each in turn, and what takes most of it then."""
+"""The path of fixes: the step after each fix in turn, and what takes most of it then."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Sequence
 
 from gpudiag.analysis.diagnosis.conclusions.likely import LIKELY
 from gpudiag.analysis.diagnosis.rules.rule import notable
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.weigh import Weighed
 from gpudiag.model.analysis import Fix
 
-#: The bucket that a finding's time stands in.
+#: The bucket that holds a finding's time.
 _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
-def path_of_fixes(what_if: WhatIf, found: Sequence[Weighed]) -> tuple[Fix, ...]:
-    """The findings in the order in which they are said, without those that gain nothing after the ones before them."""
+def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
+    """Return the fixes in the order reported, without those that save nothing after the ones before them."""
     costs, chain = what_if.corrected, []
-    for one in found:
-        costs = one.proposal.edit(what_if, costs)
+    for scored in findings:
+        costs = scored.proposal.edit(what_if, costs)
         chain.append(costs)
     now = what_if.now_ms
-    kept: list[tuple[Weighed, float]] = []
-    reached = 0.0
-    for one, gain in zip(found, what_if.savings_ms(chain), strict=True):
-        if notable(gain - reached, now):
-            kept.append((one, now - gain))
-            reached = gain
-    after = [_BUCKET.get(one.finding.code, "compute") for one, _ in kept[1:]]
+    kept: list[tuple[ScoredFinding, float]] = []
+    saved = 0.0
+    for scored, together in zip(findings, what_if.savings_ms(chain), strict=True):
+        if notable(together - saved, now):
+            kept.append((scored, now - together))
+            saved = together
+    after = [_BUCKET.get(scored.finding.code, "compute") for scored, _ in kept[1:]]
     return tuple(
-        Fix(code=one.finding.code, ranks=one.finding.ranks, cause=one.finding.cause, step_ms=step_ms, then=then)
-        for (one, step_ms), then in zip(kept, [*after, "compute"], strict=False)
+        Fix(code=scored.finding.code, ranks=scored.finding.ranks, cause=scored.finding.cause, step_ms=ms, then=then)
+        for (scored, ms), then in zip(kept, [*after, "compute"], strict=False)
     )

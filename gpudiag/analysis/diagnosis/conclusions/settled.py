@@ -1,4 +1,4 @@
-"""Findings that steps without the profiler settle: what was measured there needs no estimate of the profiler's cost."""
+"""Raise the confidence of findings that unprofiled steps confirm: these need no estimate of the profiler's cost."""
 
 from __future__ import annotations
 

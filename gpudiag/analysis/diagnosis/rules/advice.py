@@ -1,4 +1,4 @@
-"""What a rule advises, framework by framework."""
+"""Select a rule's advice by framework."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ class For(msgspec.Struct, frozen=True):
 
 
 def pytorch(line: str) -> For:
-    """A line for users of PyTorch alone."""
+    """Return a line for users of PyTorch alone."""
     return For("pytorch", line)
 
 
 def tensorflow(line: str) -> For:
-    """A line for users of TensorFlow alone."""
+    """Return a line for users of TensorFlow alone."""
     return For("tensorflow", line)
 
 
 def jax(line: str) -> For:
-    """A line for users of JAX alone."""
+    """Return a line for users of JAX alone."""
     return For("jax", line)
 
 
 def others(line: str) -> For:
-    """A line that names nothing of any framework, in place of those for PyTorch and TensorFlow."""
+    """Return a line for frameworks other than PyTorch and TensorFlow."""
     return For("others", line)
 
 
@@ -55,7 +55,7 @@ TF_SEVERAL_STEPS = (
 
 
 def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tuple[str, ...]:
-    """The lines that a user of this framework can follow, with `words` put where the lines name them in braces."""
+    """Return the lines that fit this framework, with `words` filled into their braces."""
     texts = (
         line if isinstance(line, str) else line.line
         for line in lines

@@ -1,4 +1,4 @@
-"""What to do about an exchange, by the way in which the job exchanges: advice for DDP helps nobody who runs FSDP."""
+"""Advise by the way in which the job communicates: advice for DDP helps nobody who runs FSDP."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _TINY = (
 
 
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
-    """For the job's own way of exchanging: DDP, sharded (FSDP, ZeRO), through one rank, or calls of its own.
+    """Return advice for DDP, sharded (FSDP, ZeRO), rooted, or user-defined communication, as the job has it.
 
     Args:
         case: the job.
@@ -156,7 +156,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
 
 
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
-    """Whether faster links could be had, for all that is known: not where collectives reach what the links carry.
+    """Return whether links may be slower than they should be: not if collectives reach what they carry.
 
     That is what the probes reached at the same size, or else most of the NVLink that the boards have.
     """

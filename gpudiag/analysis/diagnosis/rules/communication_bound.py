@@ -12,10 +12,9 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, all_reduce, fetch, kernels, update
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     transports,
@@ -50,44 +49,22 @@ _LESS_BUCKET_COPY = pytorch(
 class CommunicationBound:
     """Communication is exposed: no compute overlaps with it, or it slows down or delays what does.
 
-    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The replay
-    lets every transfer take no time, leaves out the kernels that only copy gradients in and out of buckets, and lets
-    the others run undisturbed, without the CPU's calls for all that; the parts of the sum are shown. Where those
-    calls are all that costs, and launching costs twice as much, it is a matter of launching. The bandwidth reached
-    inside the step stands beside the peak of the same size on this machine, where the probes measured that.
+    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The simulation
+    removes all transfers, the kernels that copy gradients in and out of buckets, the slowdown of kernels beside
+    transfers, and the CPU's calls for all that; the report shows what each of these saves. If only the calls cost time,
+    and launching costs twice as much, it is a matter of launching. The bandwidth reached inside the step stands beside
+    the peak of the same size on this machine, if the probes measured it.
 
-    Large collectives that reach a small part of the GPUs' NVLink say that peer access is off, without the machine's
-    facts. With these and the model's gradients, what other strategies are predicted to save stands beside the amount.
-    Advice is for the job's own way of exchanging: DDP, FSDP, through one rank, or calls of its own.
+    Large collectives that reach a small part of the GPUs' NVLink show that peer access is off, even without the
+    machine's facts. With these facts and the model's gradients, the savings predicted for other strategies stand beside
+    the amount. The advice is for the job's way of communicating: DDP, FSDP, through one rank, or user-defined calls.
     """
 
     code: ClassVar[str] = "communication-bound"
-    order: ClassVar[int] = 3
     title: ClassVar[str] = "Communication lengthens the step"
 
-    FIRES: ClassVar[Examples] = (
-        ("all gradients are exchanged at the end", Job(ranks=4, step=(kernels(10), all_reduce(10), update(1)))),
-        (
-            "what is computed hides only half of it",
-            Job(ranks=2, step=(kernels(10), all_reduce(20), kernels(10), update(1))),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("computing hides all of it", Job(ranks=4, step=(kernels(10), all_reduce(10), kernels(15), update(1)))),
-        (
-            "40 ms in a collective, all of it waiting for a late rank",
-            Job(ranks=4, step=(kernels(10), all_reduce(0.1), update(1)), extra={2: (fetch(50),)}),
-        ),
-    )
-    ABSTAINS: ClassVar[Examples] = (
-        (
-            "the trace of the rank that came late is missing",
-            Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0, 1, 3)),
-        ),
-    )
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: exchanging costs nothing."""
+        """Propose a step in which communication costs nothing."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -107,7 +84,7 @@ class CommunicationBound:
                 edit=without_communication,
                 # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
                 beyond=without_communication_calls,
-                kind="exchange",
+                kind="communication",
                 describe=partial(self._describe, case, what_if),
             )
 
@@ -164,7 +141,7 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """What the gain is made of, in ms of a step: each part is what taking it away too adds to those before it.
+    """Split the savings, in ms of a step: each part is what removing it adds to those before it.
 
     The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
     """
@@ -180,7 +157,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
-    """By how much the step would be shorter if each transfer took what the probes measured over each transport alone.
+    """Return what the step saves, in ms, if each transfer took what the probes measured, by transport.
 
     The job's own transport is among them: what it gains so is what contention and late launches cost the transfers.
     """
@@ -196,7 +173,7 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
 
 
 class _Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of collective and what it does inside the step: median transfer, bandwidths as nccl-tests counts them."""
+    """A kind of collective with its median transfer in the step; bandwidths as nccl-tests counts them."""
 
     operation: str
     size_bytes: int
@@ -205,7 +182,7 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
     probe_busbw_gb_per_s: float | None
 
     def evidence(self) -> dict[str, object]:
-        """For the finding; what was not measured is left out."""
+        """Return its measured figures as evidence."""
         found: dict[str, object] = {
             "largest_collective": self.operation,
             "largest_collective_bytes": self.size_bytes,
@@ -218,7 +195,7 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _largest(case: Case) -> _Collective | None:
-    """The kind of collective that takes the most transfer time on the first lane."""
+    """Return the kind of collective with the most transfer time on the first device."""
     best: tuple[float, _Collective] | None = None
     for track in case.tracks[:1]:
         table = track.collectives

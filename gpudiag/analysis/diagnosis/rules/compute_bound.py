@@ -7,9 +7,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import Examples
 from gpudiag.model.analysis import Confidence, Finding
 
 _ADVICE = (
@@ -24,16 +22,6 @@ class ComputeBound:
 
     code: ClassVar[str] = "compute-bound"
     title: ClassVar[str] = "Compute-bound"
-
-    FIRES: ClassVar[Examples] = (
-        ("one GPU that is never idle", Job(ranks=1, step=(kernels(20),))),
-        ("four that exchange their gradients beside", Job(ranks=4, step=DDP)),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("waiting for input", Job(ranks=1, step=(fetch(30), kernels(20)))),
-        ("nothing else was found, but not all could be told", Job(ranks=4, step=DDP, recorded=(0,))),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
         """Yield one finding when all could be told and explained, and no other reaches the bound for a warning."""

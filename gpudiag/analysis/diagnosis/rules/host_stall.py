@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, item, kernels, silence
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_untraced
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
@@ -49,23 +48,10 @@ class HostStall:
     """
 
     code: ClassVar[str] = "host-stall"
-    order: ClassVar[int] = 3
     title: ClassVar[str] = "The training thread stalls within the step"
 
-    FIRES: ClassVar[Examples] = (
-        ("all ranks log after each step", Job(ranks=2, step=(*DDP, silence(30)))),
-        ("a pause between forward and backward pass", Job(ranks=1, step=(kernels(5), silence(12), kernels(5)))),
-        ("a pause between two .item()", Job(ranks=1, step=(kernels(5), item(), silence(12), item(), kernels(5)))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("a pause that the device hides", Job(ranks=1, step=(kernels(30), silence(3), kernels(5)))),
-        ("the loader is late", Job(ranks=2, step=(fetch(30), *DDP))),
-        ("one rank logs", Job(ranks=2, step=DDP, extra={1: (kernels(0.1, count=1), silence(30))})),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: the training threads never stall."""
+        """Propose a step in which no training thread stalls."""
         what_if = case.what_if
         if what_if is not None and what_if.untraced.any():
             yield Proposal(edit=without_common_untraced, describe=partial(self._describe, case, what_if))
@@ -93,7 +79,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Advise a core of its own only where the threads were seen to wait for one, else a look at hooks."""
+    """Advise separate cores only if the threads were seen to wait for one, else a look at hooks."""
     timed = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [one.scheduling.run_queue_wait_ms for one in timed if one.scheduling is not None]
     waited = max(waits, default=0.0)
@@ -103,7 +89,7 @@ def _many_places(case: Case, gain_ms: float) -> Advice:
 
 
 def stall_advice(case: Case, place: Place | None) -> Advice:
-    """What to do about a thread that is elsewhere at a place."""
+    """Return the advice for a thread that stalls at a place."""
     if place is None or not place.collecting:
         return ELSEWHERE
     together = " on all ranks at once" if case.timeline.world_size > 1 else ""

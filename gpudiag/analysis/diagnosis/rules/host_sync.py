@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import Job, item, kernels, python
 from gpudiag.analysis.diagnosis.frames import user_frames
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
@@ -21,7 +20,7 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     pytorch,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_syncs
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
@@ -48,32 +47,15 @@ class HostSync:
 
     The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
     stacks were recorded, the program's functions that they came from. Savings are by how much the step would be
-    shorter if the host never waited in them, nor had copied to it what it waited for. A rank that waits and no other
-    does, or that waits more than twice as often, is a straggler.
+    shorter if the host neither waited in them nor copied what it waited for. A rank that waits alone, or more than
+    twice as often as its peers, is a straggler.
     """
 
     code: ClassVar[str] = "host-sync"
-    order: ClassVar[int] = 5
     title: ClassVar[str] = "The CPU waits for the GPU in every step"
 
-    FIRES: ClassVar[Examples] = (
-        (
-            "loss.item() before the next step is prepared",
-            Job(ranks=1, step=(kernels(5), item(), *(python(0.4),) * 10)),
-        ),
-        (
-            "an .item() after each layer",
-            Job(ranks=1, step=(kernels(1, count=40), item(), python(0.5)) * 4),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
-        ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: no synchronization blocks."""
+        """Propose a step in which no synchronization blocks."""
         what_if = case.what_if
         if what_if is None or not syncs(what_if).any():
             return
@@ -102,7 +84,7 @@ class HostSync:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Blocking calls, the operators and the user's functions around them, per step and rank; most frequent first."""
+    """Count blocking calls, and operators and user's functions around them, per step and rank, most frequent first."""
     host = what_if.graph.host
     per = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)

@@ -9,10 +9,9 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, silence
 from gpudiag.analysis.diagnosis.places import before_first_operator
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
@@ -61,22 +60,10 @@ class InputBound:
     """
 
     code: ClassVar[str] = "input-bound"
-    order: ClassVar[int] = 2
     title: ClassVar[str] = "The devices wait for data loading"
 
-    FIRES: ClassVar[Examples] = (
-        ("one GPU waits for its DataLoader", Job(ranks=1, step=(fetch(30), kernels(20)))),
-        ("the loaders of all ranks are late", Job(ranks=4, step=(fetch(30), *DDP))),
-        ("the same, but nobody marked the loaders", Job(ranks=4, step=(silence(30), *DDP))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("the next batch is there before it is wanted", Job(ranks=4, step=(fetch(5), *DDP))),
-        ("the loader of one rank alone is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: no rank waits for data."""
+        """Propose a step in which no rank waits for data."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -109,70 +96,79 @@ class InputBound:
 
 
 def ends_with_the_update(case: Case) -> bool:
-    """Whether the steps were found by the optimizer's calls, so that what follows an update begins the next step."""
+    """Return whether steps were found by the optimizer's calls, so that what follows an update begins the next step."""
     found = None if case.run is None else case.run.steps_found
     return found is not None and found.by == "optimizer"
 
 
 def unmarked_words(case: Case) -> str:
-    """What to call time before a step's first operator in which nothing was recorded."""
+    """Name the time before a step's first operator in which nothing was recorded."""
     if ends_with_the_update(case):
         return "unmarked time after the update (logging, saving, or loading the next batch)"
     return "unmarked time at the start of the step (usually data loading)"
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """The findings, with waiting for input as the timed steps have it where the recording shows little of it.
-
-    What is waited for on all ranks alike is the lower median of what each waits for, or the most of it that is no
-    rank's alone.
-    """
-    waits = {rank.rank: exposed_input_ms(rank) for rank in case.run.ranks} if case.run is not None else {}
-    levels = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items() if len(steps) > 1)
+    """Replace the recorded wait for input by that of the unprofiled steps if the recording shows little of it."""
     step_ms = case.unprofiled_ms
-    if not levels or step_ms is None:
+    waits = _unprofiled_waits(case)
+    if not waits or not step_ms:
         return list(findings)
-    gain, level = levels[(len(levels) - 1) // 2]
-    alone = input_ms_above_most(case.run)
-    if alone is not None:
-        gain, level = max((waited - alone[rank], rank) for waited, rank in levels)
-    gain = min(gain, step_ms)  # a record of another's may say that more was waited than steps took
-    percent = 100 * gain / step_ms if step_ms > 0 else 0.0
-    least = gain - mean_of(waits[level], as_measured=True).half_width
+    saved, rank = _common_wait(case, waits)
+    saved = min(saved, step_ms)  # the record of another run may wait longer than its steps last
+    percent = 100 * saved / step_ms
+    least = saved - mean_of(waits[rank], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
-    told = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
-    if percent < WARNING_PERCENT or not notable(least, step_ms) or (told >= gain / 2 and _is_recorded(case)):
+    recorded_ms = (recorded.recoverable_ms_per_step or 0.0) if recorded is not None else 0.0
+    known = recorded_ms >= saved / 2 and _is_recorded(case)
+    if percent < WARNING_PERCENT or not notable(least, step_ms) or known:
         return list(findings)
-    timed = Finding(
+    means = {rank: statistics.fmean(steps) for rank, steps in waits.items()}
+    unprofiled = Finding(
         code=InputBound.code,
         severity=severity_of(percent),
-        ranks=_waiting(case.run, {rank: waited for waited, rank in levels}, gain, step_ms),
+        ranks=_waiting(case.run, means, saved, step_ms),
         cause="loader",
-        recoverable_ms_per_step=gain,
+        recoverable_ms_per_step=saved,
         recoverable_percent=percent,
         confidence="high",
-        title=f"data loading adds {gain:.1f} ms per step without profiling",
+        title=f"data loading adds {saved:.1f} ms per step without profiling",
         evidence={
-            "timed_steps": len(waits[level]),
-            "input_wait_ms_without_profiling": gain,
-            "input_wait_ms_while_profiling": told,
+            "timed_steps": len(waits[rank]),
+            "input_wait_ms_without_profiling": saved,
+            "input_wait_ms_while_profiling": recorded_ms,
             "step_ms_now": step_ms,
-            "step_ms_if_fixed": step_ms - gain,
+            "step_ms_if_fixed": step_ms - saved,
         },
         advice=advice_for(case.timeline.framework, _advice(case)),
     )
-    others = [finding for finding in findings if finding is not recorded and not _is_that_wait(finding, gain)]
-    return sorted([timed, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
+    others = [finding for finding in findings if finding is not recorded and not _is_same_wait(finding, saved)]
+    return sorted([unprofiled, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
 
 
-def _waiting(run: RunRecord | None, waits: Mapping[int, float], gain: float, step_ms: float) -> tuple[int, ...]:
-    """The ranks that wait for much of this, and those whose workers could not keep up with the shorter step."""
-    slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - gain / 2}
-    return tuple(sorted(rank for rank, waited in waits.items() if waited >= gain / 2 or rank in slow))
+def _unprofiled_waits(case: Case) -> dict[int, tuple[float, ...]]:
+    """Return how long each rank's device waited for input in its unprofiled steps, in ms, if there are several."""
+    ranks = () if case.run is None else case.run.ranks
+    return {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
+
+
+def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
+    """Return (ms, rank) of the wait that all ranks share: the lower median, or the most that is no rank's alone."""
+    means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
+    alone = input_ms_above_most(case.run)
+    if alone is not None:
+        return max((waited - alone[rank], rank) for waited, rank in means)
+    return means[(len(means) - 1) // 2]
+
+
+def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
+    """Return the ranks that wait for much of this, and those whose workers cannot keep up with the shorter step."""
+    slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
+    return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
 
 
 def _is_recorded(case: Case) -> bool:
-    """Whether the few recorded steps show about as much fetching of batches as the many timed ones do."""
+    """Return whether the few recorded steps fetch batches for about as long as the many unprofiled ones."""
     return case.what_if is None or case.what_if.input_not_recorded_ms == 0
 
 
@@ -180,6 +176,6 @@ def _advice(case: Case) -> Advice:
     return (*_ADVICE, *_ON_GPUS) if any(not track.is_cpu for track in case.tracks) else _ADVICE
 
 
-def _is_that_wait(finding: Finding, gain: float) -> bool:
-    """Whether a finding is the same wait: a thread that is elsewhere for as long, where nobody marked the loader."""
-    return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * gain
+def _is_same_wait(finding: Finding, saved: float) -> bool:
+    """Return whether a finding is the same wait: a stall of that length, because nobody marked the loader."""
+    return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * saved

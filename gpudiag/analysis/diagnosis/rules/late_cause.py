@@ -1,4 +1,4 @@
-"""Why a rank is late: the part of its step that explains what all lose by it."""
+"""Find why a rank is late: the part of its step that explains what all ranks lose."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.units import milliseconds
 
-#: What is most of what a host does: one that is slow throughout is slowest in one of them.
+#: Most of a host's work: a host that is slow throughout is slowest in one of these parts.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
-#: What a host is called that pauses often, for less than it takes to be elsewhere.
+#: Causes of a host that may pause often, each time too briefly to count as stalled.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """The part that explains the gain, and what each part alone gains.
+    """Return the part that explains the savings, and what each part alone saves.
 
-    A part explains it that alone gains most of it, or else without which most of it is not gained: where a rank
-    computes 15 ms too long and another's host is the next to set the pace, computing alone gains less than half. Where
-    none does, a host that lacks its core is slow in all that it does: launching, calls and pauses are one cause.
+    A part explains the savings if it alone saves most of them, or if most of them are lost without it: if a rank
+    computes 15 ms too long and another's host is the next to set the pace, compute alone saves less than half. If no
+    part explains them, a host without its core is slow in all that it does: launching, calls and pauses are one cause.
 
-    A part in which ranks hardly differ explains nothing: kernels beside collectives that wait for a late rank take
-    longer, which is that rank's doing, and levelling them gains something. One in which alone they differ explains all.
+    A part in which ranks hardly differ explains nothing: kernels take longer beside collectives that wait for a late
+    rank, so that equalizing them saves something. The only part in which they differ explains all.
     """
 
     def level_in(*parts: Component) -> Scenario:
@@ -53,17 +53,17 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Whether some rank is above its peers in this part by what is worth mentioning, in each step or in the mean."""
+    """Return whether some rank notably exceeds its peers in this part, in each step or on average."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
     return notable(milliseconds(most), what_if.corrected_ms)
 
 
-def elsewhere(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
-    """(the cause, the pauses that make it a stall) of a host that launches too slowly; no pauses where it is none.
+def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
+    """Return ("stall", its pauses) if a host that launches slowly pauses by itself, else the cause as it is.
 
-    Each pause by itself may be short enough for Python between calls, but the peers make no such calls.
+    Each pause may be short enough for Python between calls, but the peers make no such calls.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

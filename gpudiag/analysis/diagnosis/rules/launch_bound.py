@@ -8,7 +8,6 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
@@ -19,7 +18,7 @@ from gpudiag.analysis.diagnosis.rules.advice import (
     pytorch,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
@@ -57,35 +56,19 @@ _ADVICE = (
 class LaunchBound:
     """The devices stand idle while the host runs framework and Python code to launch the next kernel.
 
-    A launch costs the host several microseconds in the framework. Kernels that run shorter than that leave the device
-    waiting. The profiler's own overhead per launch was removed before this was judged. Savings are what a CUDA graph
-    would save, which launches a whole step at once, in a step without the waste that was found: a host that waits for
-    its loader too would profit from faster launches, but once the loader is fixed the device may hide them.
+    A launch costs the host several microseconds in the framework, and shorter kernels leave the device waiting. The
+    profiler's overhead per launch is removed first. Savings are those of a CUDA graph, which launches a whole step at
+    once, in a step without the waste that was found: once a slow loader is fixed, the device may hide the launches.
 
-    Slow calls are something else than many short ones: plans for new shapes, compilation, allocation, operators that
-    compute on the CPU. They are named with their self time.
+    A few slow calls differ from many short ones: they plan for new shapes, compile, allocate, or compute on the CPU.
+    They are named with their self time.
     """
 
     code: ClassVar[str] = "launch-bound"
-    order: ClassVar[int] = 7
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
-    FIRES: ClassVar[Examples] = (
-        ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
-        ("long kernels, longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
-        ("operators that compute on the CPU", Job(ranks=1, step=(kernels(5), *[python(0.3, "aten::add_")] * 20))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("kernels that last longer than their launch", Job(ranks=4, step=DDP)),
-        (
-            "a slow host whose launches hide behind the device once the loader is fixed",
-            Job(ranks=1, step=(fetch(40), kernels(30, count=300, launch_us=50))),
-        ),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Two proposals: no single call is slow, and no rank takes time to launch its step."""
+        """Propose a step without slow calls, and one that is launched as a CUDA graph."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return

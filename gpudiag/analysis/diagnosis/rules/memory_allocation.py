@@ -8,9 +8,8 @@ from functools import partial
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import Job, kernels, memory
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.chains.host_time import analysed_span
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_allocation
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
@@ -45,26 +44,10 @@ class MemoryAllocation:
     """
 
     code: ClassVar[str] = "memory-allocation"
-    order: ClassVar[int] = 4
     title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
 
-    FIRES: ClassVar[Examples] = (
-        (
-            "a cache that is emptied after each step",
-            Job(ranks=1, step=(memory(0.2, count=20), kernels(5), memory(0.1, count=20, released=True))),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("memory is kept from step to step", Job(ranks=1, step=(kernels(5),))),
-        (
-            "the device has enough to do for as long",
-            Job(ranks=1, step=(kernels(20, count=10), memory(0.2, count=5), kernels(20, count=10))),
-        ),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: nothing is taken from the driver and nothing given back."""
+        """Propose a step that neither allocates nor frees memory of the driver."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return
@@ -89,7 +72,7 @@ class MemoryAllocation:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
-    """(milliseconds, calls) by name, per step and rank; those that take longest first."""
+    """Return (ms, calls) by name, per step and rank, longest first."""
     took: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0

@@ -1,4 +1,4 @@
-"""What a late rank does more of than its peers: operators that it spends longer in, pauses between calls of its own."""
+"""Find what a late rank does more of than its peers: operators that take longer, and pauses between own calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_NAMES = 5
 
 
 class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
-    """What late ranks spend longer in than the others, in the means over steps and ranks.
+    """The operators in which late ranks spend longer than the others, as means over steps and ranks.
 
     Attributes:
         own_ms: by how much longer, by operator, without those within it; the most first, only the first few.
@@ -33,28 +33,19 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     own_work: bool
 
     def words(self) -> str:
-        """In which operators: the first where it has most of it, else the first two."""
+        """Name the first operator if it has most of the time, else the first two."""
         first, *others = self.own_ms
         alone = self.own_ms[first] > MOST * sum(self.own_ms.values())
         return f"in {first}" if alone or not others else f"in {first}, {others[0]}{' and others' if others[1:] else ''}"
 
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
-    """The operators in which these ranks spend longer; None where no other is there to compare with, or none does."""
-    spent: dict[bool, list[tuple[dict[str, float], dict[str, float]]]] = {True: [], False: []}
-    for track in case.tracks:
-        spent[track.rank in late].append(_of_track(case, track))
-    if not all(spent.values()):
+    """Return the operators in which these ranks spend longer; None if none does, or there is no other rank."""
+    measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
+    if len({is_late for is_late, *_ in measured}) < 2:
         return None
-    more_ms, more_calls = (
-        {
-            name: sum(one[of][name] for one in spent[True]) / len(spent[True])
-            - sum(one[of][name] for one in spent[False]) / len(spent[False])
-            for one in spent[True]
-            for name in one[of]
-        }
-        for of in (0, 1)
-    )
+    more_ms = _more([(is_late, ms) for is_late, ms, _ in measured])
+    more_calls = _more([(is_late, calls) for is_late, _, calls in measured])
     longer = {name: ms for name, ms in sorted(more_ms.items(), key=lambda item: -item[1]) if ms > 0}
     called = sum(ms for name, ms in longer.items() if more_calls[name] >= MOST)
     own_work = called > MOST * sum(longer.values())
@@ -68,8 +59,18 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
+def _more(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
+    """Return by how much the mean of the late ranks is above the mean of the others, by operator of the late ranks."""
+    ranks = [amounts for is_late, amounts in measured if is_late]
+    peers = [amounts for is_late, amounts in measured if not is_late]
+    return {
+        name: sum(rank[name] for rank in ranks) / len(ranks) - sum(peer[name] for peer in peers) / len(peers)
+        for name in {name: None for rank in ranks for name in rank}
+    }
+
+
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Where late ranks record nothing between two calls that the others seldom make one after the other.
+    """Pauses of late ranks between two calls that the others seldom make one after the other.
 
     A thread that has lost its core pauses between calls that its peers make too. One that saves or logs pauses between
     calls of its own, for the less each time the more of them it makes.
@@ -82,39 +83,38 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def total_ms(self) -> float:
-        """At all places."""
+        """Return the sum over all places."""
         return sum(self.ms.values())
 
     def words(self) -> str:
-        """Where: the first place, where it has most of it."""
+        """Name the first place if it has most of the time, else nothing."""
         first = next(iter(self.ms), "")
         return first if first and self.ms[first] > MOST * self.total_ms else ""
 
     def first(self) -> dict[str, float]:
-        """The first few places."""
+        """Return the first few places."""
         return dict(list(self.ms.items())[:_MOST_NAMES])
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """The pauses of these ranks between calls of their own; none where no other rank is there to compare with."""
-    found: dict[bool, list[dict[tuple[str, str], tuple[float, float]]]] = {True: [], False: []}
-    for track in case.tracks:
-        found[track.rank in late].append(_between_calls(case, track))
+    """Return the pauses of these ranks between calls of their own; none if there is no other rank."""
+    ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
+    peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)
-    for one in found[True] if found[False] else ():
-        for pair, (times, paused_ms) in one.items():
-            usual = sum(peer.get(pair, (0.0, 0.0))[0] for peer in found[False]) / len(found[False])
+    for rank in ranks if peers else ():
+        for pair, (times, paused_ms) in rank.items():
+            usual = sum(peer.get(pair, (0.0, 0.0))[0] for peer in peers) / len(peers)
             if paused_ms and times >= OFTEN * usual:
                 before, after = pair
                 words = f"between calls of {before}" if before == after else f"after {before} and before {after}"
-                ms[words] += paused_ms / len(found[True])
+                ms[words] += paused_ms / len(ranks)
     return OwnPauses(ms=dict(sorted(ms.items(), key=lambda item: -item[1])))
 
 
 def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tuple[float, float]]:
-    """(how often, ms in pauses) per analysed step, by the names of two calls that follow one another.
+    """Return (how often, ms in pauses) per analysed step, by the names of two calls that follow one another.
 
-    Calls are those that are within no other, of the threads that train.
+    Only outermost calls of the threads that train count.
     """
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
@@ -141,8 +141,8 @@ def _threads(track: DeviceTrack) -> set[int]:
     return {track.steps.thread, *distinct(track.ops.launch_thread).tolist()} - {UNKNOWN}
 
 
-def _of_track(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
-    """(own ms, calls) per analysed step, by operator, of the threads that train."""
+def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
+    """Return (self time in ms, calls) per analysed step, by operator, of the threads that train."""
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)

@@ -1,4 +1,4 @@
-"""What a rule is: data, and one pure method that proposes what to take away and what to say of it."""
+"""The interface of rules: data, and one pure method that proposes causes to remove."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import Job
 from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: What can become of a cause: waste can go away entirely; the exchange and launching are work, which can only be hidden
-#: or shortened, and launching is judged by what of it the device would not hide once there is no waste.
-Kind = Literal["waste", "exchange", "launching"]
+#: Waste can be removed entirely. Communication and launching are work, which can only be hidden or shortened; launching
+#: is scored by the part that the device would not hide once there is no waste.
+Kind = Literal["waste", "communication", "launching"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
 
 class CannotTell(msgspec.Struct, frozen=True):
-    """The data cannot carry a verdict; the reason says what to record instead."""
+    """The data is not sufficient for a verdict; the reason says what to record instead."""
 
     reason: str
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """A cause to take away.
+    """A cause to remove from the step.
 
     Attributes:
-        edit: a job's costs without the cause, from given costs.
-        describe: the finding, given by how many milliseconds per step the replay without the cause is shorter, and what
-            share of the step that is, in percent.
-        beyond: the part of the edit that is another cause's too; where the whole gains no more, this one is not there.
+        edit: returns given costs without the cause.
+        describe: returns the finding for savings in ms per step and in percent of the step.
+        beyond: the part of `edit` that also belongs to another cause; a proposal that saves no more is dropped.
         kind: what can become of the cause.
     """
 
@@ -43,36 +41,27 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind = "waste"
 
 
-#: What an example shows, and the job that shows it.
-Examples = tuple[tuple[str, "Job"], ...]
-
-
 class Rule(Protocol):
-    """A rule names its code and examines a case. Its class docstring is what users read.
+    """A rule names its code and examines a case. Users read its class docstring, on the page of its code.
 
-    It carries the examples that tests and its page in the documentation are made from: jobs in which it fires, in which
-    it is silent, and of which it cannot tell. Rules are asked by their `order`, in which findings of equal gain stay.
+    Jobs in which it fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
     """
 
     code: ClassVar[str]
-    order: ClassVar[int]
     title: ClassVar[str]
-    FIRES: ClassVar[Examples]
-    SILENT: ClassVar[Examples]
-    ABSTAINS: ClassVar[Examples]
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Proposals, a reason why nothing can be told, or nothing."""
+        """Yield proposals, or the reason why nothing can be told, or nothing."""
         ...
 
 
 def severity_of(percent: float) -> Severity:
-    """Severity by the share of the step that can be recovered."""
+    """Return the severity for the share of the step that can be recovered."""
     if percent >= CRITICAL_PERCENT:
         return "critical"
     return "warning" if percent >= WARNING_PERCENT else "info"
 
 
 def notable(gain_ms: float, step_ms: float) -> bool:
-    """Whether a gain is worth mentioning at all."""
+    """Return whether savings are worth mentioning."""
     return step_ms > 0 and gain_ms >= NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT

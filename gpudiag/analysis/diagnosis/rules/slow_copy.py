@@ -9,9 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, host_copy, kernels, python
 from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_host_copies, with_pinned_copies
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
@@ -37,31 +36,10 @@ class SlowCopy:
     """
 
     code: ClassVar[str] = "slow-copy"
-    order: ClassVar[int] = 6
     title: ClassVar[str] = "Copies between CPU and GPU lengthen the step"
 
-    FIRES: ClassVar[Examples] = (
-        (
-            "50 MB from pageable memory each step",
-            Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10))),
-        ),
-        (
-            "the same to a device that has nothing else to do",
-            Job(
-                ranks=1,
-                step=(python(0.3), host_copy(5, megabytes=50, pinned=False), kernels(4, count=200, launch_us=60)),
-            ),
-        ),
-        ("250 MB pinned, on the stream that computes", Job(ranks=1, step=(host_copy(5, megabytes=250), kernels(10)))),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("data that is on the device", Job(ranks=4, step=DDP)),
-        ("a small batch, pinned", Job(ranks=1, step=(host_copy(0.1, megabytes=5), kernels(20)))),
-    )
-    ABSTAINS: ClassVar[Examples] = ()
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: host copies take no time of the device and do not block the host."""
+        """Propose a step whose host copies overlap and do not block the host."""
         what_if = case.what_if
         if what_if is None or not what_if.graph.device.host_copy.any():
             return

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
+import msgspec
+
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.examples import DDP, Job, fetch, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
 from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
@@ -19,9 +20,9 @@ from gpudiag.analysis.diagnosis.rules.input_bound import (
     ends_with_the_update,
     unmarked_words,
 )
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, elsewhere
-from gpudiag.analysis.diagnosis.rules.more_than_peers import more_operators
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Examples, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, stall_by_own_pauses
+from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses, more_operators
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component
 from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
@@ -32,6 +33,7 @@ from gpudiag.model.event import any_of
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
+_UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
 #: How many of the user's functions are named.
 _MOST_FRAMES = 5
 
@@ -117,51 +119,25 @@ _OWN_WORK: Advice = (
 class Straggler:
     """One or a few ranks come late to the collectives, and all others wait for them.
 
-    A synchronous step takes as long as its slowest rank. What looks like 40 ms of communication on three ranks may be
-    40 ms of data loading on the fourth. The replay gives each rank no more of each part of the step (input, stalls,
-    slow calls, synchronizations of its own, launching, computing, copies) than its peers need; what the step becomes
-    shorter by is what fixing this saves, and the part that by itself explains it is the cause. A chain (rank 0 waits
-    for 2, which waited for its loader) is followed by that to its end. Ranks may also take turns being slow. Operators
-    that a late rank calls and its peers do not are named; one that often records nothing between calls that its peers
-    do not make stalls there, even if each pause is short. Where the machine's facts say that a late rank's GPU runs at
-    slower clocks than its peers, or is throttled, that is the cause. In steps that were timed without the profiler, who
-    was ahead of its device and who was not tells whose host is slow, and that it is not so by the recording alone; what
-    these steps took longer than the recorded ones is then that rank's. By its input a rank is late only as far as it
-    waited longer for it than most ranks did in those steps, where these waited too, and as far as the workers of their
-    DataLoaders are faster than the step: of loaders that are equally slow, one is the later by chance.
+    A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
+    loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
+    synchronizations, launching, compute, copies) to the median over ranks. The savings are by how much the step becomes
+    shorter, and the cause is the part that explains them alone. That also follows chains, as when rank 0 waits for rank
+    2, which waits for its loader. Ranks may take turns being slow. Operators that only a late rank calls are named. A
+    rank that often pauses between calls that its peers do not make stalls there, however short each pause is. If the
+    machine's facts say that a late rank's GPU runs at slower clocks than its peers or is throttled, that is the cause.
+
+    Unprofiled steps tell which hosts ran ahead of their devices and which did not, so that a host is not called slow
+    only because recording slowed it; time that these steps take longer than simulated ones counts for that rank. A rank
+    is late by its input only as far as it waited longer than most ranks in unprofiled steps in which these waited too,
+    and as far as the DataLoader workers are faster than the step: of equally slow loaders, one is later by chance.
     """
 
     code: ClassVar[str] = "straggler"
-    order: ClassVar[int] = 1
     title: ClassVar[str] = "One or a few ranks delay all others"
 
-    FIRES: ClassVar[Examples] = (
-        ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
-        ("the same, but nobody marked the loader", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
-        ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
-        ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
-        ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
-        (
-            "one rank reads its weights back and writes each to a file",
-            Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
-        ),
-        (
-            "another rank has more to compute each step",
-            Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
-        ),
-    )
-    SILENT: ClassVar[Examples] = (
-        ("all ranks alike", Job(ranks=4, step=DDP)),
-        ("one loader is later, but its host is far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
-        ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
-        ("ranks that never meet", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
-    )
-    ABSTAINS: ClassVar[Examples] = (
-        ("the trace of one rank of four", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
-    )
-
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """One proposal: all ranks level with their peers."""
+        """Propose a step in which every rank is equalized to the median of the ranks."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -182,100 +158,161 @@ class Straggler:
         )
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
-        cause, alone = cause_of(case, what_if, gain, jitter)
-        part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
-        advice = _ADVICE[cause]
-        if case.tracks[0].is_cpu:
-            # The training thread is host and device at once: what it does itself is compute.
-            alone["compute"] = alone.pop("launch")
-            cause, advice = ("compute", _CPU_ADVICE) if cause == "launch" else (cause, advice)
-        excess = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
-        most = max(excess.values())
-        late = tuple(sorted(rank for rank, ms in excess.items() if ms >= ALSO_LATE * most and ms > 0))
-        by_turns = False
-        if jitter:
-            late = _late_in_some_steps(what_if, part)
-            by_turns = len(late) == len(excess)
-        if cause == "stall" and not jitter and later_input_ms(case.run, late) >= MOST * gain:
-            # Nobody marked what they do, but in the timed steps it was in fetching the batch.
-            cause, advice = "input", _ADVICE["input"]
-        cause, pauses = elsewhere(case, late, cause, gain if part == "launch" and not jitter else 0.0)
-        one = len(late) == 1
-        *others, last = (str(rank) for rank in late)
-        words = f"rank {last}" if one else f"ranks {', '.join(others)} and {last}"
-        host = what_if.graph.host
-        own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in late))
-        silent = cause == part == "input" and float(host.before_first_op[own].sum()) > float(host.input[own].sum())
-        waits = {
-            track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
-            for track in case.attribution.tracks
-        }
-        advice = _JITTER_ADVICE if jitter else advice
-        held = _held_back(case, late) if cause == "compute" and not jitter else {}
-        if held:
-            cause, advice = "clock", _ADVICE["clock"]
-        longer = 0.0 if jitter else _longer_ms(case, what_if, late)
-        gain, percent = gain + longer, 100 * (gain + longer) / (100 * gain / percent + longer)
-        evidence: dict[str, object] = {
-            "lateness_ms_by_rank": excess,
-            "wait_ms_by_rank": waits,
-            "savings_ms_by_part": dict(sorted(alone.items(), key=lambda part: -part[1])),
-        }
-        more_of = {
-            "pauses_ms_more_than_peers": pauses.first(),
-            "longer_in_timed_steps_ms": longer,
-            "clock": held,
-            "host_frames_ms_more_than_peers": _frames_ms(case, late) if part in _OF_THE_HOST and not jitter else {},
-        }
-        evidence |= {key: of for key, of in more_of.items() if of}
-        if jitter:
-            evidence["times_last_by_rank"] = _times_last(case)
-        if silent:
-            evidence["assumed_data_loading"] = (
-                "nothing was recorded on the late rank between the step's mark and its first operator"
-            )
-        place, of_place = _place(case, late, cause, gain - longer, silent=silent)
-        place = place or pauses.words()
-        advice = advice if jitter else of_place or advice
-        more = more_operators(case, late) if part == "launch" and not pauses.ms and not jitter else None
-        if more is not None:
-            evidence["operators_ms_more_than_peers"] = more.own_ms
-            if more.own_work:
-                evidence["calls_per_step_more_than_peers"] = more.calls
-                place, advice = more.words(), (*_OWN_WORK, *advice)
-        what = _what(cause, words, place if not silent else unmarked_words(case), one=one, silent=silent)
-        title = (
-            f"ranks take turns being slow, which costs {gain:.1f} ms per step"
-            if by_turns
-            else f"{words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
-            if jitter
-            else f"{what} all ranks by {gain:.1f} ms per step"
-            if what
-            else f"{words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
-        )
+        late = _late_ranks(case, what_if, jitter, gain)
+        place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
+        longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
+        gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (100 * gain / percent + longer_ms)
+        advice = _JITTER_ADVICE if jitter else place_advice or late.advice
+        more = _more_operators(case, late)
+        place = place or late.pauses.words()
+        if more is not None and more.own_work:
+            place, advice = more.words(), (*_OWN_WORK, *advice)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
-            ranks=late,
-            cause=cause,
+            ranks=late.ranks,
+            cause=late.cause,
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
-            confidence="medium" if cause == "unknown" or silent or jitter else "high",
-            title=title,
+            confidence="medium" if late.cause == "unknown" or late.silent or jitter else "high",
+            title=_title(late, unmarked_words(case) if late.silent else place, gain),
             place=place,
-            evidence=evidence,
+            evidence=_evidence(case, late, longer_ms, more),
             advice=advice_for(
                 case.timeline.framework,
                 advice,
-                ranks=words,
-                whom="one rank or another" if by_turns else words,
+                ranks=late.words,
+                whom="one rank or another" if late.by_turns else late.words,
                 names=", ".join(more.own_ms) if more is not None else "",
             ),
         )
 
 
+class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
+    """The late ranks and why they are late.
+
+    Attributes:
+        ranks: the late ones.
+        cause: the cause of the finding.
+        part: the part of the step in which they exceed their peers.
+        excess_ms: how much longer each rank takes for that part.
+        savings_ms: what each part alone saves.
+        pauses: pauses between calls that only these ranks make.
+        slow_clocks: the findings about the clocks of their GPUs, by rank.
+        silent: whether nothing was recorded while they waited for input.
+        jitter: whether they are late in some steps only.
+        by_turns: whether every rank is late in some steps.
+    """
+
+    ranks: tuple[int, ...]
+    cause: str
+    part: Component
+    excess_ms: dict[int, float]
+    savings_ms: dict[str, float]
+    pauses: OwnPauses
+    slow_clocks: dict[str, list[str]]
+    silent: bool
+    jitter: bool
+    by_turns: bool
+
+    @property
+    def words(self) -> str:
+        """Name the ranks."""
+        *others, last = (str(rank) for rank in self.ranks)
+        return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+    @property
+    def advice(self) -> Advice:
+        """Return the advice for the cause, for a place that says no more."""
+        # On a CPU launching is compute: the training thread is host and device at once.
+        return _CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else _ADVICE[self.cause]
+
+
+def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
+    cause, savings_ms = cause_of(case, what_if, gain, jitter)
+    part: Component = cause if cause in COMPONENTS else _largest_excess(what_if)
+    if case.tracks[0].is_cpu:
+        savings_ms["compute"] = savings_ms.pop("launch")
+        cause = "compute" if cause == "launch" else cause
+    excess_ms = {rank: milliseconds(ns) for rank, ns in excess_of(what_if, part).by_rank.items()}
+    ranks = _late_in_some_steps(what_if, part) if jitter else _late_on_average(excess_ms)
+    pauses, slow_clocks = OwnPauses(ms={}), {}
+    if not jitter:
+        if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
+            cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
+        cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
+        slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
+    return _LateRanks(
+        ranks=ranks,
+        cause="clock" if slow_clocks else cause,
+        part=part,
+        excess_ms=excess_ms,
+        savings_ms=savings_ms,
+        pauses=pauses,
+        slow_clocks=slow_clocks,
+        silent=cause == part == "input" and _mostly_unmarked(what_if, ranks),
+        jitter=jitter,
+        by_turns=jitter and len(ranks) == len(excess_ms),
+    )
+
+
+def _late_on_average(excess_ms: dict[int, float]) -> tuple[int, ...]:
+    most = max(excess_ms.values())
+    return tuple(sorted(rank for rank, ms in excess_ms.items() if ms >= ALSO_LATE * most and ms > 0))
+
+
+def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
+    """Return whether these ranks wait for input longer without marks than with them."""
+    host = what_if.graph.host
+    own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in ranks))
+    return float(host.before_first_op[own].sum()) > float(host.input[own].sum())
+
+
+def _title(late: _LateRanks, place: str, gain: float) -> str:
+    one = len(late.ranks) == 1
+    if late.by_turns:
+        return f"ranks take turns being slow, which costs {gain:.1f} ms per step"
+    if late.jitter:
+        return f"{late.words} {'is' if one else 'are'} slow now and then, which costs {gain:.1f} ms per step"
+    what = _what(late.cause, late.words, place, one=one, silent=late.silent)
+    if what:
+        return f"{what} all ranks by {gain:.1f} ms per step"
+    return f"{late.words} delay{'s' if one else ''} all ranks by {gain:.1f} ms per step; the traces do not show why"
+
+
+def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
+    """Return the operators in which ranks spend longer that launch slowly and do not pause."""
+    if late.part != "launch" or late.pauses.ms or late.jitter:
+        return None
+    return more_operators(case, late.ranks)
+
+
+def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperators | None) -> dict[str, object]:
+    waits = {
+        track.rank: milliseconds(sum(float(share.mean()) for share in track.waits_ns.values()))
+        for track in case.attribution.tracks
+    }
+    frames = _frames_ms(case, late.ranks) if late.part in _OF_THE_HOST and not late.jitter else {}
+    known = {
+        "pauses_ms_more_than_peers": late.pauses.first(),
+        "longer_in_timed_steps_ms": longer_ms,
+        "clock": late.slow_clocks,
+        "host_frames_ms_more_than_peers": frames,
+        "assumed_data_loading": _UNRECORDED if late.silent else "",
+        "operators_ms_more_than_peers": more.own_ms if more is not None else {},
+        "calls_per_step_more_than_peers": more.calls if more is not None and more.own_work else {},
+    }
+    evidence: dict[str, object] = {
+        "lateness_ms_by_rank": late.excess_ms,
+        "wait_ms_by_rank": waits,
+        "savings_ms_by_part": dict(sorted(late.savings_ms.items(), key=lambda part: -part[1])),
+    }
+    evidence |= {key: value for key, value in known.items() if value}
+    return evidence | {"times_last_by_rank": _times_last(case)} if late.jitter else evidence
+
+
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """What late ranks do that delays the others; `place` is where, or of unmarked input what to call it."""
+    """Describe what late ranks do; `place` says where, or names unmarked input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -292,13 +329,13 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """What the timed steps took longer than the recording explains, where it was these ranks that all waited for."""
+    """Return what unprofiled steps took longer than simulated ones, in ms, if these ranks alone were waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
-    """(where in the step the late ranks are, what that says to do) where they wait unmarked, stall or call slowly."""
+    """Return (place, advice) if the late ranks wait without marks, stall, or call slowly."""
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
         return before_first_operator(case, late), (first, *_ADVICE["input"])
@@ -312,7 +349,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """The user's functions in which late ranks spend more of a step than the others, in ms; the most first.
+    """Return by how many ms per step late ranks stay longer in the user's functions, most first.
 
     Empty where no stacks were recorded, or no other rank is there to compare with.
     """
@@ -333,7 +370,7 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
 
 
 def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
-    """What the machine's facts say against the clocks of the late ranks' GPUs, by rank; empty unless of every one."""
+    """Return the findings about the clocks of the late ranks' GPUs, by rank, if there are some for each."""
     if case.facts is None:
         return {}
     from gpudiag.analysis.diagnosis.hardware import examine_facts
@@ -349,13 +386,13 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
-    """The ranks that are above their peers in some steps, if not in the mean."""
+    """Return the ranks that exceed their peers in some steps."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
 
 def _steady(what_if: WhatIf) -> bool:
-    """Whether the rank that is latest in the largest part is late step after step, and not by chance in some."""
+    """Return whether the rank that is latest in the largest part is late in every step and not by chance."""
     excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 
@@ -365,7 +402,7 @@ def _largest_excess(what_if: WhatIf) -> Component:
 
 
 def _times_last(case: Case) -> dict[int, int]:
-    """How often each rank was the last to arrive at a collective."""
+    """Count how often each rank was the last to arrive at a collective."""
     times: dict[int, int] = {}
     seen: set[int] = set()
     for track in case.tracks:

@@ -1,4 +1,4 @@
-"""What the bandwidth of a job's collectives says of an NVLink that they do not use."""
+"""Tell from the bandwidth of collectives that they do not use NVLink."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _IN_SLOTS = ("NVL", "PCIe")
 
 
 def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:
-    """What the NVLink of this job's GPUs carries one way, in GB/s, where a collective shows that it does not use it.
+    """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
     what a path through the host carries. None where that is not so, or not known.
     """
-    rates = [nvlink_gb_per_s(lane.device_name) for lane in case.tracks]
+    rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
     if None in rates or size_bytes < LARGE_TRANSFER_BYTES or busbw_gb_per_s > OF_NVLINK * least:
         return None
@@ -34,21 +34,21 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
 
 
 def nvlink_gb_per_s(name: str) -> float | None:
-    """What the NVLink of a board of this name carries one way, in GB/s; None where that is not known."""
+    """Return the one-way NVLink bandwidth of a board of this name, in GB/s; None if unknown."""
     if any(word in name for word in _IN_SLOTS):
         return None
     return next((rate for board, rate in _GB_PER_S if board in name), None)
 
 
 def _on_one_machine(case: Case) -> bool:
-    """By the run's record, else where every rank has a device of another number; more than one rank's is needed."""
+    """Return whether all ranks share a machine, by the run's record or else by different device numbers."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
         return len({rank.host for rank in case.run.ranks}) == 1
-    return len({lane.device for lane in case.tracks}) == len(case.tracks)
+    return len({track.device for track in case.tracks}) == len(case.tracks)
 
 
 def _linked(case: Case) -> bool:
-    """False where the machine is known to have no NVLink."""
+    """Return False if the machine is known to have no NVLink."""
     return case.facts is None or not case.facts.links or any(link.lanes for link in case.facts.links)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import msgspec
 
-from gpudiag.analysis.diagnosis.examples import (
+from tests.analysis.diagnosis.rule_examples.jobs import (
     Job,
     Piece,
     all_reduce,

@@ -6,7 +6,7 @@ The tests of rules and the pages in docs/findings are made from them.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -15,3 +15,9 @@ if TYPE_CHECKING:
 def examples_by_code(code: str) -> ModuleType:
     """Return the module with the examples of a finding code."""
     return importlib.import_module(f"tests.analysis.diagnosis.rule_examples.{code.replace('-', '_')}")
+
+
+def every_example(code: str, *kinds: str) -> list[tuple[str, Any]]:
+    """Return the examples of these kinds (all if none is given): words, and the job that they describe."""
+    module = examples_by_code(code)
+    return [example for kind in kinds or ("FIRES", "SILENT", "ABSTAINS") for example in getattr(module, kind, ())]

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.conclusions.explained import _recording_ms
-from gpudiag.analysis.diagnosis.examples import Job, host_copy, item, kernels, python, read_back, silence
 from gpudiag.analysis.diagnosis.simulation.chains.blocking_copies import blocking_copies
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     with_host_copies,
@@ -19,6 +18,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import _section_of_step
 from tests.analysis.diagnosis.cases import case_of
+from tests.analysis.diagnosis.rule_examples.jobs import Job, host_copy, item, kernels, python, read_back, silence
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gpudiag.analysis.diagnosis.rules.rule import Proposal
-from gpudiag.analysis.diagnosis.weigh import Weighed, gains, in_order, weigh
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, savings_ms, score
 from gpudiag.model.analysis import Finding, Validity
 
 if TYPE_CHECKING:
@@ -74,29 +74,29 @@ def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fiel
     )
 
 
-def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[Weighed], list[Validity]]:
+def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[ScoredFinding], list[Validity]]:
     judge: Any = doubting or Doubting()
-    return weigh(job, causes, judge)
+    return score(job, causes, judge)
 
 
-LOADER, LAUNCH, COMMUNICATION = cause("loader"), cause("launch", "launching"), cause("exchange", "exchange")
+LOADER, LAUNCH, COMMUNICATION = cause("loader"), cause("launch", "launching"), cause("exchange", "communication")
 
 
 @pytest.mark.parametrize(("device", "launching"), [(31, 0), (15, 0), (10, 5), (0, 15)])
 def test_launching_is_what_the_device_would_not_hide_without_the_waste(device: float, launching: float) -> None:
-    assert gains(summed(device, loader=30, launch=15), [LOADER, LAUNCH]) == [min(30, 45 - device), launching]
+    assert savings_ms(summed(device, loader=30, launch=15), [LOADER, LAUNCH]) == [min(30, 45 - device), launching]
 
 
 def test_and_without_the_exchange() -> None:
-    assert gains(summed(15, launch=20, exchange=10), [LAUNCH, COMMUNICATION]) == [5, 10]
-    assert gains(summed(15, launch=20, exchange=10, loader=9), [COMMUNICATION, LAUNCH, LOADER]) == [10, 5, 9]
+    assert savings_ms(summed(15, launch=20, exchange=10), [LAUNCH, COMMUNICATION]) == [5, 10]
+    assert savings_ms(summed(15, launch=20, exchange=10, loader=9), [COMMUNICATION, LAUNCH, LOADER]) == [10, 5, 9]
 
 
-@pytest.mark.parametrize("kind", ["waste", "exchange"])
+@pytest.mark.parametrize("kind", ["waste", "communication"])
 @pytest.mark.parametrize(("small", "launching"), [(1.0, 14.0), (0.9, 15.0)])
 def test_but_with_what_is_too_small_to_be_said(small: float, launching: float, kind: Kind) -> None:
     job = summed(85, other=80 - small, launch=20, small=small)
-    assert gains(job, [cause("small", kind), LAUNCH]) == pytest.approx([small, launching])
+    assert savings_ms(job, [cause("small", kind), LAUNCH]) == pytest.approx([small, launching])
 
 
 def test_launching_is_never_more_than_as_it_is() -> None:
@@ -104,7 +104,7 @@ def test_launching_is_never_more_than_as_it_is() -> None:
     job: Any = Toy(
         lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
     )
-    assert gains(job, [LAUNCH, COMMUNICATION]) == [10, 50]
+    assert savings_ms(job, [LAUNCH, COMMUNICATION]) == [10, 50]
 
 
 @pytest.mark.parametrize(
@@ -114,14 +114,14 @@ def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_
     launch: float, wire: float, communication: float
 ) -> None:
     job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)
-    whole = cause("exchange", "exchange", "calls", "wire", beyond="calls")
-    assert gains(job, [whole, LAUNCH]) == pytest.approx([communication, launch])
+    whole = cause("exchange", "communication", "calls", "wire", beyond="calls")
+    assert savings_ms(job, [whole, LAUNCH]) == pytest.approx([communication, launch])
 
 
 def test_what_is_found_says_the_step_before_and_after() -> None:
     job = summed(10, loader=30, launch=15, tiny=0.1)
     found, doubts = weighed(job, [LAUNCH, cause("tiny"), LOADER])
-    assert {one.finding.code: one.gain_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
+    assert {one.finding.code: one.savings_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
     assert found[0].finding.code == "loader"
     assert found[0].finding.evidence == {
         "of": "loader", "step_ms_now": pytest.approx(45.1), "step_ms_if_fixed": pytest.approx(15.1)
@@ -145,7 +145,7 @@ def test_launching_is_judged_after_the_waste_that_is_certain() -> None:
     assert [one.finding.code for one in found] == ["loader", "launch"]
     assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
     # The stall may be chance: it hides nothing of launching.
-    assert found[1].gain_ms == 15
+    assert found[1].savings_ms == 15
 
 
 def test_what_is_doubted_after_the_waste_is_said_too() -> None:

@@ -1,0 +1,35 @@
+"""The registry of all that makes findings of traces. A rule that is not listed here is not asked."""
+
+from __future__ import annotations
+
+from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, with_unseen_communication
+from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.host_stall import HostStall
+from gpudiag.analysis.diagnosis.rules.host_sync import HostSync
+from gpudiag.analysis.diagnosis.rules.input_bound import InputBound, with_unprofiled_input
+from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
+from gpudiag.analysis.diagnosis.rules.memory_allocation import MemoryAllocation
+from gpudiag.analysis.diagnosis.rules.rule import Rule
+from gpudiag.analysis.diagnosis.rules.slow_copy import SlowCopy
+from gpudiag.analysis.diagnosis.rules.straggler import Straggler
+
+#: Rules that propose scenarios to simulate. Findings of equal savings stay in this order.
+RULES: tuple[type[Rule], ...] = (
+    Straggler,
+    InputBound,
+    CommunicationBound,
+    HostStall,
+    MemoryAllocation,
+    HostSync,
+    SlowCopy,
+    LaunchBound,
+)
+#: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, and by traces that are missing.
+REVISIONS = (with_unprofiled_input, with_unseen_communication)
+#: Makes findings of a recording that cannot be simulated, from shares of its step.
+WITHOUT_SIMULATION = likely_causes
+#: The rule that concludes from all other findings.
+CONCLUSION = ComputeBound
+#: Every rule with a page in docs/findings.
+DOCUMENTED_RULES: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)

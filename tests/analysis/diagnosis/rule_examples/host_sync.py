@@ -1,0 +1,21 @@
+"""Jobs in which `host-sync` fires, is silent, and cannot tell."""
+
+from __future__ import annotations
+
+from tests.analysis.diagnosis.rule_examples.jobs import Job, item, kernels, python
+
+FIRES: tuple[tuple[str, Job], ...] = (
+    (
+        "loss.item() before the next step is prepared",
+        Job(ranks=1, step=(kernels(5), item(), *(python(0.4),) * 10)),
+    ),
+    (
+        "an .item() after each layer",
+        Job(ranks=1, step=(kernels(1, count=40), item(), python(0.5)) * 4),
+    ),
+)
+
+SILENT: tuple[tuple[str, Job], ...] = (
+    ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
+    ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
+)

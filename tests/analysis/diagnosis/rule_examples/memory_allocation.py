@@ -1,0 +1,20 @@
+"""Jobs in which `memory-allocation` fires, is silent, and cannot tell."""
+
+from __future__ import annotations
+
+from tests.analysis.diagnosis.rule_examples.jobs import Job, kernels, memory
+
+FIRES: tuple[tuple[str, Job], ...] = (
+    (
+        "a cache that is emptied after each step",
+        Job(ranks=1, step=(memory(0.2, count=20), kernels(5), memory(0.1, count=20, released=True))),
+    ),
+)
+
+SILENT: tuple[tuple[str, Job], ...] = (
+    ("memory is kept from step to step", Job(ranks=1, step=(kernels(5),))),
+    (
+        "the device has enough to do for as long",
+        Job(ranks=1, step=(kernels(20, count=10), memory(0.2, count=5), kernels(20, count=10))),
+    ),
+)
