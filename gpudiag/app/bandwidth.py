@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.app.profile.prepare import prepare
+from gpudiag.app.profile.prepare import prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import candidates, why_not
 from gpudiag.app.recommend.offline_recommendation import describe_workload
@@ -21,7 +21,6 @@ from gpudiag.machine.probes.cache import keep_measurements
 from gpudiag.machine.probes.runner import Progress as ProbeProgress
 from gpudiag.model.benchmarks.gradient_bandwidth import (
     GRADIENT_BANDWIDTH_FILE,
-    GRADIENT_BANDWIDTH_PLAN_FILE,
     GRADIENT_BANDWIDTH_SCHEMA,
     GradientBandwidth,
     GradientBandwidthPlan,
@@ -29,13 +28,12 @@ from gpudiag.model.benchmarks.gradient_bandwidth import (
 )
 from gpudiag.model.facts import Collective, Facts
 from gpudiag.model.job import RunOptions
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import read_json
 from gpudiag.prediction.buckets import ddp_buckets
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
 
-_JOB = "gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth:run"
 #: Different sizes that are measured; those between them follow from these.
 _SIZES = 8
 
@@ -120,7 +118,7 @@ def measure_gradient_bandwidth(
     with tempfile.TemporaryDirectory(prefix="gpudiag-gradients-") as directory:
         for p2p in (True, False):
             run_dir = Path(directory) / ("p2p" if p2p else "no-p2p")
-            prepared = prepare(RunOptions(workload=_JOB, p2p=p2p, output=str(run_dir), timeout_s=timeout_s))
+            prepared = prepare_program(RunOptions(workload=workload, p2p=p2p, output=str(run_dir), timeout_s=timeout_s))
             job = prepared.plan.job
             on_gpu = job.device == "cuda"
             if prepared.plan.processes < 2:
@@ -136,10 +134,8 @@ def measure_gradient_bandwidth(
             used = transports_of(possible, on_gpu=on_gpu, p2p=p2p)
             transports = {name: candidate for name, candidate in used.items() if name not in wanted}
             wanted += transports
-            run_dir.mkdir(parents=True)
             plan = GradientBandwidthPlan(device=job.device, transports=transports, sizes=chosen_sizes(buckets, _SIZES))
-            write_json(run_dir / GRADIENT_BANDWIDTH_PLAN_FILE, plan)
-            train(prepared, observer)
+            train(prepared, observer, plan)
             result = read_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth, GRADIENT_BANDWIDTH_SCHEMA)
             measured += result.collectives
     names = {collective.strategy for collective in measured}

@@ -55,23 +55,48 @@ def prepare(options: RunOptions) -> Prepared:
     options = check_options(options)
     framework = framework_named(options.framework)
     entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
-    interpreter = inspect_interpreter(options.python, options.framework)
-    facts = gather_inventory()
-    gpus = usable_gpus(facts)
-    _check_framework(options, interpreter, gpus)
+    interpreter, facts = _inspect(options)
     _check_gpus(options, entry, facts)
     devices = _devices(options, facts)
     if entry is None and not is_own(options.workload):
-        entry = strategy_entry(default_strategy(framework.name, on_gpu=gpus > 0), framework.name)
+        entry = strategy_entry(default_strategy(framework.name, on_gpu=usable_gpus(facts) > 0), framework.name)
     processes = _processes(options, entry, devices)
     if entry is not None:
         check_communication(entry, options.exchange, devices=devices, nodes=options.nodes, precision=options.precision)
+    strategy = OWN_STRATEGY if entry is None else entry.name
+    return _prepared(options, interpreter, facts, strategy=strategy, devices=devices, processes=processes)
+
+
+def prepare_program(options: RunOptions) -> Prepared:
+    """Prepare one process per device for one of gpudiag's own training programs, whose plan says what it trains.
+
+    Raises:
+        HardwareMissingError: more devices than there are.
+        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
+    """
+    interpreter, facts = _inspect(options)
+    devices = _devices(options, facts)
+    return _prepared(options, interpreter, facts, strategy=OWN_STRATEGY, devices=devices, processes=devices)
+
+
+def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
+    """Inspect the interpreter and the machine, and check that they go together."""
+    interpreter = inspect_interpreter(options.python, options.framework)
+    facts = gather_inventory()
+    _check_framework(options, interpreter, usable_gpus(facts))
+    return interpreter, facts
+
+
+def _prepared(
+    options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
+) -> Prepared:
+    """Put the choices together."""
     job = Job.chosen(
         options,
         devices=devices // processes,
-        strategy=OWN_STRATEGY if entry is None else entry.name,
-        device="cuda" if gpus else "cpu",
-        memory_format=options.memory_format or framework.memory_format,
+        strategy=strategy,
+        device="cuda" if usable_gpus(facts) else "cpu",
+        memory_format=options.memory_format or framework_named(options.framework).memory_format,
     )
     plan = Plan(
         job=job,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import check_possible, considered, why_not
 from gpudiag.app.recommend.forecast import expected_scaling
@@ -17,7 +17,6 @@ from gpudiag.errors import UsageError
 from gpudiag.machine.probes.runner import Progress as ProbeProgress
 from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, Expected, Recommendation, RecommendRequest
 from gpudiag.model.benchmarks.strategy_benchmark import (
-    PLAN_FILE,
     STRATEGY_BENCHMARK_SCHEMA,
     Entry,
     StrategyBenchmark,
@@ -31,8 +30,6 @@ from gpudiag.prediction.curves import curves_of
 from gpudiag.training.models.registry import is_own, training_entry
 from gpudiag.training.session.progress import Progress
 
-#: What the launcher starts in each training process.
-_JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
 #: Seconds for starting processes and warming up, for each finalist, and for all turns, by experience.
 _START_S, _FINALIST_S, _TURNS_S = 30.0, 6.0, 25.0
 
@@ -97,9 +94,7 @@ def recommend(
     estimate = min(request.budget_s, time.time() - began + _START_S + number * _FINALIST_S + _TURNS_S)
     say(f"{run.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")
     run_dir = prepared.plan.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / PLAN_FILE, plan)
-    train(prepared, observer)
+    train(prepared, observer, plan)
     benchmark = read_json(run_dir / benchmark_file(run.workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
     found = judge(benchmark, seconds=round(time.time() - began, 1))
     found = msgspec.structs.replace(
@@ -114,10 +109,9 @@ def recommend(
 def _prepared(run: RunOptions) -> Prepared:
     """The processes that measure: the benchmark chooses batch, precision and layout itself."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
-    return prepare(
+    return prepare_program(
         msgspec.structs.replace(
             run,
-            workload=_JOB,
             batch_size=None,
             precision=None,
             memory_format=None,

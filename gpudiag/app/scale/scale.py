@@ -12,7 +12,7 @@ import msgspec
 import gpudiag
 from gpudiag.analysis.scaling.conclude import conclude
 from gpudiag.analysis.scaling.measured import which_gpus, with_figures
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, prepare, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.report import write_scaling
 from gpudiag.app.scale.launches import Launch, next_launch, plan
@@ -30,15 +30,11 @@ from gpudiag.errors import (
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, PointRecord, Remark, Scaling
-from gpudiag.model.benchmarks.sweep import SWEEP_FILE
 from gpudiag.model.facts import Facts
 from gpudiag.model.run_directory import FACTS_FILE, below, locked, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
-
-#: The launcher's name for the sweep, as for any function of a user's own.
-_JOB = "gpudiag.training.jobs.sweep:run"
 
 #: Starting processes, before their first point begins: nothing is launched for less.
 _START_S = 12.0
@@ -210,14 +206,13 @@ def _run(
     prepared = _for_launch(state.first, launch, directory)
     with writing(request.output):
         directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / SWEEP_FILE, plan(launch, request, left_s))
     for point in launch.timed:
         store.clear(point.record.id, start=point.start)
     for point in launch.profiled:
         store.clear(point.record.id, profile=True)
     failure: GpudiagError | None = None
     try:
-        train(prepared, lambda message: observer(message, launch))
+        train(prepared, lambda message: observer(message, launch), plan(launch, request, left_s))
     except WorkerFailedError as error:
         failure = error
     except OSError as error:
@@ -349,9 +344,8 @@ def _budget_remark(state: _State) -> Remark:
 
 def _prepared(request: ScaleRequest) -> Prepared:
     """The machine and the interpreter, looked at once."""
-    # What is trained is the points' own affair, so that the launch has no options of it.
-    run = msgspec.structs.replace(request.run, workload=_JOB, compile=False, output=str(request.output / "launch-0"))
-    return prepare(run)
+    run = msgspec.structs.replace(request.run, workload="sweep", output=str(request.output / "launch-0"))
+    return prepare_program(run)
 
 
 def _for_launch(first: Prepared, launch: Launch, directory: Path) -> Prepared:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.app.analyze import analyze_run, side_by_side
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.selftest.catalogue import CATALOGUE, choose, plan_of
 from gpudiag.app.selftest.entry import CatalogueEntry
@@ -23,7 +23,6 @@ from gpudiag.model.benchmarks.selftest import (
     CLEAN_COMMUNICATION,
     FAILURE_FILE,
     FAILURE_SCHEMA,
-    PLAN_FILE,
     SELFTEST_FILE,
     SELFTEST_SCHEMA,
     Ablation,
@@ -223,15 +222,7 @@ def _beside_a_graph(ablations: list[Ablation]) -> dict[str, Cost]:
 
 
 def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared:
-    return prepare(
-        msgspec.structs.replace(
-            request.run,
-            workload=framework_named(request.run.framework).fault_job,
-            process_per_device=True,
-            p2p=p2p,
-            output=str(run_dir),
-        )
-    )
+    return prepare_program(msgspec.structs.replace(request.run, workload="selftest", p2p=p2p, output=str(run_dir)))
 
 
 def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
@@ -269,10 +260,8 @@ def _launch(
         if p2p and (world_size > 1 or device == "cuda")
         else (),
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / PLAN_FILE, plan)
     names = tuple(entry.name for entry in entries)
-    train(prepared, lambda message: observer(message, names))
+    train(prepared, lambda message: observer(message, names), plan)
 
 
 def _window_error_ms(record: RunRecord) -> float:

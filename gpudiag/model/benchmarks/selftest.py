@@ -10,12 +10,10 @@ from gpudiag.model.job import MemoryFormat, Precision
 from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds, Ordinal, Rate, Seconds
 
 SELFTEST_SCHEMA = "gpudiag/selftest/1"
-PLAN_SCHEMA = "gpudiag/selftest-plan/1"
 ABLATION_SCHEMA = "gpudiag/ablation/1"
 FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
-#: Where, within the directory of one launch, the plan is; and within a fault's run directory, what it costs.
-PLAN_FILE = "selftest-plan.json"
+#: Within a fault's run directory, what it costs.
 ABLATION_FILE = "ablation.json"
 #: In its place where a fault could not be put in.
 FAILURE_FILE = "failed.json"
@@ -46,7 +44,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     job: bool = False
 
 
-class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
+class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
     """What one launch goes through, one fault after the other.
 
     Attributes:
@@ -59,7 +57,6 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
         background: what the clean job costs by itself, measured as a fault is, but neither recorded nor judged.
     """
 
-    schema: str = PLAN_SCHEMA
     workload: str
     device: Literal["cuda", "cpu"]
     batch_size: Count

@@ -11,9 +11,7 @@ from gpudiag.model.facts import Collective
 from gpudiag.model.job import MemoryFormat, Precision
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 
-STRATEGY_BENCHMARK_PLAN_SCHEMA = "gpudiag/contest-plan/1"
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
-PLAN_FILE = "contest-plan.json"
 
 
 #: Why a candidate has no turns where the time was up before they began.
@@ -52,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds = 20.0
 
 
-class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
+class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True, tag="strategy-benchmark"):
     """What a set of processes is to measure, one entry after another.
 
     Attributes:
@@ -67,7 +65,6 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
             measured. None for no limit.
     """
 
-    schema: str = STRATEGY_BENCHMARK_PLAN_SCHEMA
     device: Literal["cuda", "cpu"]
     devices: Devices
     p2p: bool = True

@@ -1,4 +1,4 @@
-"""A sweep: several training jobs that one set of processes goes through, one after the other (`sweep.json`)."""
+"""A sweep: several training jobs that one set of processes goes through, one after the other."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import msgspec
 from gpudiag.model.job import Job
 from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
-SWEEP_SCHEMA = "gpudiag/sweep/1"
-SWEEP_FILE = "sweep.json"
 #: Beside a job's own record: written when its turn came, with what became of it.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
@@ -37,10 +35,9 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     not_after_s: Seconds | None = None
 
 
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
+class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
     """All jobs, in their order."""
 
-    schema: str = SWEEP_SCHEMA
     entries: tuple[SweepEntry, ...]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 from gpudiag.model.job import MEMORY_FORMATS, MemoryFormat, RunOptions
-from gpudiag.model.structs import msgspec
 from gpudiag.training.frameworks.plan import Plan
 
 #: What runs in each training process, whichever the framework.
@@ -30,7 +29,7 @@ class Framework(ABC):
         shares_launches: jobs can follow each other in the same processes, on any of the devices.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
-        fault_job: `module:function` that `gpudiag selftest` has each process run.
+        fault_job: `module:function` that runs a `SelftestPlan` in each process.
         fault_kinds: kinds of the selftest's faults that this program can put in.
     """
 
@@ -52,8 +51,13 @@ class Framework(ABC):
         return
 
     @abstractmethod
-    def command_line(self, plan: Plan) -> list[str]:
-        """What starts all training processes of this node, and ends when they have."""
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """Return the command that starts all training processes of this node, and ends when they have.
+
+        Args:
+            plan: the launch.
+            request: the file from which each process reads its `LaunchRequest`.
+        """
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
@@ -65,12 +69,7 @@ class Framework(ABC):
             private: a directory of this launch, removed with it.
         """
 
-    def worker(self, plan: Plan) -> list[str]:
-        """What each training process runs, after the interpreter: `-m gpudiag.training.jobs RUN_DIR JOB`."""
-        return [
-            "-P",  # nothing is imported from the current directory but a function that the user named
-            "-m",
-            _WORKER,
-            str(plan.run_dir.resolve()),
-            msgspec.json.encode(plan.job).decode(),
-        ]
+    def worker(self, request: Path) -> list[str]:
+        """Return the interpreter's arguments in each training process."""
+        # -P: nothing is imported from the current directory except a function that the user named.
+        return ["-P", "-m", _WORKER, str(request)]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpudiag.model.job import Job
 from gpudiag.model.structs import msgspec
+
+if TYPE_CHECKING:
+    from gpudiag.model.benchmarks.launch_request import ProgramPlan
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,12 +20,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         run_dir: where records, traces and logs go; made if it is not there.
         processes: training processes on this node.
         threads: CPU threads for each of them, unless OMP_NUM_THREADS says otherwise.
+        program: one of gpudiag's own training programs; None to train the job's workload.
     """
 
     job: Job
     run_dir: Path
     processes: int
     threads: int
+    program: ProgramPlan | None = None
 
     @property
     def world_size(self) -> int:

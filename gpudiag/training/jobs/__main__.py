@@ -1,7 +1,7 @@
-"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`.
+"""The program of each training process: `python -m gpudiag.training.jobs REQUEST`.
 
-JOB is a `gpudiag.model.job.Job` as JSON. What the process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after
-any failure; which, the launcher has been told.
+REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `logs/rank<r>.log` in the run directory.
+After a failure, which is reported to the launcher, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ from types import FrameType
 import msgspec
 
 from gpudiag.errors import GpudiagError, WorkerFailedError
+from gpudiag.model.benchmarks.gradient_bandwidth import GradientBandwidthPlan
+from gpudiag.model.benchmarks.launch_request import LaunchRequest, ProgramPlan
+from gpudiag.model.benchmarks.selftest import SelftestPlan
+from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmarkPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
@@ -34,27 +38,23 @@ _ENDED = 143
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
-    run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
+    request = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=LaunchRequest)
+    run_dir, job = Path(request.run_dir), request.job
     die_with_parent()  # torchrun starts its workers in sessions of their own
     place = this_place()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
     progress = ProgressSender(place.rank)
     progress.tell("starting")
-    set_launched(Launched(run_dir=run_dir, job=job))
+    launched = Launched(run_dir=run_dir, job=job)
+    set_launched(launched)
     _keep_what_was_measured_when_ended()
     try:
         if framework_named(job.framework).entry:
             _call(framework_named(job.framework).entry)
-        if is_own(job.workload):
-            from gpudiag.training.jobs.own import find_function
-
-            find_function(job.workload)()
-        elif not workload_entry(job.workload).trains:
-            from gpudiag.training.jobs.volume.unet3d_predict import predict
-
-            predict(job)
+        if request.program is not None:
+            _run_program(request.program, launched)
         else:
-            _call(framework_named(job.framework).trainer, job)
+            _run_workload(job)
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
@@ -74,6 +74,38 @@ def main(arguments: list[str]) -> int:
         )
         return 1 if ours or isinstance(error, Exception) else 2
     return 0
+
+
+def _run_workload(job: Job) -> None:
+    """Train or predict, as the workload does, or call the user's function."""
+    if is_own(job.workload):
+        from gpudiag.training.jobs.own import find_function
+
+        find_function(job.workload)()
+    elif not workload_entry(job.workload).trains:
+        from gpudiag.training.jobs.volume.unet3d_predict import predict
+
+        predict(job)
+    else:
+        _call(framework_named(job.framework).trainer, job)
+
+
+def _run_program(plan: ProgramPlan, launched: Launched) -> None:
+    """Run one of gpudiag's own programs; each is imported only here because it imports its framework."""
+    if isinstance(plan, StrategyBenchmarkPlan):
+        from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
+
+        run_strategy_benchmark(plan, launched.run_dir)
+    elif isinstance(plan, GradientBandwidthPlan):
+        from gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth import measure_gradient_bandwidth
+
+        measure_gradient_bandwidth(plan, launched.run_dir)
+    elif isinstance(plan, SelftestPlan):
+        _call(framework_named(launched.job.framework).fault_job, plan, launched)
+    else:
+        from gpudiag.training.jobs.sweep import run_sweep
+
+        run_sweep(plan, launched)
 
 
 def _call(name: str, *arguments: object) -> None:

@@ -1,7 +1,7 @@
 """The sweep: several training jobs, one after the other, in one set of processes.
 
 Starting processes, importing the framework and making CUDA contexts takes ten seconds and more, while most jobs need
-two or three for their measurement. `gpudiag scale` therefore starts `run` once, through the launcher, in as many
+two or three for their measurement. `gpudiag scale` therefore starts one sweep, through the launcher, in as many
 processes as the largest job needs; smaller jobs train in the first of them while the others wait without any work. What
 is set in the environment of a process (peer access, NCCL's algorithm) cannot change between two jobs of a sweep.
 
@@ -26,16 +26,16 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import UsageError, WorkerFailedError
-from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEMA, Outcome, SweepEntry, SweepPlan
+from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, Outcome, SweepEntry, SweepPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import write_json
 from gpudiag.training.frameworks.directory_store import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.frameworks.pytorch.store import new_job
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session import record
 from gpudiag.training.session.enough import Enough
-from gpudiag.training.session.launched import Launched, launched, set_launched
+from gpudiag.training.session.launched import Launched, set_launched
 from gpudiag.training.session.place import this_place
 from gpudiag.training.session.progress import ProgressSender
 
@@ -83,13 +83,9 @@ class _Roll:
         return str(self._store.get(key).decode())
 
 
-def run() -> None:
-    """This process's share of the sweep; its plan is in the launch's run directory."""
-    started = launched()
-    if started is None:
-        raise UsageError("a sweep is started by gpudiag only", "Run `gpudiag scale`.")
+def run_sweep(plan: SweepPlan, started: Launched) -> None:
+    """Run this process's share of the sweep."""
     place = this_place()
-    plan = read_json(started.run_dir / SWEEP_FILE, SweepPlan, SWEEP_SCHEMA)
     sweep = _Sweep(started, _Roll(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
         sweep.take(number, entry)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
+from gpudiag.model.benchmarks.launch_request import LaunchRequest
 from gpudiag.model.run import RUN_SCHEMA, RunRecord, RunStatus
 from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, RUN_FILE, TRACES_DIR, below, read_json
 from gpudiag.training.frameworks.plan import Plan
@@ -71,7 +72,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
             with Listener(progress, plan.processes) as listener, log.open("wb") as output:
                 heard = listener
                 values = environment(plan, private, progress, has_gpudiag=has_gpudiag, inherited=os.environ)
-                processes = framework_named(plan.job.framework).command_line(plan)
+                processes = framework_named(plan.job.framework).command_line(plan, _write_request(plan, private))
                 guard = subprocess.Popen(
                     [sys.executable, "-I", str(_GUARD), str(private), *processes],
                     stdin=subprocess.DEVNULL,
@@ -98,6 +99,14 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
             if plan.leads or (heard is not None and 0 in heard.latest):
                 record.write_run(plan.run_dir, run)
     return run
+
+
+def _write_request(plan: Plan, private: Path) -> Path:
+    """Write what the training processes read, in a file because a sweep's plan may exceed the limit of an argument."""
+    request = LaunchRequest(run_dir=str(plan.run_dir.resolve()), job=plan.job, program=plan.program)
+    path = private / "request.json"
+    path.write_bytes(msgspec.json.encode(request))
+    return path
 
 
 def _watch(

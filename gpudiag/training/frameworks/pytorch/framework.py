@@ -61,20 +61,20 @@ class PyTorch(Framework):
                 f"Set it to the same long random word on every node: export {SECRET_VARIABLE}=$(openssl rand -hex 16)",
             )
 
-    def command_line(self, plan: Plan) -> list[str]:
-        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs REQUEST` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet at `Job.rendezvous`.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs REQUEST`: they meet at `Job.rendezvous`.
         """
         where = plan.job.rendezvous
         if where is None:
             start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
-            return [*start, plan.job.python, *self.worker(plan)]
+            return [*start, plan.job.python, *self.worker(request)]
         meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}", "--no-python"]
         if where.node_rank is not None:
             meeting.append(f"--node-rank={where.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
-        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan)]
+        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Where compiled kernels are kept, which interface processes talk over, and where and how processes meet."""

@@ -79,8 +79,8 @@ class TensorFlow(Framework):
                 "Start a program of your own on each node, with TF_CONFIG and gpudiag.profile() in it.",
             )
 
-    def command_line(self, plan: Plan) -> list[str]:
-        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs REQUEST`."""
         return [
             sys.executable,
             "-I",
@@ -88,7 +88,7 @@ class TensorFlow(Framework):
             self.name,
             str(plan.processes),
             plan.job.python,
-            *self.worker(plan),
+            *self.worker(request),
         ]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:

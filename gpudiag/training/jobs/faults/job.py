@@ -1,4 +1,4 @@
-"""The fault job, whatever trains: `gpudiag selftest` has each training process run it, as a user's function.
+"""The fault job, whatever trains: `gpudiag selftest` has each training process run it.
 
 First the ablation of every fault: blocks of steps without it and with it, by turns in the order off on on off, so that
 a drift of the machine hits both alike. Each fault is then recorded, in a run directory of its own: where the profiler
@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Generic
 
 import gpudiag
-from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
     FAILURE_FILE,
-    PLAN_FILE,
-    PLAN_SCHEMA,
     Ablation,
     Block,
     Failure,
@@ -30,11 +27,11 @@ from gpudiag.model.benchmarks.selftest import (
     SelftestPlan,
 )
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import write_json
 from gpudiag.training.jobs.faults.fault import Fault, TrainerT, make_fault
 from gpudiag.training.session import record
 from gpudiag.training.session.clock import summarize
-from gpudiag.training.session.launched import launched, set_launched
+from gpudiag.training.session.launched import Launched, set_launched
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
 from gpudiag.training.session.runtime import RECORDINGS, WARMUP_STEPS, Recording, Runtime, Window, load_runtime
 from gpudiag.training.session.timing.unprofiled_series import UnprofiledSeries
@@ -47,18 +44,21 @@ _LEAST_AHEAD = 4
 _HELD_STEPS = 2.0
 
 
-def run_faults(make_trainer: Callable[[SelftestPlan], TrainerT], kinds: Mapping[str, type[Fault[TrainerT]]]) -> None:
-    """This process's share of one launch; the plan is in the launch's run directory.
+def run_faults(
+    plan: SelftestPlan,
+    started: Launched,
+    make_trainer: Callable[[SelftestPlan], TrainerT],
+    kinds: Mapping[str, type[Fault[TrainerT]]],
+) -> None:
+    """Run this process's share of one launch.
 
     Args:
+        plan: the faults, and how to measure them.
+        started: the launch.
         make_trainer: makes the training loop of the plan.
         kinds: the faults that can be put into it.
     """
-    started = launched()
-    if started is None:
-        raise UsageError("the fault job is started by gpudiag only", "Run `gpudiag selftest`.")
     run_dir = started.run_dir
-    plan = read_json(run_dir / PLAN_FILE, SelftestPlan, PLAN_SCHEMA)
     set_launched(None)  # sessions in here have run directories of their own
     trainer = make_trainer(plan)
     job = _Job(plan, trainer, kinds, load_runtime(started.job.framework), run_dir)

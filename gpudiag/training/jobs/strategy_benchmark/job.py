@@ -1,4 +1,4 @@
-"""The strategy benchmark: `gpudiag recommend` starts `run` in each training process, as a user's function.
+"""The strategy benchmark, which `gpudiag recommend` starts in each training process.
 
 For each workload of the plan: a step without exchange, its parts, and when each gradient is there; all-reduces of its
 buckets over each transport; from these and the machine's facts a prediction for each candidate; then the best few, each
@@ -19,13 +19,11 @@ from typing import Any
 
 import torch
 
-from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.errors import GpudiagError
 from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.benchmarks.strategy_benchmark import (
     NO_TIME,
-    PLAN_FILE,
     RANKED_ROUNDS,
-    STRATEGY_BENCHMARK_PLAN_SCHEMA,
     Entry,
     StrategyBenchmark,
     StrategyBenchmarkPlan,
@@ -45,7 +43,6 @@ from gpudiag.training.jobs.strategy_benchmark.side import Side
 from gpudiag.training.jobs.strategy_benchmark.subject import Subject
 from gpudiag.training.jobs.strategy_benchmark.world import World
 from gpudiag.training.session import record
-from gpudiag.training.session.launched import launched
 from gpudiag.training.session.place import this_place
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.strategies.predict import finalists_of, predict
@@ -72,13 +69,8 @@ _NO_LIMIT_S = 1e9
 _ENDING = 0.5
 
 
-def run() -> None:
-    """This process's share; the plan is in the launch's run directory."""
-    started = launched()
-    if started is None:
-        raise UsageError("the benchmark is started by gpudiag only", "Run `gpudiag recommend`.")
-    run_dir = started.run_dir
-    plan = read_json(run_dir / PLAN_FILE, StrategyBenchmarkPlan, STRATEGY_BENCHMARK_PLAN_SCHEMA)
+def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
+    """Run this process's share; rank 0 writes each workload's result to the run directory."""
     world = World(plan.device)
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)

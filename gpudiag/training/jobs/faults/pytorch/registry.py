@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.jobs.faults.core import PinnedCore
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
@@ -21,6 +22,7 @@ from gpudiag.training.jobs.faults.pytorch.memory import EmptiedCache
 from gpudiag.training.jobs.faults.pytorch.syncs import BetweenLayers, Syncs
 from gpudiag.training.jobs.faults.pytorch.tiny import TinyKernels
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.session.launched import Launched
 
 KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "none": NoFault,
@@ -53,6 +55,6 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
 }
 
 
-def run() -> None:
-    """This process's share of one launch."""
-    run_faults(DdpTrainer, KINDS)
+def run(plan: SelftestPlan, started: Launched) -> None:
+    """Run this process's share of one launch."""
+    run_faults(plan, started, DdpTrainer, KINDS)
