@@ -1,15 +1,17 @@
-"""`gpudiag selftest`: faults of known size, and what the diagnosis makes of them."""
+"""`gpudiag selftest`: check the diagnosis of faults of known size."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudiag.app.selftest.catalogue import FAULTS, WELL_BUILT, catalogue_entry
-from gpudiag.commands.command_line.options import Json, Width, words_of
+from gpudiag.commands.command_line.options import Devices, Json, Python, Timeout, Width, this_command, words_of
 from gpudiag.commands.command_line.output import write_as_json
-from gpudiag.commands.command_line.run_options import Devices, Python, Timeout, run_options
 from gpudiag.errors import UsageError
+from gpudiag.model.job import RunOptions
+from gpudiag.training.frameworks.registry import framework_option
 
 if TYPE_CHECKING:
     from gpudiag.model.benchmarks.selftest import Selftest
@@ -18,23 +20,23 @@ EXAMPLES = (
     ("gpudiag selftest", "all faults on all GPUs, or on 2 CPU processes where there is none"),
     ("gpudiag selftest --quick", "the same on one workload, with fewer steps"),
     ("gpudiag selftest --faults late-loader,sync", "two of them"),
-    ("gpudiag selftest --jobs compiled", "a well-built job, in which nothing may be alarmed"),
+    ("gpudiag selftest --jobs compiled", "a well-built job, which must raise no alarm"),
     ("gpudiag selftest --from gpudiag-runs/20260301-120000-selftest", "judge the runs of an earlier one again"),
 )
 
 
 def selftest(
     *,
-    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
+    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="Framework of the training.")] = "torch",
     quick: Annotated[bool, typer.Option("--quick", help="One workload, and fewer steps of each fault.")] = False,
     devices: Devices = None,
     faults: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Put in only these: {', '.join(FAULTS)}.", show_default=False),
+        typer.Option(metavar="A,B", help=f"Inject only these: {', '.join(FAULTS)}.", show_default=False),
     ] = None,
     jobs: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Well-built jobs to record: {', '.join(WELL_BUILT)}.", show_default=False),
+        typer.Option(metavar="A,B", help=f"Record these well-built jobs: {', '.join(WELL_BUILT)}.", show_default=False),
     ] = None,
     workloads: Annotated[
         str | None,
@@ -42,7 +44,9 @@ def selftest(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where runs go. Default: gpudiag-runs/<time>-selftest.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Directory of runs. Default: gpudiag-runs/<time>-selftest.", show_default=False
+        ),
     ] = None,
     source: Annotated[
         Path | None,
@@ -58,11 +62,18 @@ def selftest(
 ) -> None:
     """Check gpudiag itself on this machine.
 
-    Trains with faults of known kind put in one at a time, measures without the profiler what each really costs (steps
-    with it against steps without it, by turns), diagnoses a trace of each, and compares. Exit code 1 when a verdict
+    Injects known faults into training, one at a time, and measures the true cost of each without the profiler (steps
+    with it against steps without it, by turns). Diagnoses a trace of each and compares. Exits with code 1 if a verdict
     is wrong.
     """
-    run = run_options(locals(), workload="")
+    run = RunOptions(
+        workload="selftest",
+        framework=framework_option(framework).name,
+        devices=devices,
+        python=python or sys.executable,
+        timeout_s=timeout,
+        command=this_command(),
+    )
     names, others = words_of(faults), words_of(jobs)
     for name in (*names, *others):
         catalogue_entry(name)
@@ -76,7 +87,7 @@ def selftest(
                 raise UsageError(f"{option} does not go with --from, which trains nothing", "Leave one of them out.")
         result, place = judge_directory(source), source
     else:
-        from gpudiag.commands.progress.faults import FaultProgress
+        from gpudiag.commands.progress.status_line import FaultProgress
 
         place = output or default_output()
         request = SelftestRequest(

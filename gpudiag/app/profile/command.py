@@ -27,7 +27,7 @@ from gpudiag.training.attach.start import run_command
 from gpudiag.training.session.progress import Progress
 
 
-class Profiled(msgspec.Struct, frozen=True, kw_only=True):
+class ProfiledCommand(msgspec.Struct, frozen=True, kw_only=True):
     """A command that has ended. `analysis`: None where nothing was recorded that could be; `unread` says why."""
 
     exit_code: int
@@ -48,7 +48,7 @@ def profile_command(
     heard: Callable[[Progress], None],
     said: Callable[[str], None],
     measured: Callable[[Analysis, Path], None],
-) -> Profiled:
+) -> ProfiledCommand:
     """Run the command, and analyse what was recorded of it.
 
     Args:
@@ -90,10 +90,10 @@ def profile_command(
             ) from error
         finally:
             early.end()
-        return _analysed(Profiled(exit_code=code, run_dir=run_dir, run=run))
+        return _analysed(ProfiledCommand(exit_code=code, run_dir=run_dir, run=run))
 
 
-def _analysed(done: Profiled) -> Profiled:
+def _analysed(done: ProfiledCommand) -> ProfiledCommand:
     """The command's end, with the analysis of what was recorded. The exit code stays the command's own."""
     if not any(rank.trace for rank in done.run.ranks):
         return done

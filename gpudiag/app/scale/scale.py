@@ -344,7 +344,7 @@ def _budget_remark(state: _State) -> Remark:
 
 def _prepared(request: ScaleRequest) -> Prepared:
     """The machine and the interpreter, looked at once."""
-    run = msgspec.structs.replace(request.run, workload="sweep", output=str(request.output / "launch-0"))
+    run = msgspec.structs.replace(request.run, output=str(request.output / "launch-0"))
     return prepare_program(run)
 
 

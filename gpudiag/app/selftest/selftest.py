@@ -222,7 +222,7 @@ def _beside_a_graph(ablations: list[Ablation]) -> dict[str, Cost]:
 
 
 def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared:
-    return prepare_program(msgspec.structs.replace(request.run, workload="selftest", p2p=p2p, output=str(run_dir)))
+    return prepare_program(msgspec.structs.replace(request.run, p2p=p2p, output=str(run_dir)))
 
 
 def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:

@@ -180,8 +180,8 @@ def test_what_is_special_has_to_be_faster_than_a_plain_one_that_scatters() -> No
     assert found.gain is None
     assert found.ceiling is not None
     assert found.ceiling.percent_left is None
-    assert found.reason.startswith("nccl is the plainest. cpu-reduce (2.11 ± 0.0")
-    assert "cannot be told from it (about 2.26 ms)" in found.reason
+    assert found.reason.startswith("nccl is the simplest. cpu-reduce (2.11 ± 0.0")
+    assert "cannot be distinguished from it (about 2.26 ms)" in found.reason
     assert "Cannot tell which is fastest: take nccl (may be as fast: cpu-reduce)" in _drawn(found)
 
 
@@ -208,7 +208,7 @@ def test_of_special_ones_that_nobody_knows_the_fastest_seen_is_taken() -> None:
     benchmark = _benchmark({ALONE: 10, HOST: 12.0, FSDP: 11}, noise=0.0, rounds=2)
     found = judge(_with_rounds(_with_rounds(benchmark, HOST, (11.0, 13.0)), FSDP, (10.5, 11.5)))
     assert (found.verdict, found.recommended) == ("tie", "fsdp")
-    assert found.reason.startswith("the fastest that was seen")
+    assert found.reason.startswith("the fastest that was measured")
 
 
 @examples(30)
