@@ -117,7 +117,7 @@ def test_an_older_schema_is_kept_aside_and_measured_again(tmp_path: Path) -> Non
 def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(GpudiagError, match="no space left") as caught, writing(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert "same command again" in caught.value.hint
+    assert "repeat the command" in caught.value.hint
 
 
 def test_the_output_must_not_be_a_file(tmp_path: Path) -> None:
