@@ -1,4 +1,4 @@
-"""The faults that the selftest puts into a clean job."""
+"""The faults that the selftest injects into a clean job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ UNMARKED = "unmarked time at the start of the step"
 SYNCHRONIZATIONS = ("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize")
 IMAGES = ("resnet50", "resnet20-cifar")
 
-#: Those of `--quick`.
+#: Entries of `--quick`.
 QUICK = (
     CatalogueEntry(
         name="none",
@@ -18,7 +18,7 @@ QUICK = (
         gpu_amount=0.0,
         cpu_amount=0.0,
     ),
-    # On a GPU the host is ahead by most of a step, and a loader must be later than that to cost anything.
+    # On a GPU the host runs ahead by most of a step; a loader delay costs only what exceeds that.
     CatalogueEntry(
         name="late-loader",
         summary="each batch comes late on all ranks, from a loader without marks",
@@ -30,7 +30,7 @@ QUICK = (
     ),
     CatalogueEntry(
         name="late-loader-marked",
-        summary="the same, from a loader that gpudiag.profile marks",
+        summary="each batch comes late on all ranks, from a loader that gpudiag.profile marks",
         kind="late-loader",
         code="input-bound",
         causes=("loader",),
@@ -76,7 +76,7 @@ QUICK = (
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
-        # Functions on a CPU end when their work is done: it costs nothing, and no alarm may come of it.
+        # Functions on a CPU end when their work is done, so that this costs nothing and must raise no alarm.
         cpu_amount_in={"tensorflow": 1.0},
     ),
     CatalogueEntry(
@@ -89,7 +89,7 @@ QUICK = (
     ),
     CatalogueEntry(
         name="slow-exchange",
-        summary="gradients are exchanged together with many times their size",
+        summary="gradients are exchanged with extra data of many times their size",
         kind="slow-exchange",
         code="communication-bound",
         causes=("transfer",),
@@ -97,7 +97,7 @@ QUICK = (
         cpu_amount=0.8,
         several=True,
     ),
-    # As many busy programs on that core.
+    # Its size is the number of busy programs on that core.
     CatalogueEntry(
         name="pinned-core-one",
         summary="one rank shares a single core with busy programs",
@@ -123,7 +123,7 @@ QUICK = (
 )
 
 MORE = (
-    # Each sample waits for storage, so that the workers together make fewer batches than are trained on.
+    # Each sample waits for storage, so that the workers supply batches slower than training takes them.
     CatalogueEntry(
         name="too-few-workers",
         summary="a DataLoader's workers cannot keep up",
@@ -174,14 +174,14 @@ MORE = (
     ),
     CatalogueEntry(
         name="item-between-layers",
-        summary="the largest value of each block's output is read as soon as it is there",
+        summary="the largest value of each block's output is read on the host at once",
         kind="between-layers",
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
         workloads=("gpt",),
     ),
-    # Who is late changes from step to step. With two ranks both are, by turns.
+    # The straggler changes from step to step; with two ranks it alternates.
     CatalogueEntry(
         name="varying-lengths",
         summary="in each step another rank has the longest sequences, or the most images",
@@ -202,7 +202,7 @@ MORE = (
         gpu_amount=1.2,
         workloads=("resnet50",),
     ),
-    # The size is that of the batch.
+    # Its size is that of the batch.
     CatalogueEntry(
         name="float64-batches",
         summary="batches come in float64 from pageable memory, and the device converts them",
@@ -212,7 +212,7 @@ MORE = (
         gpu_amount=1.0,
         workloads=("resnet50",),
     ),
-    # Each waits for the device: copied together and from pinned memory they would cost nothing.
+    # Each copy waits for the device; copied together and from pinned memory they would cost nothing.
     CatalogueEntry(
         name="many-small-copies",
         summary="hundreds of small tensors are copied to the GPU one by one each step",
@@ -235,7 +235,7 @@ MORE = (
         several=True,
         workloads=("gpt",),
     ),
-    # PyTorch's layer looks at the counts it gathers, for which the host waits; then it launches what comes after.
+    # The host waits for the counts that PyTorch's layer gathers, before it launches the rest.
     CatalogueEntry(
         name="sync-batchnorm",
         summary="SyncBatchNorm in place of each batch norm",
@@ -249,7 +249,7 @@ MORE = (
     # Its size is that of the model's memory.
     CatalogueEntry(
         name="emptied-cache",
-        summary="memory that is free is given back to the driver after each step, and taken again in the next",
+        summary="free memory is returned to the driver after each step and allocated again in the next",
         kind="emptied-cache",
         code="memory-allocation",
         causes=("cudaMalloc", "cudaFree"),

@@ -1,11 +1,11 @@
-"""Jobs that the selftest trains instead of the clean one: with an exchange of their own, or well built."""
+"""Whole jobs that the selftest trains instead of the clean one: with other communication, or well built."""
 
 from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
 JOBS = (
-    # Its hooks on the host go with the exchange.
+    # Its hooks on the host disappear with the communication.
     CatalogueEntry(
         name="fsdp2",
         summary="parameters, gradients and optimizer state are sharded (fully_shard)",
@@ -52,7 +52,7 @@ JOBS = (
     ),
     CatalogueEntry(
         name="side-stream-copies",
-        summary="well built: batches are copied one ahead, on a stream of their own",
+        summary="well built: batches are copied one step ahead, on their own stream",
         kind="side-stream-copies",
         code=None,
         gpu_amount=0.0,
@@ -61,7 +61,7 @@ JOBS = (
     ),
     CatalogueEntry(
         name="accumulation",
-        summary="well built: gradients of two batches are added up under no_sync()",
+        summary="well built: gradients of two batches are accumulated under no_sync()",
         kind="accumulation",
         code=None,
         gpu_amount=0.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, late_rank, plan_of
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, faulty_rank, plan_of
 from gpudiag.app.selftest.selftest import CPU_TRAININGS, GPU_TRAININGS
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES
@@ -42,7 +42,7 @@ def test_a_cpu_has_no_device_to_wait_for() -> None:
         ({"usable_cpus": 1}, "pinned-core-one", "two CPU cores"),
         ({"peer_access": False}, "no-p2p", "no peer access"),
         ({"world_size": 3}, "tensor-parallel", "even number"),
-        ({"workloads": ("resnet50",)}, "fsdp2", "put into gpt"),
+        ({"workloads": ("resnet50",)}, "fsdp2", "only in gpt"),
     ],
 )
 def test_what_cannot_be_put_in_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
@@ -89,4 +89,4 @@ def test_on_a_cpu_slow_launching_is_slow_compute() -> None:
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_rank_0_is_never_the_late_one(world_size: int) -> None:
-    assert 0 < late_rank(world_size) < world_size
+    assert 0 < faulty_rank(world_size) < world_size

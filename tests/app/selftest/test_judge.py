@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, tolerance_ms, trimmed_mean
-from gpudiag.app.selftest.score import scores_of
+from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, scores_of, tolerance_ms, trimmed_mean
 from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
 from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
 
@@ -118,7 +117,7 @@ def test_what_the_job_loses_anyway_may_be_in_the_amount_or_not() -> None:
     tiny = Expected(code="launch-bound", ranks=(2,))
     for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
         one = found(code="launch-bound", ms=ms)
-        assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included=12.0)[0] == verdict
+        assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included_ms=12.0)[0] == verdict
 
 
 def test_another_finding_may_be_as_right() -> None:
@@ -218,7 +217,7 @@ OWN = {"launch-bound": Cost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standard_err
 def test_what_a_clean_job_loses_to_its_host_is_no_false_alarm(ms: float, own: Any, verdict: str) -> None:
     slow_host = finding("launch-bound", ms, ranks=(0, 1, 2, 3), cause="tiny kernels")
     clean = Expected(code=None, ranks=())
-    row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, own=own)
+    row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, clean_losses=own)
     assert (row.verdict, row.launching_ms) == (verdict, 12.0 if own else None)
 
 
