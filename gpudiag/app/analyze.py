@@ -1,4 +1,4 @@
-"""`gpudiag analyze`: traces in, analysis out; and analyses that were saved before."""
+"""`gpudiag analyze`: analyse traces, and read saved analyses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpudiag.trace import ReadLimits, read_traces
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-#: The schema is the first thing in every JSON that gpudiag writes.
+#: The schema is at the beginning of every JSON file that gpudiag writes.
 _HEAD_BYTES = 4096
 
 
@@ -38,12 +38,12 @@ def analyze(
 
     Args:
         paths: traces, directories of traces, a run directory, or patterns.
-        world_size: number of ranks, where the traces do not say.
-        limits: bounds on what is read; the reader's own when left out.
-        keep: called with what the analysis is made of, for whoever wants more of it than the result.
+        world_size: number of ranks, if the traces do not say.
+        limits: limits on reading; None for the reader's own.
+        keep: called with the timeline and its attribution.
 
     Raises:
-        UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
+        UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
     """
     full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
     traces, unused = least_disturbed(paths, full, limits)
@@ -53,12 +53,12 @@ def analyze(
 
 
 def _import_stages() -> None:
-    """Import what follows reading; others read meanwhile."""
+    """Import the stages while other processes read."""
     import_module("gpudiag.app.stages")
 
 
 def analyze_run(run_dir: Path, keep: Callable[[Timeline, Attribution], None] | None = None) -> Analysis:
-    """Analyse a run directory and save analysis.json and step.json in it. Takes `keep` and raises as `analyze` does."""
+    """Analyse a run directory and save analysis.json and step.json in it. Raises as `analyze`."""
     analysis, view = analyze_with_step([run_dir], keep=keep)
     write_json(run_dir / ANALYSIS_FILE, analysis)
     if view is not None:
@@ -67,7 +67,7 @@ def analyze_run(run_dir: Path, keep: Callable[[Timeline, Attribution], None] | N
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Analyse runs beside each other, in processes of their own, as each takes one core for seconds."""
+    """Analyse runs in parallel processes, because each takes one core for seconds."""
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]
@@ -77,7 +77,7 @@ def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> l
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep processes that are spawned meanwhile from importing modules of the current directory."""
+    """Keep spawned processes from importing modules of the current directory."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -114,10 +114,10 @@ def analyze_with_step(
 
 
 def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
-    """The saved analysis that a single path names, else one made of the traces, else the one kept when they are gone.
+    """Return the saved analysis that a single path names, else analyse the traces, else read the directory's analysis.
 
     Raises:
-        UnreadableInputError: none of these can be had.
+        UnreadableInputError: none of these exists.
     """
     return _saved_or(paths, lambda: analyze(paths, world_size=world_size, limits=limits))
 
@@ -125,7 +125,7 @@ def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: 
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """The same, and one step to draw where it comes from traces. Raises what `analysis_of` does."""
+    """Return the analysis as `analysis_of`, with one step to draw if it comes from traces."""
     views: list[StepView | None] = [None]
 
     def from_traces() -> Analysis:
@@ -148,9 +148,9 @@ def _saved_or(paths: Sequence[str], from_traces: Callable[[], Analysis]) -> Anal
 
 
 def _says_analysis(path: Path) -> bool:
-    """Whether a file says that it is an analysis, of whatever version."""
+    """Return whether a file says that it is an analysis, of any version."""
     try:
         with path.open("rb") as file:
             return b'"gpudiag/analysis/' in file.read(_HEAD_BYTES)
     except OSError:
-        return False  # the reader of traces will say what is wrong with it
+        return False  # the reader of traces reports the error

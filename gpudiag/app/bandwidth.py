@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: what the links carry, and how all-reduces on a model's own buckets go over each transport."""
+"""`gpudiag bandwidth`: measure links, and all-reduces of a model's buckets over each transport."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag.app.profile.prepare import prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import candidates, why_not
 from gpudiag.app.recommend.offline_recommendation import describe_workload
-from gpudiag.app.topology import check_gpu, judged
+from gpudiag.app.topology import check_gpu, with_findings
 from gpudiag.errors import UsageError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.machine.inventory.gather import gather_inventory
@@ -34,12 +34,12 @@ from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
 
-#: Different sizes that are measured; those between them follow from these.
+#: Number of bucket sizes that are measured; others are interpolated.
 _SIZES = 8
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the links; `buckets` where a model was named, `failed` the probes that failed."""
+class MeasuredBandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts with measured links, the buckets of a named model, and the probes that failed."""
 
     facts: Facts
     buckets: ModelBuckets | None = None
@@ -57,24 +57,24 @@ def bandwidth(
     require_gpu: bool = False,
     timeout_s: float = 60.0,
     save: Path | None = None,
-) -> Measured:
-    """Measure this machine's links, or take saved figures, and say what is wrong with them.
+) -> MeasuredBandwidth:
+    """Measure this machine's links, or read saved figures, and add findings.
 
     Args:
-        on_probe: called from several threads with what is measured now.
-        observer: called with each message of each process that exchanges gradients.
-        say: called with what is done, in words.
-        source: saved facts instead of measuring.
-        quick: the essential paths only.
-        workload: also measure all-reduces on this model's buckets.
-        require_gpu: measure nothing where there is no GPU.
+        on_probe: called from several threads with the current probe.
+        observer: called with each message of each process that communicates.
+        say: called with each action, in words.
+        source: saved facts to read instead of measuring.
+        quick: measure only the essential paths.
+        workload: also measure all-reduces of this model's buckets.
+        require_gpu: measure nothing if there is no GPU.
         timeout_s: end a probe that takes longer.
-        save: where to keep the facts.
+        save: file for the facts.
 
     Raises:
         UsageError: no such workload, or options that do not go together.
-        HardwareMissingError: `require_gpu`, and there is none.
-        FrameworkMissingError, WorkerFailedError: the workload's, as `gpudiag profile`.
+        HardwareMissingError: there is no GPU, but `require_gpu`.
+        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     if workload is not None:
         training_entry(workload, "--like")  # before anything is measured
@@ -88,29 +88,29 @@ def bandwidth(
         facts = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=on_probe)
         failed = failed_probes(facts)
         if not failed:
-            keep_measurements(facts)  # for `gpudiag profile`, which then need not measure
+            keep_measurements(facts)  # so that `gpudiag profile` need not measure
     buckets = None
     if workload is not None:
-        say(f"all-reduces on the buckets of {workload}")
+        say(f"all-reduces of the buckets of {workload}")
         buckets = measure_gradient_bandwidth(workload, observer, timeout_s=timeout_s)
         facts = msgspec.structs.replace(
             facts,
             collectives=(*facts.collectives, *buckets.collectives),
             probes={**facts.probes, "like": {"workload": workload, "bucket_bytes": list(buckets.bucket_bytes)}},
         )
-    return Measured(facts=judged(facts, save), buckets=buckets, failed=failed)
+    return MeasuredBandwidth(facts=with_findings(facts, save), buckets=buckets, failed=failed)
 
 
 def measure_gradient_bandwidth(
     workload: str, observer: Callable[[Progress], None], *, timeout_s: float
 ) -> ModelBuckets:
-    """Measure each transport on the buckets in which DistributedDataParallel sends this workload's gradients.
+    """Measure each transport on the buckets of this workload's gradients under DistributedDataParallel.
 
-    On GPUs NCCL without peer access is a second launch, since NCCL decides that when it starts.
+    On GPUs, NCCL without peer access is a second launch, because NCCL reads that setting when it starts.
 
     Raises:
-        UsageError: one device, which exchanges nothing.
-        FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+        UsageError: there is only one device.
+        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ def measure_gradient_bandwidth(
             job = prepared.plan.job
             on_gpu = job.device == "cuda"
             if prepared.plan.processes < 2:
-                raise UsageError("one device exchanges nothing", "Leave --like out.")
+                raise UsageError("one device does not communicate", "Leave --like out.")
             if p2p:
                 sizes = describe_workload(workload, on_gpu=on_gpu, python=job.python).gradients.sizes
                 buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
@@ -143,13 +143,13 @@ def measure_gradient_bandwidth(
         workload=workload,
         bucket_bytes=buckets,
         collectives=tuple(measured),
-        skipped={name: "it could not be used here" for name in wanted if name not in names},
+        skipped={name: "not available here" for name in wanted if name not in names},
     )
 
 
 def chosen_sizes(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """A few of the buckets' sizes that span all of them, rising."""
-    every = sorted(set(buckets))
-    if len(every) <= most:
-        return tuple(every)
-    return tuple(sorted({every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)}))
+    """Return at most `most` of the buckets' sizes, in order, that span all of them."""
+    sizes = sorted(set(buckets))
+    if len(sizes) <= most:
+        return tuple(sizes)
+    return tuple(sorted({sizes[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most)}))

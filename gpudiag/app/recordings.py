@@ -1,4 +1,4 @@
-"""Which recording of a run is analysed: the light one where there is one, with the names of the full one."""
+"""Prefer the kernel-only traces of a run, with the operators of the full traces."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from gpudiag.trace.with_operators import with_operators
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """The light recordings beside these full ones, with their operators; the full ones where one cannot be used.
+    """Return the kernel-only traces with the operators of the full ones, or the full ones if any cannot be used.
 
-    On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
-    collective that one rank recorded lightly is no other rank's of the full recording.
+    On a CPU the operators are the work, and only full traces have them. All ranks use the same kind, because a
+    collective of a kernel-only trace has no counterpart in a full trace.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
         return full, ()
     try:
-        light = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
+        kernel_only = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
     except UnreadableInputError as error:
         return full, (_unused(str(error)),)
-    joined = [with_operators(light[trace.rank], trace) if trace.rank in light else None for trace in full]
+    joined = [with_operators(kernel_only[trace.rank], trace) if trace.rank in kernel_only else None for trace in full]
     usable = tuple(trace for trace in joined if trace is not None)
     if len(usable) < len(full):
-        return full, (_unused("its steps are not those of the full one"),)
+        return full, (_unused("its steps differ from those of the full trace"),)
     return usable, ()
 
 
 def _unused(reason: str) -> Validity:
     return Validity(
         code="no-light-recording",
-        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which "
-        "slowed the host more. Record again.",
+        message=f"the kernel-only trace cannot be used ({reason}); the full trace is analysed, whose recording slowed "
+        "the host more. Record again.",
     )

@@ -10,7 +10,7 @@ from gpudiag.commands.command_line.options import Json, Width
 from gpudiag.errors import WorkerFailedError
 
 if TYPE_CHECKING:
-    from gpudiag.app.bandwidth import Measured
+    from gpudiag.app.bandwidth import MeasuredBandwidth
 
 EXAMPLES = (
     ("gpudiag bandwidth", "every link, memory and transport; about 20 s on 4 GPUs"),
@@ -56,7 +56,7 @@ def bandwidth(
     """
     from gpudiag.app.bandwidth import bandwidth as measure
     from gpudiag.commands.progress.probes import ProbeProgress
-    from gpudiag.commands.progress.strategy_benchmark import StrategyBenchmarkProgress
+    from gpudiag.commands.progress.status_line import StrategyBenchmarkProgress
 
     with ProbeProgress() as probing, StrategyBenchmarkProgress() as progress:
         measured = measure(
@@ -89,7 +89,7 @@ def bandwidth(
         )
 
 
-def _draw(measured: "Measured", *, width: int | None) -> None:
+def _draw(measured: "MeasuredBandwidth", *, width: int | None) -> None:
     from gpudiag.report.console import report_console
     from gpudiag.report.facts.bandwidth import render_bandwidth
 

@@ -21,6 +21,5 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
         program: the program to run; None to train the job's workload.
     """
 
-    run_dir: str
     job: Job
     program: ProgramPlan | None = None

@@ -69,7 +69,7 @@ class Framework(ABC):
             private: a directory of this launch, removed with it.
         """
 
-    def worker(self, request: Path) -> list[str]:
+    def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the interpreter's arguments in each training process."""
         # -P: nothing is imported from the current directory except a function that the user named.
-        return ["-P", "-m", _WORKER, str(request)]
+        return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

@@ -1,6 +1,6 @@
-"""The program of each training process: `python -m gpudiag.training.jobs REQUEST`.
+"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
 
-REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `logs/rank<r>.log` in the run directory.
+REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`.
 After a failure, which is reported to the launcher, the exit code is 1.
 """
 
@@ -38,8 +38,8 @@ _ENDED = 143
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
-    request = msgspec.json.decode(Path(arguments[0]).read_bytes(), type=LaunchRequest)
-    run_dir, job = Path(request.run_dir), request.job
+    run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
+    job = request.job
     die_with_parent()  # torchrun starts its workers in sessions of their own
     place = this_place()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")

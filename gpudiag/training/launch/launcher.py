@@ -103,7 +103,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
 
 def _write_request(plan: Plan, private: Path) -> Path:
     """Write what the training processes read, in a file because a sweep's plan may exceed the limit of an argument."""
-    request = LaunchRequest(run_dir=str(plan.run_dir.resolve()), job=plan.job, program=plan.program)
+    request = LaunchRequest(job=plan.job, program=plan.program)
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(request))
     return path

@@ -42,7 +42,7 @@ def test_one_node_needs_no_torchrun(tmp_path: Path) -> None:
     assert "-P" in words[6:8]
     assert values(tmp_path, {})["GPUDIAG_STORE"] == str(tmp_path / "store")
     worker = words.index("gpudiag.training.jobs")
-    assert words[worker + 1 :] == [str(REQUEST)]
+    assert words[worker + 1 :] == [str(Path("run").resolve()), str(REQUEST)]
 
 
 def test_several_nodes_meet_where_they_are_told() -> None:

@@ -62,19 +62,19 @@ class PyTorch(Framework):
             )
 
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs REQUEST` on one node.
+        """`python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs REQUEST`: they meet at `Job.rendezvous`.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: they meet at `Job.rendezvous`.
         """
         where = plan.job.rendezvous
         if where is None:
             start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
-            return [*start, plan.job.python, *self.worker(request)]
+            return [*start, plan.job.python, *self.worker(plan, request)]
         meeting = [f"--rdzv-backend={where.backend}", f"--rdzv-endpoint={where.endpoint}", "--no-python"]
         if where.node_rank is not None:
             meeting.append(f"--node-rank={where.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
-        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(request)]
+        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Where compiled kernels are kept, which interface processes talk over, and where and how processes meet."""

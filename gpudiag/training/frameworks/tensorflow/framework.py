@@ -80,7 +80,7 @@ class TensorFlow(Framework):
             )
 
     def command_line(self, plan: Plan, request: Path) -> list[str]:
-        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs REQUEST`."""
+        """`python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST`."""
         return [
             sys.executable,
             "-I",
@@ -88,7 +88,7 @@ class TensorFlow(Framework):
             self.name,
             str(plan.processes),
             plan.job.python,
-            *self.worker(request),
+            *self.worker(plan, request),
         ]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
