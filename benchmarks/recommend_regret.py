@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import prepare_program
+from gpudiag.app.profile.prepare import measure_links, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import candidates, why_not
 from gpudiag.app.recommend.verdict import judge

@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from gpudiag.app.analyze import analyze
-from gpudiag.app.profile import links
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import Prepared
+from gpudiag.app.profile import prepare
+from gpudiag.app.profile.prepare import Prepared, measure_links
 from gpudiag.machine.probes import cache
 from gpudiag.model.job import Job as TrainingJob
 from gpudiag.model.run import RankRecord, RunRecord
@@ -124,8 +123,8 @@ class TestMeasuring:
             kept = tuple(one for one in found.collectives if one.strategy == wanted)
             return msgspec.structs.replace(facts, collectives=kept, bandwidth=found.bandwidth)
 
-        monkeypatch.setattr(links, "probe_machine", probe)
-        monkeypatch.setattr(links, "installed", lambda _: True)
+        monkeypatch.setattr(prepare, "probe_machine", probe)
+        monkeypatch.setattr(prepare, "installed", lambda _: True)
         monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path / "cache")
         return calls
 

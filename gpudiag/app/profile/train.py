@@ -25,18 +25,18 @@ def train(prepared: Prepared, observer: Callable[[Progress], None], program: Pro
         observer: called with each message of each process.
         program: the program to run instead of the job's workload, if it was prepared by `prepare_program`.
 
-    Raises: what `gpudiag.training.launch.launch` raises; what was measured before is kept.
+    Raises as `gpudiag.training.launch.launch`; what was measured before is kept.
     """
     plan = msgspec.structs.replace(prepared.plan, program=program)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     if plan.leads:
-        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
+        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # from an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
     try:
         return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
     except BaseException:
         entry = WORKLOADS.get(plan.job.workload)
         if program is None and entry is not None and not entry.trains:
-            # Volumes are gigabytes; half of one is no measurement, and whoever was killed could not remove it.
+            # A partial volume is gigabytes and no measurement, and a killed process could not remove it.
             remove_volumes(plan.run_dir)
         raise

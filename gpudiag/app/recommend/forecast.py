@@ -1,4 +1,4 @@
-"""What to expect on 1, 2 … N devices, each with the same batch."""
+"""Forecast weak scaling on 1, 2 … N devices."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ def expected_scaling(
     curves: dict[str, Curve] | None = None,
     measured_ms: float | None = None,
 ) -> tuple[Expected, ...]:
-    """Step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
+    """Forecast step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
 
-    The batch per device stays (weak scaling), so the speedup is devices x step on one / step on many, and efficiency
-    is that over the number of devices. Empty where the compute is not known, or the prediction for all devices is not
-    what was measured on them (`measured_ms`), which then is no measure of fewer.
+    The batch per device is constant, so the speedup is devices x step on one / step on many, and the efficiency is the
+    speedup per device. The result is empty if the compute is unknown, or if the prediction for all devices differs from
+    their measurement (`measured_ms`), because then it is no basis for fewer devices.
     """
     if model.compute is None:
         return ()
-    alone = model.compute.step_ms
-    found = []
+    alone_ms = model.compute.step_ms
+    forecasts = []
     for count in range(1, devices + 1):
-        step = alone
+        step_ms = alone_ms
         if count > 1:
-            step = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or alone
+            step_ms = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or alone_ms
         if count == devices and measured_ms is not None:
-            if abs(step / measured_ms - 1) > MAY_ERR:
+            if abs(step_ms / measured_ms - 1) > MAY_ERR:
                 return ()
-            step = max(alone, measured_ms)
-        found.append(
+            step_ms = max(alone_ms, measured_ms)
+        forecasts.append(
             Expected(
                 strategy=candidate.label,
                 devices=count,
-                step_ms=step,
-                samples_per_s=None if not model.batch_size else 1e3 * count * model.batch_size / step,
-                speedup=count * alone / step,
-                efficiency=alone / step,
+                step_ms=step_ms,
+                samples_per_s=None if not model.batch_size else 1e3 * count * model.batch_size / step_ms,
+                speedup=count * alone_ms / step_ms,
+                efficiency=alone_ms / step_ms,
             )
         )
-    return tuple(found)
+    return tuple(forecasts)
