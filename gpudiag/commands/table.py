@@ -1,4 +1,4 @@
-"""`gpudiag table`: many runs and machines in one table."""
+"""`gpudiag table`: compare runs and machines in one table."""
 
 from pathlib import Path
 from typing import Annotated
@@ -26,14 +26,14 @@ def table(
     ],
     *,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown too.")
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the table as Markdown.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV too.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table as CSV.")] = None,
     form: Annotated[
         str | None,
         typer.Option(
             metavar="FORM,...",
-            help=f"Tables as earlier benchmarks printed theirs: {', '.join(FORMS)}; or all.",
+            help=f"Tables in the form of earlier benchmarks: {', '.join(FORMS)}; or all.",
             show_default=False,
         ),
     ] = None,
@@ -42,8 +42,8 @@ def table(
 ) -> None:
     """Compare many runs in one table.
 
-    Results are ranked only where the strategy is all that differs; where more does, the table says what. A directory
-    that cannot be read is named, and the others are shown.
+    Ranks results only if they differ in nothing but the strategy; otherwise the table names the differences. Names
+    directories that cannot be read, and shows the others.
     """
     from gpudiag.app.table import forms
     from gpudiag.app.table import table as arrange
@@ -74,5 +74,5 @@ def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
         if name not in FORMS:
             raise UsageError(f"--form knows no '{name}'", there_are(name, (*FORMS, "all")))
     if to_csv and len(names) != 1:
-        raise UsageError("--csv takes one form, as each has columns of its own", "Give --form one name.")
+        raise UsageError("--csv takes one form, because the columns of forms differ", "Give --form one name.")
     return names

@@ -290,7 +290,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
         (["--warmup", "soon"], 2, "'auto' or a number"),
         (["mlp", "--memory-format", "nhwc"], 2, "has no images"),
         (["--data", "device", "--loader-workers", "2"], 2, "does not go with"),
-        (["a:b", "--strategy", "gloo"], 2, "a function of your own decides that itself"),
+        (["a:b", "--strategy", "gloo"], 2, "your own function decides that itself"),
         (["--nnodes", "2"], 2, "--rdzv-endpoint"),
         (["--python", "/does/not/exist"], 2, "cannot be run"),
         (["--output", "/proc/cpuinfo"], 2, "is a file"),
