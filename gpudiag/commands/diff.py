@@ -48,7 +48,7 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Attributes the difference of their step times to buckets, ranks, kernels, collectives and copies, which add up to it.
+    Attributes the difference of their step times to buckets, ranks, kernels, collectives and copies.
     """
     threshold = _percent(fail_on) if fail_on is not None else None
     from gpudiag.app.diff import diff as compare

@@ -50,8 +50,8 @@ def report(
 ) -> None:
     """Draw the report of a run again.
 
-    Analyses the run's traces again. Without traces, draws analysis.json, which may also be named itself. For a directory
-    of `gpudiag scale`, draws the scaling.
+    Analyses the run's traces again. Without traces, draws analysis.json, which may also be named itself. For a
+    directory of `gpudiag scale`, draws the scaling.
     """
     from gpudiag.app.report import report as make
 
