@@ -212,7 +212,7 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
     it that is one less deep.
     """
     lasts = end - start if lasts is None else lasts
-    own = lasts.copy()
+    self_ns = lasts.copy()
     count = len(start)
     depth = np.arange(count) - np.sort(end, kind="stable").searchsorted(start, side="right")
     children = np.flatnonzero(depth > 0)
@@ -220,6 +220,6 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
         # In order of (depth, position), the parent of (d, i) is the last before (d - 1, i).
         ordered = np.sort(depth * count + np.arange(count))
         parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
-        np.subtract.at(own, parents % count, lasts[children])
-    least: NDArray[np.int64] = np.maximum(own, 0)
+        np.subtract.at(self_ns, parents % count, lasts[children])
+    least: NDArray[np.int64] = np.maximum(self_ns, 0)
     return least

@@ -113,7 +113,7 @@ def analyze_with_step(
     return analysis, views[0]
 
 
-def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
+def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
     """Return the saved analysis that a single path names, else analyse the traces, else read the directory's analysis.
 
     Raises:
@@ -125,7 +125,7 @@ def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: 
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return the analysis as `analysis_of`, with one step to draw if it comes from traces."""
+    """Return the analysis as `load_analysis`, with one step to draw if it comes from traces."""
     views: list[StepView | None] = [None]
 
     def from_traces() -> Analysis:

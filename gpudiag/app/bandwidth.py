@@ -62,14 +62,9 @@ def bandwidth(
 
     Args:
         on_probe: called from several threads with the current probe.
-        observer: called with each message of each process that communicates.
-        say: called with each action, in words.
-        source: saved facts to read instead of measuring.
-        quick: measure only the essential paths.
+        observer, say: called with each message of the processes that communicate, and with each action in words.
+        source, save: files of facts to read instead of measuring, and to write.
         workload: also measure all-reduces of this model's buckets.
-        require_gpu: measure nothing if there is no GPU.
-        timeout_s: end a probe that takes longer.
-        save: file for the facts.
 
     Raises:
         UsageError: no such workload, or options that do not go together.

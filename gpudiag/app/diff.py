@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.analysis.comparison import compare
-from gpudiag.app.analyze import analysis_of
+from gpudiag.app.analyze import load_analysis
 from gpudiag.model.diff import Diff
 from gpudiag.trace import ReadLimits
 
@@ -14,4 +14,4 @@ def diff(before: str, after: str, *, limits: ReadLimits | None = None) -> Diff:
     Raises:
         UnreadableInputError: one of them has no step to compare, or values out of range.
     """
-    return compare(*(analysis_of([path], limits=limits) for path in (before, after)))
+    return compare(*(load_analysis([path], limits=limits) for path in (before, after)))

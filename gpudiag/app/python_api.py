@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from gpudiag.analysis.comparison import compare as compare_analyses
-from gpudiag.app.analyze import analysis_of
+from gpudiag.app.analyze import load_analysis
 from gpudiag.machine import facts_file
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.diff import Diff
@@ -36,7 +36,7 @@ def analyze(*paths: AnyPath, world_size: int | None = None, max_trace_gb: float 
         UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
     """
     limits = ReadLimits(max_bytes=int(max_trace_gb * 1e9))
-    return analysis_of([os.fspath(path) for path in paths], world_size=world_size, limits=limits)
+    return load_analysis([os.fspath(path) for path in paths], world_size=world_size, limits=limits)
 
 
 def compare(before: Analysis | AnyPath, after: Analysis | AnyPath) -> Diff:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gpudiag.app.analyze import analysis_of, analysis_with_step
+from gpudiag.app.analyze import analysis_with_step, load_analysis
 from gpudiag.app.scale.store import recorded_directory
 from gpudiag.errors import UnreadableInputError
 from gpudiag.machine.facts_file import load_facts
@@ -43,7 +43,7 @@ def report(
         UnreadableInputError: the paths have nothing to draw.
         GpudiagError: a file cannot be written.
     """
-    scaling_result = scaling_of(paths)
+    scaling_result = read_scaling(paths)
     if scaling_result is not None:
         scaling, directory = scaling_result
         if html is not None:
@@ -56,7 +56,7 @@ def report(
     if html is not None:
         analysis = _analysis_with_page(paths, html, world_size=world_size, limits=limits)
     else:
-        analysis = analysis_of(paths, world_size=world_size, limits=limits)
+        analysis = load_analysis(paths, world_size=world_size, limits=limits)
     if markdown is not None:
         write_text(markdown, run_text.to_markdown(analysis))
     if csv is not None:
@@ -76,7 +76,7 @@ def _analysis_with_page(
     return analysis
 
 
-def scaling_of(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
+def read_scaling(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
     """Return the scaling result that a single path names and its directory, or None if it names something else.
 
     Raises:

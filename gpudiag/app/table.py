@@ -55,7 +55,7 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
         UnreadableInputError: none of them has results.
         GpudiagError: a file cannot be written.
     """
-    results, left_out = _read_all(runs, points_of)
+    results, left_out = _read_all(runs, read_points)
     rows = [(name, point) for name, points in results for point in points]
     if not rows:
         raise _nothing(left_out)
@@ -81,7 +81,7 @@ def forms(
         UnreadableInputError: none of the paths has results.
         GpudiagError: a file cannot be written.
     """
-    results, left_out = _read_all(runs, _scaling_of)
+    results, left_out = _read_all(runs, _read_scaling)
     if not results:
         raise _nothing(left_out)
     tables = form_tables(results, names, left_out)
@@ -135,17 +135,17 @@ def _saved_verdict(directory: Path) -> str:
     return "" if analysis is None else in_few_words(analysis)
 
 
-def _scaling_of(path: Path) -> Scaling:
-    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raises as `points_of`."""
+def _read_scaling(path: Path) -> Scaling:
+    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raises as `read_points`."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)
-    points = tuple(points_of(path))
+    points = tuple(read_points(path))
     machine = next((point.machine for point in points if point.status == "measured"), Machine())
     return Scaling(workload=",".join(dict.fromkeys(point.workload for point in points)), machine=machine, points=points)
 
 
-def points_of(path: Path) -> list[PointRecord]:
+def read_points(path: Path) -> list[PointRecord]:
     """Return all points of a path.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gpudiag.app.analyze import analysis_of
+from gpudiag.app.analyze import load_analysis
 from gpudiag.app.export import read_recorded
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
@@ -101,7 +101,7 @@ def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLi
             ) from error
         raise
     saved = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
-    analysis = saved or analysis_of([str(run)], world_size=world_size, limits=limits)
+    analysis = saved or load_analysis([str(run)], world_size=world_size, limits=limits)
     write_run(
         directory,
         recorded.export_model,

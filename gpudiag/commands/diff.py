@@ -1,13 +1,12 @@
 """`gpudiag diff`: compare two runs."""
 
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudiag.commands.command_line.options import MAX_TRACE_GB, Json, MaxTraceGb, Width, read_limits
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -54,14 +53,9 @@ def diff(
     from gpudiag.app.diff import diff as compare
 
     result = compare(before, after, limits=read_limits(max_trace_gb))
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.diff.terminal import render_diff
+    from gpudiag.report.diff.terminal import render_diff
 
-        render_diff(result, report_console(width=width))
-        sys.stdout.flush()
+    show(result, render_diff, as_json=as_json, width=width)
     if threshold is not None and regressed(result, threshold):
         typer.echo(f"gpudiag: --fail-on {fail_on} was crossed", err=True)
         raise typer.Exit(1)

@@ -47,7 +47,7 @@ EXAMPLES = (
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
     ("gpudiag profile gpt --no-p2p", "the cost of training without peer access"),
-    ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
+    ("gpudiag profile mytraining:main --output runs/first", "your own function, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "the time of its input alone"),
     ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
     ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without communication"),

@@ -16,10 +16,10 @@ from gpudiag.commands.command_line.options import (
     Timeout,
     Width,
     known_word,
+    split_words,
     this_command,
-    words_of,
 )
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.recommendation import RecommendRequest
 from gpudiag.model.job import DEFAULT_FRAMEWORK, MEMORY_FORMATS, PRECISIONS, RunOptions
@@ -153,7 +153,7 @@ def recommend(
         _refuse({"--software": software_option, "--facts": facts, "--gradients": gradients, "--compute-ms": compute_ms})
     if gradients is not None and workload is not None:
         raise UsageError("give a workload or --gradients, not both", "Leave one of them out.")
-    request = RecommendRequest(run=run, exact=exact, every=every, only=words_of(only), budget_s=budget)
+    request = RecommendRequest(run=run, exact=exact, every=every, only=split_words(only), budget_s=budget)
     if predict_only:
         from gpudiag.app.recommend.offline_recommendation import recommend_offline
 
@@ -165,13 +165,9 @@ def recommend(
 
         with ProbeProgress() as probing, StrategyBenchmarkProgress() as progress:
             result = measure(request, progress.heard, progress.say, probing)
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.terminal.recommendation import render_recommendation
+    from gpudiag.report.terminal.recommendation import render_recommendation
 
-        render_recommendation(result, report_console(width=width))
+    show(result, render_recommendation, as_json=as_json, width=width)
 
 
 def _refuse(predicting: dict[str, object]) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import Json, Python, Width, known_word, this_command, words_of
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.options import Json, Python, Width, known_word, split_words, this_command
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.scale_request import RECORDED, Network, ScaleRequest, Wanted
 from gpudiag.model.job import DATA_SOURCES, INDEPENDENT, MEMORY_FORMATS, PRECISIONS, RunOptions
@@ -43,7 +43,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    words = words_of(text)
+    words = split_words(text)
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes numbers such as 1,2,4, not '{text}'", "See `gpudiag scale --help`.")
     return tuple(int(word) for word in words)
@@ -209,9 +209,8 @@ def scale(
         voxels=volume,
         voxels_per_sample=dict.fromkeys(names or WORKLOADS, voxels_per_sample) if voxels_per_sample else {},
     )
-    if source is None:
-        _check_voxels(wanted, names)
-    directory = source or output or _new_directory()
+    _check_voxels(wanted, names, concluding=source is not None)
+    directory = source or output or Path(f"gpudiag-runs/{time.strftime('%Y%m%d-%H%M%S')}-scale")
     if quick:
         starts, accuracy, seconds = starts or 1, 5.0, min(seconds, 2.0)
     run = RunOptions(
@@ -227,11 +226,11 @@ def scale(
         output=directory,
         workloads=names,
         devices=_numbers("--devices", devices),
-        strategies=words_of(strategies),
+        strategies=split_words(strategies),
         batch_sizes=_numbers("--batch-size", batch_size),
-        data=words_of(data),
-        precisions=words_of(precision),
-        memory_formats=words_of(memory_format),
+        data=split_words(data),
+        precisions=split_words(precision),
+        memory_formats=split_words(memory_format),
         compiled=(False, True) if compile_both else (),
         mode="strong" if strong else "weak",
         pairs=subsets == "pairs",
@@ -255,14 +254,9 @@ def scale(
 
 
 def _show(result: "Scaling", directory: Path, *, as_json: bool, width: int | None) -> None:
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.scaling.terminal import render_scaling
+    from gpudiag.report.scaling.terminal import render_scaling
 
-        render_scaling(result, report_console(width=width))
-    sys.stdout.flush()
+    show(result, render_scaling, as_json=as_json, width=width)
     typer.echo(f"gpudiag: saved in {directory}", err=True)
 
 
@@ -274,20 +268,16 @@ def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, con
         raise UsageError("--subsets does not go with --strong", "Leave one of them out.")
 
 
-def _new_directory() -> Path:
-    return Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-scale"
-
-
 def _warmup_s(*, quick: bool, limited: bool) -> float:
     if quick:
         return 5.0
     return 8.0 if limited else 20.0
 
 
-def _check_voxels(wanted: Wanted, names: tuple[str, ...]) -> None:
+def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
     """Refuse `--volume` when nothing says how many voxels a sample writes; workloads that predict count them."""
-    predicts = any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
-    if wanted.voxels is not None and not wanted.voxels_per_sample and not predicts:
+    counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
+    if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
         raise UsageError(
             "--volume needs --voxels-per-sample", "Give how many voxels one sample writes, or measure unet3d-predict."
         )
@@ -310,7 +300,7 @@ def _conclude_again(request: ScaleRequest) -> "Scaling":
 def _network(text: str | None) -> Network | None:
     if text is None:
         return None
-    words = words_of(text)
+    words = split_words(text)
     try:
         numbers = [float(word) for word in words]
     except ValueError:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpudiag.app.selftest.catalogue import FAULTS, WELL_BUILT, catalogue_entry
-from gpudiag.commands.command_line.options import Devices, Json, Python, Timeout, Width, this_command, words_of
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.options import Devices, Json, Python, Timeout, Width, split_words, this_command
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError
 from gpudiag.model.job import RunOptions
 from gpudiag.training.frameworks.registry import framework_option
@@ -74,7 +74,7 @@ def selftest(
         timeout_s=timeout,
         command=this_command(),
     )
-    names, others = words_of(faults), words_of(jobs)
+    names, others = split_words(faults), split_words(jobs)
     for name in (*names, *others):
         catalogue_entry(name)
     from gpudiag.app.selftest.selftest import SelftestRequest, default_output, judge_directory
@@ -85,32 +85,28 @@ def selftest(
         for option, value in given.items():
             if value is not None:
                 raise UsageError(f"{option} does not go with --from, which trains nothing", "Leave one of them out.")
-        result, place = judge_directory(source), source
+        result, directory = judge_directory(source), source
     else:
         from gpudiag.commands.progress.status_line import FaultProgress
 
-        place = output or default_output()
+        directory = output or default_output()
         request = SelftestRequest(
-            run=run, output=place, faults=names, jobs=others, workloads=words_of(workloads), quick=quick
+            run=run, output=directory, faults=names, jobs=others, workloads=split_words(workloads), quick=quick
         )
         with FaultProgress() as progress:
             result = run_selftest(request, progress.heard, progress.say)
-    _show(result, place, as_json=as_json, width=width, markdown=markdown)
+    _show(result, directory, as_json=as_json, width=width, markdown=markdown)
     if not result.passed:
         raise typer.Exit(1)
 
 
-def _show(result: "Selftest", place: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
+def _show(result: "Selftest", directory: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
     if markdown is not None:
         from gpudiag.app.report import write_text
         from gpudiag.report.terminal.selftest import markdown as as_markdown
 
         write_text(markdown, as_markdown(result))
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.terminal.selftest import render_selftest
+    from gpudiag.report.terminal.selftest import render_selftest
 
-        render_selftest(result, report_console(width=width))
-    typer.echo(f"gpudiag: saved in {place}", err=True)
+    show(result, render_selftest, as_json=as_json, width=width)
+    typer.echo(f"gpudiag: saved in {directory}", err=True)

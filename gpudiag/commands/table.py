@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import Json, Width, words_of
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.options import Json, Width, split_words
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.form_table import FORMS
 
@@ -50,26 +50,18 @@ def table(
 
     if form is not None:
         tables = forms(runs, _forms(form, to_csv=csv is not None), markdown=markdown, csv=csv)
-        if as_json:
-            write_as_json(tables)
-        else:
-            from gpudiag.report.console import report_console
-            from gpudiag.report.text.forms import render_forms
+        from gpudiag.report.text.forms import render_forms
 
-            render_forms(tables, report_console(width=width))
+        show(tables, render_forms, as_json=as_json, width=width)
         return
     result = arrange(runs, markdown=markdown, csv=csv)
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.text.results import render_table
+    from gpudiag.report.text.results import render_table
 
-        render_table(result, report_console(width=width))
+    show(result, render_table, as_json=as_json, width=width)
 
 
 def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
-    names = tuple(FORMS) if text.strip() == "all" else words_of(text)
+    names = tuple(FORMS) if text.strip() == "all" else split_words(text)
     for name in names:
         if name not in FORMS:
             raise UsageError(f"--form knows no '{name}'", there_are(name, (*FORMS, "all")))

@@ -1,13 +1,12 @@
 """`gpudiag topology`: show the machine's hardware, and what is wrong with it."""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpudiag.commands.command_line.options import Json, Width
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.output import show
 
 EXAMPLES = (
     ("gpudiag topology", "GPUs, links, network devices and host of this machine, and what is wrong with them"),
@@ -39,13 +38,8 @@ def topology(
     from gpudiag.app.topology import topology as read
 
     facts = read(source, save=save)
-    if as_json:
-        write_as_json(facts)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.facts.topology import render_topology
+    from gpudiag.report.facts.topology import render_topology
 
-        render_topology(facts, report_console(width=width))
-    sys.stdout.flush()
+    show(facts, render_topology, as_json=as_json, width=width)
     if require_gpu:
         check_gpu(facts, "see")

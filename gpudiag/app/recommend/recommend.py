@@ -41,11 +41,7 @@ def recommend(
 ) -> Recommendation:
     """Predict, measure the best few by turns, and choose; measurements are kept in the run directory.
 
-    Args:
-        request: what to do.
-        observer: called with each message of each training process.
-        say: called with each action, in words.
-        on_probe: called from several threads with the current probe.
+    `on_probe` is called from several threads.
 
     Raises:
         UsageError: a name that does not exist, or a user-defined function.

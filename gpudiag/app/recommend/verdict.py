@@ -33,7 +33,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
         turns: candidates with two rounds or more, `independent` included.
         failed: why candidates failed, or had no turns.
         steady: candidates whose mean is steady, `independent` included.
-        fastest: the fastest strategy that exchanges; of the steady ones if there are any.
+        fastest: the fastest strategy that communicates; of the steady ones if there are any.
     """
 
     turns: dict[str, Turns]
@@ -43,7 +43,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def racing(self) -> dict[str, Turns]:
-        """The measured strategies that exchange gradients."""
+        """The measured strategies that communicate."""
         return _without_independent(self.turns)
 
 

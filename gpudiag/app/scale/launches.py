@@ -38,7 +38,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def p2p(self) -> bool:
-        """Whether its processes have peer access."""
+        """True if the processes have peer access."""
         return all(point.job.p2p for point in self.points)
 
     @property

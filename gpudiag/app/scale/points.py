@@ -266,7 +266,7 @@ def _point(
 
 
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Return the points to record: for `auto`, the largest of each strategy that exchanges, and their baselines."""
+    """Return the points to record: for `auto`, the largest of each strategy that communicates, and their baselines."""
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":
         return []

@@ -45,11 +45,6 @@ Observer = Callable[["Progress", "Launch"], None]
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
     """Measure the requested points that are missing, and write `scaling.json`; None if only measuring.
 
-    Args:
-        request: what to measure.
-        observer: called with each message of each training process.
-        say: called with each action, in words.
-
     Raises:
         UsageError: a name that does not exist, or an output directory with points of another machine.
         HardwareMissingError: more devices than there are.
@@ -61,7 +56,7 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
     with locked(request.output):
         # The plans say what is trained, so the launch itself has no options of it.
         run = msgspec.structs.replace(request.run, output=str(request.output / "launch-0"))
-        benchmark = _Benchmark(request, store, prepare_program(run), observer, say)
+        benchmark = _ScalingBenchmark(request, store, prepare_program(run), observer, say)
         benchmark.measure()
         if request.measure_only:
             _check_any(benchmark.points.values(), request)
@@ -123,7 +118,7 @@ def _unreadable_points(store: Store) -> list[Remark]:
     return [Remark(code="unreadable-point", message=note) for note in store.notes]
 
 
-class _Benchmark:
+class _ScalingBenchmark:
     """The points of one call: measured ones, and those left to time or to profile, most important first."""
 
     def __init__(

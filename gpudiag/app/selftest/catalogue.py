@@ -80,7 +80,7 @@ def _applies(entry: CatalogueEntry, workloads: tuple[str, ...]) -> bool:
     return not workloads or any(entry.fits(workload) for workload in workloads)
 
 
-def plan_of(entry: CatalogueEntry, *, device: str, world_size: int, framework: str) -> FaultPlan:
+def fault_plan(entry: CatalogueEntry, *, device: str, world_size: int, framework: str) -> FaultPlan:
     """Return the fault's plan for the training processes."""
     return FaultPlan(
         name=entry.name,

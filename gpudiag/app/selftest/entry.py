@@ -13,7 +13,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: as on the command line.
         summary: the change to the job.
-        kind: the fault that the training processes inject.
+        injected: the fault that the training processes inject, if its name differs.
         code: the finding that should come first; None for a clean run.
         causes: right causes; empty for any.
         cpu_causes: right causes on CPU processes, whose training thread is host and device at once.
@@ -32,8 +32,8 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     summary: str
-    kind: str
     code: str | None
+    injected: str = ""
     causes: tuple[str, ...] = ()
     cpu_causes: tuple[str, ...] | None = None
     gpu_amount: float | None = None
@@ -48,6 +48,11 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     or_else: dict[str, tuple[str, ...]] = {}
     job: bool = False
     workloads: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The fault that the training processes inject."""
+        return self.injected or self.name
 
     @property
     def well_built(self) -> bool:

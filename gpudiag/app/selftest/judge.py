@@ -27,7 +27,7 @@ _TRIMMED = 0.1
 _WITHIN = ((0.10, 1.0), (0.25, 2.0))
 
 
-def cost_of(blocks: Sequence[Block]) -> Cost:
+def ablation_cost(blocks: Sequence[Block]) -> Cost:
     """Return the true cost, from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. Neighbouring blocks of either kind
@@ -49,12 +49,12 @@ def cost_of(blocks: Sequence[Block]) -> Cost:
     )
 
 
-def communication_of(clean: Cost, apart: Cost) -> Cost:
+def communication_cost(clean: Cost, apart: Cost) -> Cost:
     """Return the cost of communication in the clean job.
 
     Args:
         clean: the cost of the fault "none".
-        apart: the cost of a fault of communication, whose blocks without it exchange nothing.
+        apart: the cost of a fault of communication, whose blocks without it have no communication.
     """
     return Cost(
         clean_ms=apart.clean_ms,
@@ -127,7 +127,7 @@ def judge(
         clean_losses: the cost of communication and of launching without the fault, by finding code, if measured.
         run_dir: the run directory.
     """
-    cost = cost_of(ablation.blocks)
+    cost = ablation_cost(ablation.blocks)
     tolerance = tolerance_ms(
         cost, device=ablation.device, window_error_ms=window_error_ms, window_ms=analysis.steps.mean_ms
     )
@@ -144,17 +144,19 @@ def judge(
                 if finding.code != code or not _is_clean_loss(finding, loss, alarm_ms, allowed_ms)
             ]
     first = _first(alarms, expected)
-    found = None if first is None else _found(first)
+    primary = None if first is None else _found(first)
     others = _others(analysis, alarms, first, alarm_ms)
-    included_ms = _included_ms(found, expected, clean_losses)
-    verdict, why = compare(cost, expected, found, others, tolerance=tolerance, alarm=alarm_ms, included_ms=included_ms)
+    included_ms = _included_ms(primary, expected, clean_losses)
+    verdict, why = compare(
+        cost, expected, primary, others, tolerance=tolerance, alarm=alarm_ms, included_ms=included_ms
+    )
     clean_ms = {code: loss.ms for code, loss in clean_losses.items()}
     return Row(
         workload=ablation.workload,
         fault=ablation.fault.name,
         expected=expected,
         true=cost,
-        found=found,
+        found=primary,
         others=others,
         exchange_ms=clean_ms.get(COMMUNICATION),
         launching_ms=clean_ms.get(LAUNCHING),
@@ -179,21 +181,21 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
     )
 
 
-def _included_ms(found: Found | None, expected: Expected, clean_losses: Mapping[str, Cost]) -> float:
+def _included_ms(primary: Found | None, expected: Expected, clean_losses: Mapping[str, Cost]) -> float:
     """Return the clean job's loss that removing the found cause also removes.
 
     Removing all launch overhead or all communication includes the clean job's share, unless communication is the
     fault itself.
     """
-    if found is None or found.code not in clean_losses or {found.code, expected.code} == {COMMUNICATION}:
+    if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
         return 0.0
-    return max(0.0, clean_losses[found.code].ms)
+    return max(0.0, clean_losses[primary.code].ms)
 
 
 def compare(
     cost: Cost,
     expected: Expected,
-    found: Found | None,
+    primary: Found | None,
     others: tuple[Found, ...],
     *,
     tolerance: float,
@@ -208,30 +210,30 @@ def compare(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
     if expected.code is None:
-        if found is None:
+        if primary is None:
             return "right", ()
-        return "wrong", (f"false alarm: {found.code}, {found.ms:.1f} ms", *false_alarms)
-    if found is None:
+        return "wrong", (f"false alarm: {primary.code}, {primary.ms:.1f} ms", *false_alarms)
+    if primary is None:
         if cost.ms <= max(alarm, tolerance):
             return "too small", ()
         return "wrong", (f"not found: {cost.ms:.1f} ms of {cost.faulty_ms:.1f}",)
     why = []
-    if found.code not in expected.codes:
-        why.append(f"{found.code} instead of {expected.code}")
+    if primary.code not in expected.codes:
+        why.append(f"{primary.code} instead of {expected.code}")
     else:
-        if found.ranks != expected.ranks:
-            why.append(f"ranks {_list(found.ranks)} instead of {_list(expected.ranks)}")
-        causes = expected.causes_of(found.code)
-        if causes and found.cause not in causes:
-            why.append(f"cause '{found.cause}' instead of '{causes[0]}'")
-        excess_ms = _excess_ms(found, cost, included_ms)
+        if primary.ranks != expected.ranks:
+            why.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
+        causes = expected.causes_of(primary.code)
+        if causes and primary.cause not in causes:
+            why.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
+        excess_ms = _excess_ms(primary, cost, included_ms)
         if abs(excess_ms) > tolerance:
             why.append(f"{abs(excess_ms):.1f} ms too {'much' if excess_ms > 0 else 'little'}")
     why.extend(false_alarms)
     return ("wrong" if why else "right"), tuple(why)
 
 
-def scores_of(rows: Iterable[Row]) -> tuple[Score, ...]:
+def count_scores(rows: Iterable[Row]) -> tuple[Score, ...]:
     """Count correct diagnoses by aspect, of the faults that are large enough to be found, and false alarms."""
     rows = tuple(rows)
     faults = [
@@ -239,14 +241,14 @@ def scores_of(rows: Iterable[Row]) -> tuple[Score, ...]:
     ]
     listed = [_listed(row) for row in faults]
     scores = [
-        _score("found", [found is not None for found in listed]),
+        _score("found", [primary is not None for primary in listed]),
         _score("code first", [row.found is not None and row.found.code in row.expected.codes for row in faults]),
         _score("ranks and cause right", list(map(_is_named_right, faults, listed))),
     ]
     for share, ms in _WITHIN:
         within = [
-            found is not None and abs(_excess_ms(found, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
-            for row, found in zip(faults, listed, strict=True)
+            primary is not None and abs(_excess_ms(primary, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
+            for row, primary in zip(faults, listed, strict=True)
         ]
         scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", within))
     return (*scores, _score("rows with a false alarm", [_has_false_alarm(row) for row in rows]))
@@ -258,15 +260,15 @@ def _listed(row: Row) -> Found | None:
     return next((finding for finding in findings if finding.code in row.expected.codes), None)
 
 
-def _is_named_right(row: Row, found: Found | None) -> bool:
-    if found is None or found.ranks != row.expected.ranks:
+def _is_named_right(row: Row, primary: Found | None) -> bool:
+    if primary is None or primary.ranks != row.expected.ranks:
         return False
-    causes = row.expected.causes_of(found.code)
-    return not causes or found.cause in causes
+    causes = row.expected.causes_of(primary.code)
+    return not causes or primary.cause in causes
 
 
 def _has_false_alarm(row: Row) -> bool:
-    return any(found.code not in row.expected.codes for found in (row.found, *row.others) if found is not None)
+    return any(finding.code not in row.expected.codes for finding in (row.found, *row.others) if finding is not None)
 
 
 def _score(name: str, right: list[bool]) -> Score:
@@ -274,9 +276,9 @@ def _score(name: str, right: list[bool]) -> Score:
     return Score(name=name, right=sum(right), of=len(right), low=low, high=high)
 
 
-def _excess_ms(found: Found, cost: Cost, included_ms: float) -> float:
+def _excess_ms(primary: Found, cost: Cost, included_ms: float) -> float:
     """Return by how much the found amount exceeds the true one, which may contain `included_ms` or not."""
-    return found.ms - min(max(found.ms, cost.ms), cost.ms + included_ms)
+    return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
 def _first(alarms: Sequence[Finding], expected: Expected) -> Finding | None:

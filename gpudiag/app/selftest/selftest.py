@@ -12,15 +12,15 @@ import msgspec
 from gpudiag.app.analyze import analyze_run, side_by_side
 from gpudiag.app.profile.prepare import Prepared, prepare_program
 from gpudiag.app.profile.train import train
-from gpudiag.app.selftest.catalogue import CATALOGUE, choose, plan_of
+from gpudiag.app.selftest.catalogue import CATALOGUE, choose, fault_plan
 from gpudiag.app.selftest.entry import CatalogueEntry
 from gpudiag.app.selftest.judge import (
     COMMUNICATION,
     LAUNCHING,
-    communication_of,
-    cost_of,
+    ablation_cost,
+    communication_cost,
+    count_scores,
     judge,
-    scores_of,
     tolerance_in_words,
 )
 from gpudiag.errors import UnreadableInputError, UsageError, there_are
@@ -90,11 +90,6 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
     """Train, record, analyse and judge. What was measured is in the output directory, also after a failure.
-
-    Args:
-        request: what to do.
-        observer: called with each message of each training process.
-        say: called with each action, in words.
 
     Raises:
         UsageError: a name that does not exist, or no fault can run here.
@@ -169,7 +164,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
         tolerance=tolerance_in_words(first.device),
         rows=tuple(rows),
         left_out=(*(_left_out_before(output) if left_out is None else left_out), *_failures(output)),
-        scores=scores_of(rows),
+        scores=count_scores(rows),
         software=records[-1].software,
     )
     write_json(output / SELFTEST_FILE, result)
@@ -190,8 +185,8 @@ def _failures(output: Path) -> tuple[LeftOut, ...]:
 
 def _losses(job: Ablation) -> dict[str, Cost]:
     """Return what a whole job loses to its own communication and launch overhead, by finding code."""
-    launching = {LAUNCHING: cost_of(job.held)} if job.held else {}
-    return {COMMUNICATION: cost_of(job.blocks)} | launching
+    launching = {LAUNCHING: ablation_cost(job.held)} if job.held else {}
+    return {COMMUNICATION: ablation_cost(job.blocks)} | launching
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
@@ -210,7 +205,7 @@ def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str
 def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], Cost]:
     """Return the cost on GPUs by workload and fault."""
     return {
-        (ablation.workload, ablation.fault.name): cost_of(ablation.blocks)
+        (ablation.workload, ablation.fault.name): ablation_cost(ablation.blocks)
         for ablation in ablations
         if ablation.device == "cuda"
     }
@@ -220,7 +215,7 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, Cost]]:
     """Return the cost of communication from the blocks of two faults, for recordings without a background plan."""
     costs = _gpu_costs(ablations)
     return {
-        workload: {COMMUNICATION: communication_of(clean, costs[workload, "slow-exchange"])}
+        workload: {COMMUNICATION: communication_cost(clean, costs[workload, "slow-exchange"])}
         for (workload, name), clean in costs.items()
         if name == "none" and (workload, "slow-exchange") in costs
     }
@@ -272,7 +267,8 @@ def _launch(
         precision=training.precision,
         memory_format=training.memory_format or framework_named(request.run.framework).memory_format,
         faults=tuple(
-            plan_of(entry, device=device, world_size=world_size, framework=request.run.framework) for entry in entries
+            fault_plan(entry, device=device, world_size=world_size, framework=request.run.framework)
+            for entry in entries
         ),
         # Hosts of idle GPUs drift too: by a fifth of ResNet-50's step within a minute.
         pairs=2 if request.quick else 4,

@@ -9,7 +9,6 @@ JOBS = (
     CatalogueEntry(
         name="fsdp2",
         summary="parameters, gradients and optimizer state are sharded (fully_shard)",
-        kind="fsdp2",
         code="communication-bound",
         causes=("transfer",),
         or_else={"launch-bound": ()},
@@ -22,7 +21,6 @@ JOBS = (
     CatalogueEntry(
         name="tensor-parallel",
         summary="each layer of a feed-forward stack is shared by two ranks, beside data parallelism",
-        kind="tensor-parallel",
         code="communication-bound",
         causes=("transfer",),
         gpu_amount=0.0,
@@ -35,7 +33,6 @@ JOBS = (
     CatalogueEntry(
         name="cuda-graph",
         summary="well built: forward and backward are one CUDA graph",
-        kind="cuda-graph",
         code=None,
         gpu_amount=0.0,
         job=True,
@@ -44,7 +41,6 @@ JOBS = (
     CatalogueEntry(
         name="compiled",
         summary="well built: each block is compiled (torch.compile)",
-        kind="compiled",
         code=None,
         gpu_amount=0.0,
         job=True,
@@ -53,7 +49,6 @@ JOBS = (
     CatalogueEntry(
         name="side-stream-copies",
         summary="well built: batches are copied one step ahead, on their own stream",
-        kind="side-stream-copies",
         code=None,
         gpu_amount=0.0,
         job=True,
@@ -62,7 +57,6 @@ JOBS = (
     CatalogueEntry(
         name="accumulation",
         summary="well built: gradients of two batches are accumulated under no_sync()",
-        kind="accumulation",
         code=None,
         gpu_amount=0.0,
         cpu_amount=0.0,
@@ -72,7 +66,6 @@ JOBS = (
     CatalogueEntry(
         name="checkpointing",
         summary="well built: blocks are computed again in backward (activation checkpointing)",
-        kind="checkpointing",
         code=None,
         gpu_amount=0.0,
         cpu_amount=0.0,

@@ -81,7 +81,7 @@ def known_word(option: str, word: str | None, words: tuple[Word, ...]) -> Word |
     raise UsageError(f"{option} knows no '{word}'", there_are(word, words))
 
 
-def words_of(text: str | None) -> tuple[str, ...]:
+def split_words(text: str | None) -> tuple[str, ...]:
     """Split a list such as `a,b`."""
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
-    import msgspec
+    from collections.abc import Callable
+
+    from rich.console import Console
 
     from gpudiag.model.analysis import Analysis
+
+
+Result = TypeVar("Result", bound=msgspec.Struct)
 
 
 def write_as_json(result: msgspec.Struct) -> None:
@@ -16,6 +23,17 @@ def write_as_json(result: msgspec.Struct) -> None:
     from gpudiag.model.run_directory import encode_json
 
     sys.stdout.write(encode_json(result).decode())
+    sys.stdout.flush()
+
+
+def show(result: Result, render: Callable[[Result, Console], None], *, as_json: bool, width: int | None) -> None:
+    """Print a result as JSON, or render it."""
+    if as_json:
+        write_as_json(result)
+        return
+    from gpudiag.report.console import report_console
+
+    render(result, report_console(width=width))
     sys.stdout.flush()
 
 

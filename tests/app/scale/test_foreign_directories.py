@@ -10,7 +10,7 @@ import pytest
 from gpudiag.app.report import write_scaling
 from gpudiag.app.scale.scale import conclude_again
 from gpudiag.app.scale.store import Store, recorded_directory
-from gpudiag.app.table import points_of
+from gpudiag.app.table import read_points
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.job import RunOptions
@@ -88,7 +88,7 @@ def test_reading_for_a_table_renames_no_file(tmp_path: Path) -> None:
     broken = next((foreign / "points").iterdir()) / "point.json"
     broken.write_text("{")
     before = state(foreign)
-    assert len(points_of(foreign)) == 1
+    assert len(read_points(foreign)) == 1
     assert state(foreign) == before
 
 

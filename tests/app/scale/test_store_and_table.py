@@ -12,7 +12,7 @@ import pytest
 from gpudiag.analysis.scaling.measured import which_gpus, with_figures
 from gpudiag.analysis.scaling.table import results_table
 from gpudiag.app.scale.store import Store, check_machine, writing
-from gpudiag.app.table import points_of
+from gpudiag.app.table import read_points
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, Scaling
 from gpudiag.model.benchmarks.sweep import Outcome
@@ -190,7 +190,7 @@ def test_different_modes_and_batches_are_not_ranked_together() -> None:
 
 def test_single_run_is_a_result(tmp_path: Path) -> None:
     write_json(tmp_path / RUN_FILE, record(40.0, 40.0))
-    (point,) = points_of(tmp_path)
+    (point,) = read_points(tmp_path)
     assert (point.devices, point.batch_per_device, point.precision) == (2, 64, "bf16")
     assert point.samples_per_s == pytest.approx(128 / 0.04)
 
@@ -198,7 +198,7 @@ def test_single_run_is_a_result(tmp_path: Path) -> None:
 def test_loop_without_batch_size_has_step_time_but_no_throughput(tmp_path: Path) -> None:
     own = msgspec.structs.replace(record(40.0, 41.0), strategy="own", batch_size_per_device=None, options={})
     write_json(tmp_path / RUN_FILE, own)
-    (point,) = points_of(tmp_path)
+    (point,) = read_points(tmp_path)
     assert (point.status, point.samples_per_s, point.step_ms) == ("measured", None, 41.0)
     text = to_markdown(results_table([("own", point)]))
     assert "## resnet50 · samples per step not recorded · 2 devices" in text
@@ -210,15 +210,15 @@ def test_benchmark_without_conclusion_is_read_from_its_points(tmp_path: Path) ->
     store = Store(tmp_path)
     store.save(measured(1, 30.0))
     store.save(measured(4, 40.0))
-    assert sorted(point.efficiency or 0 for point in points_of(tmp_path)) == pytest.approx([0.75, 1.0])
+    assert sorted(point.efficiency or 0 for point in read_points(tmp_path)) == pytest.approx([0.75, 1.0])
 
 
 def test_result_with_older_schema_is_refused_by_name(tmp_path: Path) -> None:
     write_json(tmp_path / SCALING_FILE, Scaling(schema="gpudiag/scaling/0", workload="resnet50"))
     with pytest.raises(UnreadableInputError, match="gpudiag/scaling/0"):
-        points_of(tmp_path)
+        read_points(tmp_path)
 
 
 def test_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="holds no results"):
-        points_of(tmp_path)
+        read_points(tmp_path)

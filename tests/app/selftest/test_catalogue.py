@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, faulty_rank, plan_of
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, fault_plan, faulty_rank
 from gpudiag.app.selftest.selftest import CPU_TRAININGS, GPU_TRAININGS
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES
@@ -75,7 +75,7 @@ def test_unknown_fault_is_refused_with_a_list_of_known_ones() -> None:
 @pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda entry: entry.name)
 def test_expected_codes_and_causes_exist(entry: Any) -> None:
     assert entry.code is None or entry.code in FINDING_CODES
-    expected = entry.expected("cuda", plan_of(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
+    expected = entry.expected("cuda", fault_plan(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
     some = (0,) if entry.first_rank else (2,) if entry.one_rank else (0, 1, 2, 3)
     assert expected.ranks == (() if entry.code is None else some)
     assert expected.codes <= set(FINDING_CODES)

@@ -10,7 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, scores_of, tolerance_ms, trimmed_mean
+from gpudiag.app.selftest.judge import (
+    ablation_cost,
+    communication_cost,
+    compare,
+    count_scores,
+    judge,
+    tolerance_ms,
+    trimmed_mean,
+)
 from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
 from gpudiag.model.benchmarks.selftest import Ablation, Block, Cost, Expected, FaultPlan, Found, Row
 
@@ -36,7 +44,7 @@ def cost(ms: float, error_ms: float = 0.0) -> Cost:
 
 
 def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
-    result = cost_of(blocks((30, 56), (31, 57.5), (29, 55.5)))
+    result = ablation_cost(blocks((30, 56), (31, 57.5), (29, 55.5)))
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
@@ -48,18 +56,18 @@ def test_drift_adds_no_cost() -> None:
     # Off on on off off on: a machine that slows down by 1 ms per block.
     order = [False, True, True, False, False, True, True, False]
     drifting = [Block(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
-    assert cost_of(drifting).ms == pytest.approx(0.0)
+    assert ablation_cost(drifting).ms == pytest.approx(0.0)
 
 
 def test_single_disturbance_adds_no_cost() -> None:
     steady = [Block(on=on, step_ms=((30.0,) * 10,)) for on in (False, True)]
     hiccup = [steady[0], Block(on=True, step_ms=((30.0,) * 9 + (500.0,),))]
-    assert cost_of(hiccup).ms == cost_of(steady).ms == 0.0
+    assert ablation_cost(hiccup).ms == ablation_cost(steady).ms == 0.0
 
 
 def test_cost_without_a_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="no pair"):
-        cost_of([Block(on=True, step_ms=((1.0,),))])
+        ablation_cost([Block(on=True, step_ms=((1.0,),))])
 
 
 @given(st.lists(STEP_MS, min_size=1, max_size=40))
@@ -70,7 +78,7 @@ def test_trimmed_mean_lies_within_the_values(values: list[float]) -> None:
 @given(st.lists(st.tuples(STEP_MS, STEP_MS), min_size=1, max_size=6), st.floats(-50, 50))
 def test_cost_does_not_depend_on_a_constant_added_to_all_steps(pairs: list[tuple[float, float]], shift: float) -> None:
     shifted = [(off + shift, on + shift) for off, on in pairs]
-    assert cost_of(blocks(*shifted)).ms == pytest.approx(cost_of(blocks(*pairs)).ms, abs=1e-6)
+    assert ablation_cost(blocks(*shifted)).ms == pytest.approx(ablation_cost(blocks(*pairs)).ms, abs=1e-6)
 
 
 @pytest.mark.parametrize(("true_ms", "allowed_ms"), [(26.0, 2.6), (4.0, 1.0), (10.0, 1.0)])
@@ -176,8 +184,8 @@ def test_noise_on_cpus_raises_the_alarm_level() -> None:
 
 
 def test_clean_communication_cost_is_the_difference_to_a_job_without_communication() -> None:
-    exchange = communication_of(
-        cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5)))
+    exchange = communication_cost(
+        ablation_cost(blocks((28.3, 28.4), (28.5, 28.4))), ablation_cost(blocks((26.6, 42.3), (26.6, 42.5)))
     )
     assert exchange.ms == pytest.approx(1.8)
     assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
@@ -246,7 +254,7 @@ def test_scores_count_each_aspect_separately() -> None:
     rows = rows_of((LATE, found()), (LATE, found(ranks=(1,), ms=31.0)), (LATE, None), (clean, None), (clean, found()))
     behind = msgspec.structs.replace(rows[0], found=found(code="launch-bound"), others=(found(cause="copy", ms=28.2),))
     small = msgspec.structs.replace(rows[2], true=cost(1.0))
-    scores = {score.name: (score.right, score.of) for score in scores_of([*rows, behind, small])}
+    scores = {score.name: (score.right, score.of) for score in count_scores([*rows, behind, small])}
     assert scores == {
         "found": (3, 4),
         "code first": (2, 4),
@@ -258,4 +266,4 @@ def test_scores_count_each_aspect_separately() -> None:
 
 
 def test_scores_without_rows_have_full_intervals() -> None:
-    assert all((score.right, score.of, score.low, score.high) == (0, 0, 0.0, 1.0) for score in scores_of([]))
+    assert all((score.right, score.of, score.low, score.high) == (0, 0, 0.0, 1.0) for score in count_scores([]))
