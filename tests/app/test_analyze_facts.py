@@ -64,23 +64,27 @@ def hot(facts: Facts, index: int) -> Facts:
 class TestAnalysis:
     def test_collectives_are_compared_with_the_probe_of_their_size(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
-        sizes = [one.bytes for one in four_h200().collectives if one.strategy == "nccl"]
+        sizes = [collective.bytes for collective in four_h200().collectives if collective.strategy == "nccl"]
         found = analyze([run_dir]).collectives
-        reduced = [one for one in found if one.operation == "all_reduce" and one.size_bytes]
+        reduced = [collective for collective in found if collective.operation == "all_reduce" and collective.size_bytes]
         assert reduced
-        for one in reduced:
-            assert one.size_bytes is not None
-            assert (one.probe_busbw_gb_per_s is not None) == (min(sizes) <= one.size_bytes <= max(sizes))
-        assert any(one.probe_busbw_gb_per_s for one in reduced)
-        assert all(one.probe_busbw_gb_per_s is None for one in found if one.operation == "broadcast")
+        for collective in reduced:
+            assert collective.size_bytes is not None
+            assert (collective.probe_busbw_gb_per_s is not None) == (min(sizes) <= collective.size_bytes <= max(sizes))
+        assert any(collective.probe_busbw_gb_per_s for collective in reduced)
+        assert all(
+            collective.probe_busbw_gb_per_s is None for collective in found if collective.operation == "broadcast"
+        )
 
     def test_run_without_peer_access_is_compared_with_such_a_probe(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
-        with_peers = {one.size_bytes: one.probe_busbw_gb_per_s for one in analyze([run_dir]).collectives}
+        with_peers = {
+            collective.size_bytes: collective.probe_busbw_gb_per_s for collective in analyze([run_dir]).collectives
+        }
         write_json(run_dir / RUN_FILE, record(options={"p2p": "off"}))
-        for one in analyze([run_dir]).collectives:
-            assert one.probe_busbw_gb_per_s is None or one.probe_busbw_gb_per_s < 0.5 * (
-                with_peers[one.size_bytes] or 0
+        for collective in analyze([run_dir]).collectives:
+            assert collective.probe_busbw_gb_per_s is None or collective.probe_busbw_gb_per_s < 0.5 * (
+                with_peers[collective.size_bytes] or 0
             )
 
     def test_machine_findings_come_after_findings_with_a_cost(self, run_dir: Path) -> None:
@@ -93,11 +97,11 @@ class TestAnalysis:
 
     def test_analysis_without_facts_has_no_machine_findings(self, run_dir: Path) -> None:
         analysis = analyze([run_dir])
-        assert all(one.probe_busbw_gb_per_s is None for one in analysis.collectives)
+        assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
         # Of traces alone it is not known that they were recorded on this machine.
         (run_dir / RUN_FILE).unlink()
-        assert all(one.probe_busbw_gb_per_s is None for one in analyze([run_dir]).collectives)
+        assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 
     @pytest.mark.parametrize(
         "data", [b"{", b'{"schema": "gpudiag/facts/9"}', b'{"schema": "gpudiag/facts/1", "host": 3}']
@@ -106,7 +110,7 @@ class TestAnalysis:
         (run_dir / FACTS_FILE).write_bytes(data)
         analysis = analyze([run_dir])
         assert analysis.devices
-        assert any("the machine's facts are not used" in one.message for one in analysis.validity)
+        assert any("the machine's facts are not used" in warning.message for warning in analysis.validity)
 
 
 class TestMeasuring:
@@ -120,7 +124,7 @@ class TestMeasuring:
             calls.append(p2p)
             found = four_h200()
             wanted = "nccl" if p2p else "nccl-no-p2p"
-            kept = tuple(one for one in found.collectives if one.strategy == wanted)
+            kept = tuple(collective for collective in found.collectives if collective.strategy == wanted)
             return msgspec.structs.replace(facts, collectives=kept, bandwidth=found.bandwidth)
 
         monkeypatch.setattr(prepare, "probe_machine", probe)
@@ -142,7 +146,7 @@ class TestMeasuring:
         assert again.facts.collectives == first.facts.collectives != ()
         without = measure_links(self.prepared(inventory(), p2p=False))
         assert probed == [True, False]
-        assert {one.strategy for one in without.facts.collectives} == {"nccl-no-p2p"}
+        assert {collective.strategy for collective in without.facts.collectives} == {"nccl-no-p2p"}
 
     def test_link_measurement_can_be_forced_and_skipped(self, probed: list[bool]) -> None:
         assert measure_links(self.prepared(inventory(), probe=False)).facts.collectives == ()

@@ -127,7 +127,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     train((first, second), network, torchrun=True)
     alone = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert (alone.nodes, alone.world_size, [rank.rank for rank in alone.ranks]) == (2, 2, [0])
-    assert "missing-ranks" in {one.code for one in gpudiag.analyze(first).validity}
+    assert "missing-ranks" in {warning.code for warning in gpudiag.analyze(first).validity}
     (first / "analysis.json").write_text("{}", encoding="utf-8")
 
     done = command("gather", str(first), str(second))
@@ -141,7 +141,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     analysis = gpudiag.analyze(first)
     assert analysis.ranks_present == (0, 1)
     assert analysis.source.hosts == ("node0", "node1")
-    assert not {"missing-ranks", "mixed-runs"} & {one.code for one in analysis.validity}
+    assert not {"missing-ranks", "mixed-runs"} & {warning.code for warning in analysis.validity}
     (clock,) = analysis.clocks
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("2 hosts, whose clocks agree to ")

@@ -63,7 +63,7 @@ def test_slow_loader_is_attributed_to_its_rank_and_waiting_to_others(slow_loader
     cause = slow_loader["cause"]
     assert (cause["bucket"], cause["ranks"]) == ("idle", [2])
     assert {wait["on_rank"] for wait in slow_loader["waits"] if wait["difference_ms"] > 20} == {2}
-    appeared = [one["after"] for one in slow_loader["findings"] if one["status"] == "appeared"]
+    appeared = [finding["after"] for finding in slow_loader["findings"] if finding["status"] == "appeared"]
     assert ("straggler", [2]) in [(finding["code"], finding["ranks"]) for finding in appeared]
 
 

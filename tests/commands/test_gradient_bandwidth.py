@@ -96,7 +96,11 @@ def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     sizes = found["probes"]["like"]["bucket_bytes"]
     # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients travel.
     assert sum(sizes) == 4 * 269_722
-    measured = {(one["strategy"], one["bytes"]) for one in found["collectives"] if one["bytes"] in sizes}
+    measured = {
+        (collective["strategy"], collective["bytes"])
+        for collective in found["collectives"]
+        if collective["bytes"] in sizes
+    }
     assert {transport for transport, _ in measured} == {"gloo", "cpu-reduce"}
     assert {size for _, size in measured} == set(sizes)
     kept = json.loads(saved.read_text())

@@ -45,10 +45,10 @@ def test_prediction_needs_only_files(tmp_path: Path) -> None:
     found = _predicted(*given)
     assert found["schema"] == "gpudiag/recommendation/1"
     assert set(found) >= KEYS
-    assert all(set(one) >= RANKED for one in found["ranking"])
+    assert all(set(row) >= RANKED for row in found["ranking"])
     assert found["basis"] == "predicted"
     assert found["ceiling"]["step_ms"] == pytest.approx(19.5)
-    assert [one["devices"] for one in found["scaling"]] == [1, 2, 3, 4]
+    assert [row["devices"] for row in found["scaling"]] == [1, 2, 3, 4]
     assert found["scaling"][0]["efficiency"] == 1.0
     far = _predicted(*given, "--no-p2p")
     assert far["recommended"] == "cpu-reduce --compress bf16"
@@ -64,7 +64,7 @@ def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
     among = ("--only", "replicated-nccl,parameter-server-gpu,parameter-server-cpu")
     found = _predicted(*given, "--devices", "2", "--software", "tensorflow-1", *among)
     assert found["recommended"] == "parameter-server-gpu"
-    steps = {one["strategy"]: one["predicted_step_ms"] for one in found["ranking"]}
+    steps = {row["strategy"]: row["predicted_step_ms"] for row in found["ranking"]}
     assert steps["parameter-server-gpu"] < steps["replicated-nccl"] < steps["parameter-server-cpu"]
     assert found["flags"] == []
     assert found["code"] == ""
@@ -75,7 +75,7 @@ def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
 
 def test_without_compute_only_communication_is_predicted_with_a_note(tmp_path: Path) -> None:
     found = _predicted("--facts", FACTS, "--gradients", _sizes(tmp_path))
-    assert all(one["predicted_step_ms"] is None for one in found["ranking"])
+    assert all(row["predicted_step_ms"] is None for row in found["ranking"])
     assert found["scaling"] == []
     assert any("--compute-ms" in note for note in found["notes"])
 
@@ -189,9 +189,9 @@ def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    measured = {one["strategy"]: one["rounds"] for one in found["ranking"] if one["measured_step_ms"] is not None}
+    measured = {row["strategy"]: row["rounds"] for row in found["ranking"] if row["measured_step_ms"] is not None}
     assert measured == {"independent": 2, "gloo": 2}
-    left_out = {one["strategy"] for one in found["ranking"] if one["cannot"] == NO_TIME}
+    left_out = {row["strategy"] for row in found["ranking"] if row["cannot"] == NO_TIME}
     assert left_out
     assert (found["basis"], found["recommended"], found["scaling"]) == ("measured", "gloo", [])
     (said,) = (note for note in found["notes"] if note.startswith("the budget was too small"))

@@ -72,7 +72,7 @@ def trace_viewer(page: Page, url: str) -> Frame:
 
 def heights(frame: Frame, text: str) -> list[float]:
     """Return the vertical position of each heading with this text, in order."""
-    boxes = [one.bounding_box() for one in frame.get_by_text(text).all() if one.is_visible()]
+    boxes = [box.bounding_box() for box in frame.get_by_text(text).all() if box.is_visible()]
     return sorted(box["y"] for box in boxes if box is not None)
 
 
@@ -102,7 +102,7 @@ JOBS = ("clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "gloo_dataloader")
 def table(url: str, run: str, tool: str) -> Any:
     """Return the plugin's table of this tool; for the overview, that of steps."""
     data = fetched(f"{url}data/plugin/profile/data?run={quote(run)}&tag={tool}&host=gpudiag")
-    return next(one for one in data if "steptime_ms_average" in one["p"]) if tool == "overview_page" else data
+    return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 
 
 def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:

@@ -31,6 +31,6 @@ def test_one_device_or_no_possible_candidate_is_refused_before_measuring() -> No
         check_possible(candidates(), why_not(facts, candidates(), 1), 1)
     assert "independent" in caught.value.hint
     without = msgspec.structs.replace(facts, gpus=[])
-    chosen = tuple(one for one in candidates() if one.strategy in {"nccl", "independent"})
+    chosen = tuple(candidate for candidate in candidates() if candidate.strategy in {"nccl", "independent"})
     with pytest.raises(HardwareMissingError, match="nccl: it needs GPUs"):
         check_possible(chosen, why_not(without, chosen, 2), 2)

@@ -82,7 +82,7 @@ def test_common_drift_does_not_change_the_verdict() -> None:
     """Every round is 5 % slower than the one before; the candidates differ by 2 % in each."""
     found = judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.24}, noise=0.0005, drift=0.05))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
-    slower = next(one for one in found.ranking if one.strategy == "gloo")
+    slower = next(row for row in found.ranking if row.strategy == "gloo")
     assert slower.slower_percent == pytest.approx(2.0, abs=0.2)
 
 
@@ -98,7 +98,7 @@ def test_failed_candidate_is_listed_and_others_are_ranked() -> None:
     benchmark = _benchmark({ALONE: 10, NCCL: 12, HOST: 11}, noise=0.001)
     found = judge(_replaced(benchmark, Turns(candidate=HOST, cannot="memory cannot be shared")))
     assert found.recommended == "nccl"
-    assert next(one.cannot for one in found.ranking if one.strategy == "cpu-reduce") == "memory cannot be shared"
+    assert next(row.cannot for row in found.ranking if row.strategy == "cpu-reduce") == "memory cannot be shared"
 
 
 def test_rounded_gradients_are_noted() -> None:
@@ -130,7 +130,7 @@ def test_no_runnable_candidate_is_an_error() -> None:
 def test_recommended_strategy_is_never_much_slower_than_the_fastest(means: list[float], noise: float) -> None:
     benchmark = _benchmark(dict(zip((NCCL, GLOO, HOST), means, strict=True)), noise=noise)
     found = judge(benchmark)
-    chosen = next(one for one in found.ranking if one.strategy == found.recommended)
+    chosen = next(row for row in found.ranking if row.strategy == found.recommended)
     assert chosen.slower_percent is not None
     assert chosen.slower_ci95 is not None
     assert chosen.slower_ci95[0] <= 0.0 or chosen.slower_percent < 0.5
@@ -151,7 +151,7 @@ def test_narrow_tables_drop_columns_without_truncating_figures(width: int) -> No
     drawn = _drawn(found, width)
     assert "…" not in drawn
     assert all(len(line) <= width for line in drawn.splitlines())
-    assert all(one.step_words() in drawn for one in found.ranking)
+    assert all(row.step_words() in drawn for row in found.ranking)
 
 
 def _drawn(found: Recommendation, width: int = 120) -> str:
@@ -167,7 +167,7 @@ def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> 
     found = judge(_with_rounds(benchmark, HOST, (9.0, 14.9)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")
     assert set(found.tied) == {"nccl", "cpu-reduce"}
-    assert [one.strategy for one in found.ranking if one.unranked] == ["cpu-reduce"]
+    assert [row.strategy for row in found.ranking if row.unranked] == ["cpu-reduce"]
     assert any("not measured long enough" in note for note in found.notes)
 
 
@@ -176,7 +176,7 @@ def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one(
     benchmark = _benchmark({ALONE: 1.5, HOST: 2.11, NCCL: 2.12}, noise=0.01)
     found = judge(_with_rounds(benchmark, NCCL, (1.7, 1.6, 4.7, 1.6, 1.7)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")
-    assert [one.strategy for one in found.ranking if one.unranked] == ["nccl"]
+    assert [row.strategy for row in found.ranking if row.unranked] == ["nccl"]
     assert found.gain is None
     assert found.ceiling is not None
     assert found.ceiling.percent_left is None
@@ -215,7 +215,7 @@ def test_fastest_is_recommended_if_no_special_strategy_is_steady() -> None:
 @given(st.lists(st.floats(100, 130), min_size=3, max_size=3), st.floats(0, 0.3), st.integers(2, 6))
 def test_simplest_of_tied_candidates_is_recommended(means: list[float], noise: float, rounds: int) -> None:
     found = judge(_benchmark(dict(zip((GLOO, HOST, FSDP), means, strict=True)), noise=noise, rounds=rounds))
-    ranked = {one.strategy for one in found.ranking if one.unranked is None}
+    ranked = {row.strategy for row in found.ranking if row.unranked is None}
     for plainer, special in (("gloo", "cpu-reduce"), ("gloo", "fsdp"), ("cpu-reduce", "fsdp")):
         if plainer in found.tied and (plainer == "gloo" or plainer in ranked):
             assert found.recommended != special
@@ -225,4 +225,4 @@ def test_scattered_but_clearly_slower_candidate_is_ranked() -> None:
     benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 40.0}, noise=0.002)
     found = judge(_with_rounds(benchmark, GLOO, (30.0, 40.0, 50.0, 36.0, 44.0)))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
-    assert not any(one.unranked for one in found.ranking)
+    assert not any(row.unranked for row in found.ranking)

@@ -59,8 +59,8 @@ def tables(benchmark: Path, form: str, capsys: pytest.CaptureFixture[str]) -> di
     said = json.loads(capsys.readouterr().out)
     assert said["schema"] == "gpudiag/form-tables/1"
     return {
-        one["form"]: [dict(zip([c["heading"] for c in one["columns"]], row, strict=True)) for row in one["rows"]]
-        for one in said["tables"]
+        table["form"]: [dict(zip([c["heading"] for c in table["columns"]], row, strict=True)) for row in table["rows"]]
+        for table in said["tables"]
     }
 
 

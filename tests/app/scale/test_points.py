@@ -52,9 +52,9 @@ def test_precisions_batches_and_compiler_are_combined() -> None:
     found = all_points(
         request(workloads=("resnet50",), strategies=("nccl",), devices=(1,), alone=False, **ladder), GPUS
     )
-    rungs = {(one.job.precision, one.job.batch_size, one.job.compile) for one in found}
+    rungs = {(point.job.precision, point.job.batch_size, point.job.compile) for point in found}
     assert len(rungs) == len(found) == 8
-    assert {one.record.options.get("compile") for one in found} == {None, "True"}
+    assert {point.record.options.get("compile") for point in found} == {None, "True"}
 
 
 def test_cpus_have_no_tf32() -> None:

@@ -31,8 +31,8 @@ def test_faults_that_need_gpus_are_left_out_on_cpus() -> None:
     chosen, left_out = choose((), **TWO_CPUS)
     on_gpus = "pageable-copies sync tiny-kernels no-p2p item-between-layers looped-optimizer float64-batches"
     on_gpus += " many-small-copies busy-core-one sync-batchnorm emptied-cache cuda-graph compiled side-stream-copies"
-    assert {one.fault for one in left_out} == set(on_gpus.split())
-    assert names(chosen) == set(CATALOGUE) - {one.fault for one in left_out}
+    assert {entry.fault for entry in left_out} == set(on_gpus.split())
+    assert names(chosen) == set(CATALOGUE) - {entry.fault for entry in left_out}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_faults_that_need_gpus_are_left_out_on_cpus() -> None:
 def test_impossible_fault_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
     chosen, left_out = choose((name, "none"), **(FOUR_GPUS | changes))
     assert names(chosen) == {"none"}
-    assert [one.fault for one in left_out] == [name]
+    assert [entry.fault for entry in left_out] == [name]
     assert why in left_out[0].why
 
 
@@ -56,7 +56,7 @@ def test_quick_leaves_out_longer_faults_unless_named() -> None:
     chosen, left_out = choose((), quick=True, **TWO_CPUS)
     usual = {"none", "late-loader", "late-loader-marked", "late-loader-one", "slow-compute-one", "slow-exchange"}
     assert names(chosen) == usual | {"pinned-core-one"}
-    assert next(one.why for one in left_out if one.fault == "rank0-logs").startswith("not with --quick")
+    assert next(entry.why for entry in left_out if entry.fault == "rank0-logs").startswith("not with --quick")
     assert names(choose(("rank0-logs",), quick=True, **TWO_CPUS)[0]) == {"rank0-logs"}
 
 

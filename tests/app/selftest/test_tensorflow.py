@@ -23,7 +23,7 @@ def chosen(*names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]
     entries, left_out = choose(
         names, device=device, world_size=2, usable_cpus=2, peer_access=False, framework=framework
     )
-    return [entry.name for entry in entries], {one.fault: one.why for one in left_out}
+    return [entry.name for entry in entries], {fault.fault: fault.why for fault in left_out}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
