@@ -106,7 +106,7 @@ def test_undecidable_regression_does_not_pass(tmp_path: Path) -> None:
     assert result.returncode == 4
     assert result.stdout.startswith("CANNOT TELL  ")
     first, second = result.stderr.splitlines()
-    assert "noise is not known" in first
+    assert "noise is unknown" in first
     assert second.startswith("  hint: Record five steps or more")
 
 

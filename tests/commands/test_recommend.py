@@ -151,7 +151,7 @@ def test_one_device_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for arguments in (("trivial", "--devices", "1"), ("--predict-only", "--facts", FACTS, "--devices", "1")):
         result = in_this_process("recommend", *arguments, cwd=tmp_path)
         assert result.returncode == 3, result.stderr
-        assert "one device exchanges nothing" in result.stderr
+        assert "one device does not communicate" in result.stderr
         assert "independent" in result.stderr
     assert not list(tmp_path.iterdir())
 

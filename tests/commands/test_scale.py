@@ -84,7 +84,7 @@ def test_second_call_measures_nothing(benchmark: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")}
     done = run(*COMMAND, "--starts", "2", "--output", str(benchmark), "--json")
     assert done.returncode == 0, done.stderr
-    assert "4 of them there already" in done.stderr
+    assert "4 of them already measured" in done.stderr
     assert json.loads(done.stdout)["schema"] == "gpudiag/scaling/1"
     assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")} == before
 

@@ -273,7 +273,7 @@ def test_missing_interpreter_is_refused(tmp_path: Path) -> None:
 def test_run_without_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN)
     what, hint = refused(str(tmp_path), "--port", "0", "--python", board_python(), code=4)
-    assert "has no traces left" in what
+    assert "has no traces to show" in what
     assert "gpudiag report" in hint
 
 

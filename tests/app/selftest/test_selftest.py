@@ -117,7 +117,7 @@ def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
         (("--workloads", "gpt"), 2, "trains no 'gpt'"),
         (("--jobs", "compiled"), 2, "none of the faults"),
         (("--from", "nowhere", "--jobs", "compiled"), 2, "--jobs does not go with --from"),
-        (("--from", "nowhere"), 4, "holds no selftest's runs"),
+        (("--from", "nowhere"), 4, "holds no runs of a selftest"),
         (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
     ],
 )
