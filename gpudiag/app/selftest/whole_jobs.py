@@ -4,6 +4,23 @@ from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
+_SMALL = ("gpt", "resnet20-cifar")
+
+
+def _well_built(
+    name: str, summary: str, *, workloads: tuple[str, ...], cpu_amount: float | None = None
+) -> CatalogueEntry:
+    return CatalogueEntry(
+        name=name,
+        summary=f"well built: {summary}",
+        code=None,
+        gpu_amount=0.0,
+        cpu_amount=cpu_amount,
+        job=True,
+        workloads=workloads,
+    )
+
+
 JOBS = (
     # Its hooks on the host disappear with the communication.
     CatalogueEntry(
@@ -16,11 +33,11 @@ JOBS = (
         cpu_amount=0.0,
         several=True,
         job=True,
-        workloads=("gpt", "resnet20-cifar"),
+        workloads=_SMALL,
     ),
     CatalogueEntry(
         name="tensor-parallel",
-        summary="each layer of a feed-forward stack is shared by two ranks, beside data parallelism",
+        summary="each layer of a feed-forward stack is shared by two ranks, in addition to data parallelism",
         code="communication-bound",
         causes=("transfer",),
         gpu_amount=0.0,
@@ -28,48 +45,20 @@ JOBS = (
         several=True,
         in_pairs=True,
         job=True,
-        workloads=("gpt", "resnet20-cifar"),
+        workloads=_SMALL,
     ),
-    CatalogueEntry(
-        name="cuda-graph",
-        summary="well built: forward and backward are one CUDA graph",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("resnet50",),
+    _well_built("cuda-graph", "forward and backward are one CUDA graph", workloads=("resnet50",)),
+    _well_built("compiled", "each block is compiled (torch.compile)", workloads=("gpt",)),
+    _well_built(
+        "side-stream-copies", "batches are copied one step ahead, on their own stream", workloads=("resnet50",)
     ),
-    CatalogueEntry(
-        name="compiled",
-        summary="well built: each block is compiled (torch.compile)",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("gpt",),
+    _well_built(
+        "accumulation", "gradients of two batches are accumulated under no_sync()", workloads=_SMALL, cpu_amount=0.0
     ),
-    CatalogueEntry(
-        name="side-stream-copies",
-        summary="well built: batches are copied one step ahead, on their own stream",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("resnet50",),
-    ),
-    CatalogueEntry(
-        name="accumulation",
-        summary="well built: gradients of two batches are accumulated under no_sync()",
-        code=None,
-        gpu_amount=0.0,
+    _well_built(
+        "checkpointing",
+        "blocks are computed again in backward (activation checkpointing)",
+        workloads=_SMALL,
         cpu_amount=0.0,
-        job=True,
-        workloads=("gpt", "resnet20-cifar"),
-    ),
-    CatalogueEntry(
-        name="checkpointing",
-        summary="well built: blocks are computed again in backward (activation checkpointing)",
-        code=None,
-        gpu_amount=0.0,
-        cpu_amount=0.0,
-        job=True,
-        workloads=("gpt", "resnet20-cifar"),
     ),
 )
