@@ -113,9 +113,9 @@ def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
     ("words", "code", "message"),
     [
         (("--faults", "slow"), 2, "there is no fault 'slow'"),
-        (("--faults", "sync"), 2, "none of the faults"),
+        (("--faults", "sync"), 2, "none of the requested faults"),
         (("--workloads", "gpt"), 2, "trains no 'gpt'"),
-        (("--jobs", "compiled"), 2, "none of the faults"),
+        (("--jobs", "compiled"), 2, "none of the requested faults"),
         (("--from", "nowhere", "--jobs", "compiled"), 2, "--jobs does not go with --from"),
         (("--from", "nowhere"), 4, "holds no runs of a selftest"),
         (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
