@@ -25,13 +25,11 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import prepare
+from gpudiag.app.profile.prepare import measure_links, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import candidates, why_not
 from gpudiag.app.recommend.verdict import judge
 from gpudiag.model.benchmarks.strategy_benchmark import (
-    PLAN_FILE,
     STRATEGY_BENCHMARK_SCHEMA,
     Entry,
     StrategyBenchmark,
@@ -40,7 +38,7 @@ from gpudiag.model.benchmarks.strategy_benchmark import (
 )
 from gpudiag.model.facts import FACTS_SCHEMA, Facts
 from gpudiag.model.job import RunOptions
-from gpudiag.model.run_directory import FACTS_FILE, read_json, write_json
+from gpudiag.model.run_directory import FACTS_FILE, read_json
 from gpudiag.prediction.curves import curves_of
 from gpudiag.statistics import mean_of
 from gpudiag.training.models.registry import workload_entry
@@ -48,8 +46,6 @@ from gpudiag.training.strategies.predict import finalists_of, predict
 
 if TYPE_CHECKING:
     from gpudiag.training.session.progress import Progress
-
-_JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
 
 
 def main() -> int:
@@ -110,7 +106,9 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
     """Train all workloads with all strategies, in one launch."""
     began = time.time()
     prepared = measure_links(
-        prepare(RunOptions(workload=_JOB, devices=options.devices, p2p=p2p, output=str(run_dir), timeout_s=120.0))
+        prepare_program(
+            RunOptions(workload=names[0], devices=options.devices, p2p=p2p, output=str(run_dir), timeout_s=120.0)
+        )
     )
     said(began, f"facts are there; {', '.join(names)}")
     devices = prepared.plan.processes
@@ -137,9 +135,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
         began=began,
         limit_s=options.seconds,
     )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / PLAN_FILE, plan)
-    train(prepared, Heard(began))
+    train(prepared, Heard(began), plan)
     said(began, f"{run_dir} is done")
 
 

@@ -1,13 +1,13 @@
 """gpudiag: says why training on several GPUs is slower than it should be, and what to change.
 
-In a training loop of your own:
+In your training loop:
 
     with gpudiag.profile("run-dir") as prof:
         for batch in prof.steps(loader):
             with gpudiag.range("augment"):
                 ...
 
-`gpudiag analyze run-dir` then says where each step's time went; so does `gpudiag.analyze("run-dir")`, in a notebook.
+`gpudiag analyze run-dir` then says where each step's time went, as does `gpudiag.analyze("run-dir")` in a notebook.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
     "range",
 ]
 
-_PLACES = {
+_LOCATIONS = {
     "CpuReduceHook": "gpudiag.training.strategies.pytorch.cpu_reduce:CpuReduceHook",
     "KerasCallback": "gpudiag.training.loop.callbacks.keras:KerasCallback",
     "LightningCallback": "gpudiag.training.loop.callbacks.lightning:LightningCallback",
@@ -52,26 +52,26 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load the public names when they are first used: `import gpudiag` costs nothing."""
+    """Load a public name at its first use, so that `import gpudiag` is fast."""
     if name == "__version__":
         return _version()
-    if name not in _PLACES:
+    if name not in _LOCATIONS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    module, _, attribute = _PLACES[name].partition(":")
-    found = getattr(importlib.import_module(module), attribute)
-    globals()[name] = found  # the next use does not come here
-    return found
+    module, _, attribute = _LOCATIONS[name].partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value  # later uses do not call __getattr__
+    return value
 
 
 def _version() -> str:
-    # Importing importlib.metadata takes longer than all else that `gpudiag --help` needs.
+    # Importing importlib.metadata takes longer than the rest of `gpudiag --help`.
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         return version("gpudiag")
-    except PackageNotFoundError:  # run from a source tree that was never installed
+    except PackageNotFoundError:  # a source tree that is not installed
         return "0+unknown"
 
 

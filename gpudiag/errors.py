@@ -1,4 +1,4 @@
-"""Every way in which gpudiag can fail on purpose, each with its exit code and a remedy."""
+"""The expected failures of gpudiag, with exit codes and hints."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 
 class GpudiagError(Exception):
-    """An expected failure: one line of what is wrong, one of what to do, and an exit code.
+    """An expected failure.
 
     Args:
-        message: what is wrong, in one line, naming the file or option concerned.
-        hint: what the person can do about it, in one line; the class's own hint when left out.
+        message: one line that names the problem and the file or option.
+        hint: one line that says what to do; None for the class's hint.
     """
 
     exit_code = 5
@@ -23,36 +23,36 @@ class GpudiagError(Exception):
 
 
 class UsageError(GpudiagError):
-    """The command line asks for something that does not exist or does not go together."""
+    """The command line names something unknown, or options that do not go together."""
 
     exit_code = 2
     hint = "See `gpudiag --help`."
 
 
 class HardwareMissingError(GpudiagError):
-    """The hardware that was asked for is not in this machine."""
+    """This machine lacks the requested hardware."""
 
     exit_code = 3
     hint = "Leave the option out to run on what the machine has, or see `gpudiag topology`."
 
 
 class UnreadableInputError(GpudiagError):
-    """A file is missing, broken, too large, or not what it should be."""
+    """A file is missing, broken, too large, or of another kind."""
 
     exit_code = 4
     hint = "Record the trace again, and let the profiler finish writing before the job ends."
 
 
 class NotATraceError(UnreadableInputError):
-    """The file is whole, but it is no profiler trace."""
+    """The file is intact, but no profiler trace."""
 
     hint = "Give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)."
 
 
 class TooLargeError(UnreadableInputError):
-    """The file unpacks to more than the bound that protects this machine's memory."""
+    """The file unpacks to more than the limit that protects this machine's memory."""
 
-    hint = "If the file is trusted, raise the bound with --max-trace-gb; else record fewer steps."
+    hint = "If the file is trusted, raise the limit with --max-trace-gb; else record fewer steps."
 
 
 class WorkerFailedError(GpudiagError):
@@ -70,10 +70,10 @@ class FrameworkMissingError(GpudiagError):
 
 
 def there_are(word: object, known: Iterable[object]) -> str:
-    """A hint for a word that nothing has: the one that was probably meant, and all that there are."""
-    import difflib  # noqa: PLC0415  # for those only who mistype
+    """Return a hint for an unknown word: the closest known one, and all of them."""
+    import difflib  # noqa: PLC0415  # needed after typing errors only
 
-    valid = [str(one) for one in known]
+    valid = [str(name) for name in known]
     close = difflib.get_close_matches(str(word), valid, n=1)
-    meant = f"Did you mean '{close[0]}'? " if close else ""
-    return f"{meant}There are: {', '.join(valid)}."
+    suggestion = f"Did you mean '{close[0]}'? " if close else ""
+    return f"{suggestion}There are: {', '.join(valid)}."

@@ -1,7 +1,7 @@
-"""Sets of half-open intervals [start, end) on integer nanoseconds, and of numbers, as sorted NumPy columns; medians.
+"""Sets of half-open intervals [start, end) on integer nanoseconds, as NumPy columns, and column operations.
 
-A *set* here is normal: its intervals are sorted, disjoint, not touching and not empty. Every function returns a normal
-set, so lengths add up exactly, to the nanosecond:
+In a *normal* set the intervals are sorted, disjoint, not adjacent and not empty. Every function returns a normal set,
+so that lengths add up exactly:
 
     >>> a = union(as_set([(0, 4), (2, 6), (9, 12)]))
     >>> a.pairs()
@@ -36,7 +36,7 @@ class Intervals(msgspec.Struct, frozen=True):
         return len(self.start)
 
     def pairs(self) -> list[tuple[int, int]]:
-        """The intervals as Python pairs; for tests and messages, not for work."""
+        """Return the intervals as Python pairs, for tests and messages."""
         return list(zip(self.start.tolist(), self.end.tolist(), strict=True))
 
 
@@ -44,20 +44,21 @@ EMPTY = Intervals(np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def as_set(pairs: Iterable[tuple[int, int]]) -> Intervals:
-    """A normal set from any pairs."""
+    """Return a normal set of any pairs."""
     table = np.array(list(pairs), dtype=np.int64).reshape(-1, 2)
     return union(Intervals(table[:, 0], table[:, 1]))
 
 
-def union(*parts: Intervals, bridge_ns: int = 0) -> Intervals:
-    """Everything covered by at least one interval; gaps of at most `bridge_ns` are covered too.
+def union(*sets: Intervals, bridge_ns: int = 0) -> Intervals:
+    """Return the union as a normal set; gaps of at most `bridge_ns` are covered too.
 
-    The parts may be unsorted, overlapping and empty: this is what makes a normal set of raw intervals.
+    The arguments may be unsorted, overlapping and empty.
     """
-    filled = [part for part in parts if len(part)]
+    filled = [intervals for intervals in sets if len(intervals)]
     if not filled:
         return EMPTY
-    start, end = np.concatenate([part.start for part in filled]), np.concatenate([part.end for part in filled])
+    start = np.concatenate([intervals.start for intervals in filled])
+    end = np.concatenate([intervals.end for intervals in filled])
     kept = end > start
     if not kept.all():
         start, end = start[kept], end[kept]
@@ -67,14 +68,14 @@ def union(*parts: Intervals, bridge_ns: int = 0) -> Intervals:
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
     reach = np.maximum.accumulate(end)
-    # A new interval begins where a start lies beyond everything that came before it.
+    # A new interval begins where a start lies beyond all earlier ends.
     opens = np.concatenate([[True], start[1:] > reach[:-1] + bridge_ns])
     closes = np.concatenate([opens[1:], [True]])
     return Intervals(start[opens], reach[closes])
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in both sets."""
+    """Return the intersection of two sets."""
     if len(a) == 0 or len(b) == 0:
         return EMPTY
     if len(a) > len(b):
@@ -83,13 +84,13 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
-    of_a = np.repeat(np.arange(len(a)), count)
-    of_b = np.arange(len(of_a)) + np.repeat(first - np.cumsum(count) + count, count)
-    return Intervals(np.maximum(a.start[of_a], b.start[of_b]), np.minimum(a.end[of_a], b.end[of_b]))
+    in_a = np.repeat(np.arange(len(a)), count)
+    in_b = np.arange(len(in_a)) + np.repeat(first - np.cumsum(count) + count, count)
+    return Intervals(np.maximum(a.start[in_a], b.start[in_b]), np.minimum(a.end[in_a], b.end[in_b]))
 
 
 def complement(a: Intervals, begin: int, end: int) -> Intervals:
-    """What of [begin, end) lies outside the set."""
+    """Return the part of [begin, end) outside the set."""
     inside = slice(a.end.searchsorted(begin, side="right"), a.start.searchsorted(end, side="left"))
     start, stop = np.concatenate([[begin], a.end[inside]]), np.concatenate([a.start[inside], [end]])
     kept = stop > start
@@ -97,42 +98,39 @@ def complement(a: Intervals, begin: int, end: int) -> Intervals:
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
-    """What lies in `a` but not in `b`."""
+    """Return the difference `a` without `b`."""
     if len(a) == 0 or len(b) == 0:
         return a
     return intersect(a, complement(b, int(a.start[0]), int(a.end[-1])))
 
 
 def length(a: Intervals) -> int:
-    """Total length in nanoseconds."""
+    """Return the total length in nanoseconds."""
     return int((a.end - a.start).sum())
 
 
 def lengths_between(a: Intervals, bounds: Times) -> Times:
-    """Length of the set inside each of the k windows [bounds[i], bounds[i+1]): int64[k], for k + 1 sorted bounds.
-
-    The windows tile, so the lengths of sets that partition time partition each window too.
-    """
+    """Return the covered length in each of the k windows [bounds[i], bounds[i+1]) as int64[k], for sorted bounds."""
     covered = _covered_before(a, bounds)
     return covered[1:] - covered[:-1]
 
 
 def lengths_inside(a: Intervals, start: Times, end: Times) -> Times:
-    """Length of the set inside each of n spans [start, end), which may overlap and come in any order: int64[n]."""
+    """Return the covered length in each of n spans [start, end), which may overlap, as int64[n]."""
     return _covered_before(a, end) - _covered_before(a, start)
 
 
 def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
-    """bool[n]: which of n times lie in the set."""
+    """Return whether each of n times lies in the set, as bool[n]."""
     if len(a) == 0:
         return np.zeros(len(time), np.bool_)
     slot = a.start.searchsorted(time, side="right") - 1
-    found: NDArray[np.bool_] = (slot >= 0) & (time < a.end[np.maximum(slot, 0)])
-    return found
+    inside: NDArray[np.bool_] = (slot >= 0) & (time < a.end[np.maximum(slot, 0)])
+    return inside
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """How much of the set lies before each time: all intervals begun by then, or time less the gaps between them."""
+    """Return the covered length before each time: the intervals begun by then, or the time less the gaps."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
@@ -143,10 +141,9 @@ def _covered_before(a: Intervals, time: Times) -> Times:
 
 
 def distinct(values: NDArray[Number]) -> NDArray[Number]:
-    """The distinct values of a column without NaN, sorted.
+    """Return the distinct values of a column without NaN, sorted.
 
-    As `np.unique`, which hashes since NumPy 2.3 what is sorted faster here: equal values mostly stand together. It also
-    imports `numpy.ma` for that, which every process that reads traces would wait for.
+    `np.unique` imports `numpy.ma`, and hashes since NumPy 2.3, which is slower if equal values are mostly adjacent.
 
     >>> distinct(np.array([7, 3, 7])).tolist()
     [3, 7]
@@ -155,16 +152,16 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
 
 
 def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
-    """A column without the values that equal the one before them."""
+    """Drop the values that equal the one before them."""
     first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return values[first]
 
 
 def median(values: NDArray[Any]) -> float:
-    """The median of a column without NaN; 0.0 of none.
+    """Return the median of a column without NaN; 0.0 if it is empty.
 
-    As `np.median`, which imports `numpy.ma` and takes ten times as long for a few values.
+    `np.median` imports `numpy.ma` and takes ten times as long for a few values.
 
     >>> median(np.array([7, 3, 4])), median(np.array([7, 3, 4, 1]))
     (4.0, 3.5)
@@ -176,9 +173,9 @@ def median(values: NDArray[Any]) -> float:
 
 
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-    """bool[n]: which of n integers are among others, where both are mostly in order and far apart: times, rows.
+    """Return whether each of n integers is among others, as bool[n].
 
-    `np.isin` makes both distinct first; where integers are dense (correlations) it looks them up in a table, faster.
+    It suits sparse, mostly sorted columns (times, rows); for dense ones (correlations) `np.isin` is faster.
 
     >>> among(np.array([7, 3, 7]), np.array([9, 7])).tolist()
     [True, False, True]
@@ -186,17 +183,15 @@ def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) ->
     if len(others) == 0:
         return np.zeros(len(values), np.bool_)
     ordered = np.sort(others, kind="stable")
-    place = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
-    found: NDArray[np.bool_] = ordered[place] == values
-    return found
+    position = np.minimum(ordered.searchsorted(values), len(ordered) - 1)
+    is_among: NDArray[np.bool_] = ordered[position] == values
+    return is_among
 
 
 def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]]]:
-    """Each distinct value of a column in order, with the places where it stands, in order.
+    """Return each distinct value of a column with its positions, both in order, in one sort.
 
-    In one sort, whatever the number of values: a search for each of them would take the square of that time.
-
-    >>> [(value, places.tolist()) for value, places in groups(np.array([7, 3, 7]))]
+    >>> [(value, positions.tolist()) for value, positions in groups(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
     """
     if not len(values):
@@ -208,22 +203,23 @@ def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]
 
 
 def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray[np.int64]:
-    """int64[n]: each interval without those that lie in it; sorted by start, the longer first.
+    """Return each interval's length without its nested intervals, as int64[n], for starts in order, the longer first.
 
-    `lasts` is how much of each counts, where that is not all of it.
+    `lasts` replaces the intervals' lengths.
 
-    Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. An interval is as
-    deep as intervals have begun before it and not ended (0, 1, 1, 2); its parent is the last before it one less deep.
+    Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. The depth of an interval is
+    the number of intervals that began before it and have not ended (0, 1, 1, 2); its parent is the last interval before
+    it that is one less deep.
     """
     lasts = end - start if lasts is None else lasts
-    own = lasts.copy()
+    self_ns = lasts.copy()
     count = len(start)
     depth = np.arange(count) - np.sort(end, kind="stable").searchsorted(start, side="right")
     children = np.flatnonzero(depth > 0)
     if len(children):
-        # In order of (depth, place), the parent of (d, i) is the last of all before (d - 1, i).
+        # In order of (depth, position), the parent of (d, i) is the last before (d - 1, i).
         ordered = np.sort(depth * count + np.arange(count))
-        found = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
-        np.subtract.at(own, found % count, lasts[children])
-    least: NDArray[np.int64] = np.maximum(own, 0)
+        parents = ordered[ordered.searchsorted((depth[children] - 1) * count + children) - 1]
+        np.subtract.at(self_ns, parents % count, lasts[children])
+    least: NDArray[np.int64] = np.maximum(self_ns, 0)
     return least

@@ -1,13 +1,12 @@
-"""What is certain of step times and of what is computed from them: the one Student t, the one effective sample size.
+"""Confidence intervals of step times and of figures computed from them.
 
-Consecutive steps are not independent: a slow phase of the machine lasts for several. Their mean is therefore less
-certain than scatter / sqrt(n) says. Here n is replaced by the effective sample size of a first-order autoregressive
-series, n (1 - r) / (1 + r), r the lag-one autocorrelation (von Storch & Zwiers, Statistical Analysis in Climate
-Research, 1999, section 6.6); negative r counts as 0. Of a short series the measured r is too small, since the mean
-that is taken off follows the slow phases: by (1 + 4 r) / n on average, which is added (F. H. C. Marriott & J. A. Pope,
-Biometrika 41, 1954, 390-402, and M. G. Kendall, 403-404, for products summed over n - 1 pairs and squares over n
-values). Without it runs that are alike are called different too often; batch means and Geyer's initial sequences do
-worse at these lengths. Of 8,000 pairs of equal runs, called different at a nominal 5 %, by length and true correlation:
+Consecutive steps are not independent, because a slow phase of the machine lasts for several steps. So n is replaced by
+the effective sample size of a first-order autoregressive series, n (1 - r) / (1 + r), with the lag-one autocorrelation
+r (von Storch & Zwiers, Statistical Analysis in Climate Research, 1999, section 6.6); negative r counts as 0. In a short
+series the measured r is too small by (1 + 4 r) / n on average, because the subtracted mean follows the slow phases;
+this bias is added (F. H. C. Marriott & J. A. Pope, Biometrika 41, 1954, 390-402, and M. G. Kendall, 403-404, for
+products summed over n - 1 pairs and squares over n values). Share in percent of 8,000 pairs of equal runs that are
+called different at a nominal 5 %, by length and true correlation:
 
     steps each         10                   20                   50                   200
     correlation    0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7     0   .3   .5   .7
@@ -17,8 +16,8 @@ worse at these lengths. Of 8,000 pairs of equal runs, called different at a nomi
     Geyer's       3.3  7.6 12.7 20.5   3.3  6.7  9.2 14.0   3.9  5.7  6.6  9.4   3.9  4.9  5.4  5.7
     8 batches     2.9 10.1 21.5 38.1   2.9  6.7 12.2 24.6   4.7  5.8  6.8 12.1   4.7  4.9  5.6  6.2
 
-Of fewer than ten steps nobody can tell a slow phase from a slow run: eight steps each come to 3, 5, 7 and 9 %, five
-to 3, 6, 10 and 15 %.
+With fewer than ten steps a slow phase looks like a slow run: eight steps each give 3, 5, 7 and 9 %, five give 3, 6, 10
+and 15 %.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LEVEL = 0.95
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
 
-#: From this many values on, that they hang together can show.
+#: Fewest values for which autocorrelation is estimated.
 _FEWEST = 4
 
 _NORMAL = statistics.NormalDist()
@@ -46,9 +45,7 @@ class Estimate:
     """A value with its 95 % confidence interval, all in one unit.
 
     Attributes:
-        value: the estimate.
-        low, high: the interval's ends.
-        freedom: degrees of freedom of the Student t behind it; infinite for a normal distribution.
+        freedom: degrees of freedom of Student's t; infinite for a normal distribution.
     """
 
     value: float
@@ -63,40 +60,40 @@ class Estimate:
 
     @property
     def standard_error(self) -> float:
-        """The standard deviation of the estimate, slow phases considered."""
+        """The standard deviation of the estimate, with autocorrelation."""
         return self.half_width / student_t(self.freedom)
 
     @property
     def relative_half_width(self) -> float:
-        """Half the interval's width as a share of the value; infinite where the value is 0."""
+        """Half the interval's width as a share of the value; infinite for the value 0."""
         return self.half_width / abs(self.value) if self.value else math.inf
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in another unit; 0 < factor."""
+        """Convert to another unit; 0 < factor."""
         return dataclasses.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def inverse(self) -> Estimate:
-        """1 / value, for a positive quantity: the relative error is the same, to first order, and always finite."""
+        """Return 1 / value of a positive quantity, with the same relative error (first order)."""
         return _positive(1 / self.value, self.relative_half_width, self.freedom)
 
     def minus(self, other: Estimate) -> Estimate:
-        """The difference from an independent estimate, with Welch's interval."""
-        half, freedom = _together([(self.standard_error, self.freedom), (other.standard_error, other.freedom)])
+        """Subtract an independent estimate, with Welch's interval."""
+        half, freedom = _combined([(self.standard_error, self.freedom), (other.standard_error, other.freedom)])
         return _around(self.value - other.value, half, freedom)
 
     def over(self, other: Estimate) -> Estimate:
-        """The ratio of two independent positive estimates, from their relative errors."""
-        parts = [(one.standard_error / abs(one.value), one.freedom) for one in (self, other)]
-        return _positive(self.value / other.value, *_together(parts))
+        """Divide by an independent estimate; both are positive, and their relative errors are combined."""
+        errors = [(term.standard_error / abs(term.value), term.freedom) for term in (self, other)]
+        return _positive(self.value / other.value, *_combined(errors))
 
 
 def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
-    """The mean of consecutive measurements and its 95 % interval by Student's t, autocorrelation considered.
+    """Return the mean of consecutive measurements with its 95 % interval, considering autocorrelation.
 
     Args:
-        values: in the order in which they were measured.
-        as_measured: take the autocorrelation of a short series as it is measured, which is too small: for the analysis
-            of a trace, whose figures stay what they were.
+        values: in the order of measurement.
+        as_measured: do not correct the bias of the autocorrelation of a short series; used for the analysis of a
+            trace, so that its results stay comparable.
 
     Raises:
         ValueError: fewer than two values.
@@ -111,15 +108,15 @@ def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
     return _around(mean, student_t(freedom) * math.sqrt(variance / effective), freedom)
 
 
-def sum_of(parts: Iterable[Estimate]) -> Estimate:
-    """The sum of independent estimates, with Welch's interval."""
-    parts = list(parts)
-    half, freedom = _together([(part.standard_error, part.freedom) for part in parts])
-    return _around(math.fsum(part.value for part in parts), half, freedom)
+def sum_of(estimates: Iterable[Estimate]) -> Estimate:
+    """Add independent estimates, with Welch's interval."""
+    terms = list(estimates)
+    half, freedom = _combined([(term.standard_error, term.freedom) for term in terms])
+    return _around(math.fsum(term.value for term in terms), half, freedom)
 
 
 def wilson(right: int, of: int) -> tuple[float, float]:
-    """The 95 % interval of a share, `right` of so many having been seen; (0, 1) of none. E. B. Wilson, JASA 22, 1927.
+    """Return the 95 % interval of the share `right` / `of`; (0, 1) if `of` is 0. E. B. Wilson, JASA 22, 1927.
 
     >>> [round(end, 3) for end in wilson(9, 10)]
     [0.596, 0.982]
@@ -133,11 +130,10 @@ def wilson(right: int, of: int) -> tuple[float, float]:
 
 
 def student_t(freedom: float) -> float:
-    """The two-sided 95 % quantile of Student's t distribution; `freedom` may be a fraction or infinite, 1 <= freedom.
+    """Return the two-sided 95 % quantile of Student's t distribution; 1 <= freedom, fractional or infinite.
 
-    Exact for 1 and 2 degrees; above, the expansion in 1 / freedom of Abramowitz & Stegun, Handbook of Mathematical
-    Functions, 26.7.5, which is within 0.13 % at 3 degrees and better above; linear between 1, 2 and 3, which errs
-    towards the wider interval.
+    It is exact for 1 and 2 degrees, linear between 1, 2 and 3 (which gives wider intervals), and above the expansion in
+    1 / freedom of Abramowitz & Stegun, Handbook of Mathematical Functions, 26.7.5, within 0.13 %.
 
     >>> [round(student_t(freedom), 3) for freedom in (1, 2, 5, 10, 30, 120, math.inf)]
     [12.706, 4.303, 2.57, 2.228, 2.042, 1.98, 1.96]
@@ -159,31 +155,31 @@ def _around(value: float, half: float, freedom: float) -> Estimate:
 
 
 def _positive(value: float, error: float, freedom: float) -> Estimate:
-    """A positive value with an interval of this relative half width, which does not reach below 0."""
+    """Return a positive value with an interval of this relative half width that ends at 0."""
     return Estimate(value=value, low=value * max(0.0, 1 - error), high=value * (1 + error), freedom=freedom)
 
 
-def _together(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Half the 95 % interval, and the degrees of freedom, of a sum of independent (standard error, freedom).
+def _combined(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return half the 95 % interval and the degrees of freedom of a sum of independent (standard error, freedom).
 
-    B. L. Welch, Biometrika 34 (1947), 28-35: errors are added in quadrature, and the freedom is what a single estimate
-    with as uncertain an error would have.
+    Errors are added in quadrature; the freedom is that of a single estimate with an equally uncertain error (B. L.
+    Welch, Biometrika 34, 1947, 28-35).
     """
-    error = math.hypot(*(part for part, _ in parts))
-    # Divided by the total first: a tiny error's fourth power would be 0.
-    shares = math.fsum((part / error) ** 4 / freedom for part, freedom in parts) if error else 0.0
+    total = math.hypot(*(error for error, _ in errors))
+    # Dividing first keeps the fourth power of a tiny error from underflowing to 0.
+    shares = math.fsum((error / total) ** 4 / freedom for error, freedom in errors) if total else 0.0
     freedom = max(1.0, 1 / shares) if shares else math.inf
-    return student_t(freedom) * error, freedom
+    return student_t(freedom) * total, freedom
 
 
 def _inflation(values: Sequence[float], mean: float, variance: float, *, as_measured: bool) -> float:
-    """By how much the variance of the mean exceeds that of as many independent values."""
+    """Return the variance of the mean relative to that of independent values."""
     n = len(values)
     if variance <= 0 or n < _FEWEST:
         return 1.0
     r = math.fsum((a - mean) * (b - mean) for a, b in itertools.pairwise(values)) / (variance * (n - 1))
     r = max(r if as_measured else r + (1 + 4 * r) / n, 0.0)
-    # Of n values no more than half can be told apart as one slow phase; more would leave nothing to estimate from.
+    # At most n / 2, because otherwise fewer than two effective values would remain.
     return min((1 + r) / (1 - r), n / 2) if r < 1 else n / 2
 
 

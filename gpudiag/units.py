@@ -1,4 +1,4 @@
-"""Units. Inside, time is integer nanoseconds; at the surface it is milliseconds. 1 GB is 1e9 bytes."""
+"""Conversion of units. Times are integer nanoseconds inside and milliseconds in results; 1 GB is 1e9 bytes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
-#: Of the bytes of a collective over n ranks, (a * n - b) / n pass each link; nccl-tests calls that factor busbw / algbw
+#: A link carries (a * n - b) / n of the bytes of a collective over n ranks; nccl-tests calls that factor busbw / algbw
 #: (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md). Values: (a, b).
 _BUS_FACTORS = {
     "all_reduce": (2, 2),
@@ -19,21 +19,21 @@ _BUS_FACTORS = {
 
 
 def milliseconds(duration_ns: float) -> float:
-    """Nanoseconds as milliseconds."""
+    """Convert nanoseconds to milliseconds."""
     return float(duration_ns) / NS_PER_MS
 
 
 def gb_per_s(size_bytes: float, duration_ns: float) -> float:
-    """Bandwidth in GB/s (1e9 bytes per second) of `size_bytes` moved in `duration_ns`; 0 < duration."""
+    """Return the bandwidth in GB/s of `size_bytes` moved in `duration_ns`; 0 < duration."""
     if duration_ns <= 0:
         raise ValueError(f"a bandwidth needs a positive duration, not {duration_ns} ns")
     return size_bytes / duration_ns
 
 
 def bus_factor(operation: str, ranks: int) -> float | None:
-    """busbw / algbw of a collective over `ranks` ranks; None for an operation that has no such factor.
+    """Return busbw / algbw of a collective over `ranks` ranks; None for an operation without such a factor.
 
-    The size it applies to is the nccl-tests one: for all_gather and reduce_scatter the *whole* buffer, over all ranks.
+    It applies to the size as nccl-tests defines it: for all_gather and reduce_scatter the buffer over all ranks.
     """
     if operation not in _BUS_FACTORS or ranks < 1:
         return None

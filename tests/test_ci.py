@@ -1,4 +1,4 @@
-"""What CI does with what is uncertain: failures beside other tests, and rows of which most have to be right."""
+"""CI's repetition of failed tests, and its count of rows of which most must be right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_wrong():
 
 
 def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
-    """Run the tests of `root` once, take what disturbs them away, and let the script judge what had failed."""
+    """Run the tests of `root` once, remove the disturbance, and let the script run the failed ones again."""
     (root / ".ci").mkdir()
     script = root / ".ci" / "again.py"
     script.write_bytes(SCRIPT.read_bytes())
@@ -54,7 +54,7 @@ def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
         pytest.param([], 3, 1, 0, id="none had failed, so something else did"),
     ],
 )
-def test_what_fails_alone_too_fails(tmp_path: Path, there: list[str], most: int, code: int, failed: int) -> None:
+def test_test_that_also_fails_alone_fails(tmp_path: Path, there: list[str], most: int, code: int, failed: int) -> None:
     for name in there:
         (tmp_path / name).touch()
     exit_code, record = again(tmp_path, most)
@@ -93,7 +93,7 @@ for right in sys.argv[2:]:
         pytest.param("", 1, 1, id="nothing left"),
     ],
 )
-def test_rows_are_counted_over_as_many_runs_as_decide(
+def test_rows_are_counted_until_the_result_is_decided(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], counted: ModuleType, *, right: str, code: int, made: int
 ) -> None:
     place = str(tmp_path / "run-{run}")
@@ -107,11 +107,11 @@ def test_rows_are_counted_over_as_many_runs_as_decide(
 
 
 @given(st.integers(0, 8), st.integers(-3, 10), st.floats(0, 1))
-def test_how_likely_too_few_rows_are_is_a_sum_over_all_outcomes(rows: int, least: int, right: float) -> None:
-    """Every way in which so many rows can turn out, and what it is likely by itself."""
+def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: int, right: float) -> None:
+    """Enumerate every outcome of the rows with its probability."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPT.parent))
         found = importlib.import_module("rows").too_few(rows, least, right)
     outcomes = itertools.product((0, 1), repeat=rows)
-    few = [math.prod(right if one else 1 - right for one in each) for each in outcomes if sum(each) < least]
+    few = [math.prod(right if is_right else 1 - right for is_right in each) for each in outcomes if sum(each) < least]
     assert found == pytest.approx(sum(few), abs=1e-12)

@@ -1,4 +1,4 @@
-"""The command line's edges: help, versions, every way to fail, and readers that leave."""
+"""The command line: help, version, every kind of failure, and closed pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBS = tuple(commands.SUMMARIES)
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """What went to standard error; nothing may have gone to standard output."""
+    """Return the lines on standard error; standard output must be empty."""
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
@@ -50,7 +50,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.processes
-def test_a_shell_can_be_taught_the_commands(tmp_path: Path) -> None:
+def test_completion_can_be_installed(tmp_path: Path) -> None:
     installed = gpudiag("--install-completion", HOME=str(tmp_path), SHELL="/bin/bash")
     if "not supported" in installed.stderr + installed.stdout:
         pytest.skip("no shell is found above this process")
@@ -72,7 +72,7 @@ def test_a_shell_can_be_taught_the_commands(tmp_path: Path) -> None:
         ("gpudiag table run --form models,lad", "4", ["models,ladder"]),
     ],
 )
-def test_a_shell_completes_values(words: str, place: str, expected: list[str]) -> None:
+def test_option_values_are_completed(words: str, place: str, expected: list[str]) -> None:
     asked = gpudiag(_GPUDIAG_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=place)
     assert (asked.returncode, asked.stdout.split()) == (0, expected)
 
@@ -111,7 +111,7 @@ def test_usage_errors_are_two_lines_and_exit_code_2(
 
 
 def raising(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    """Make every command end in this error."""
+    """Make every command raise this error."""
 
     def dispatch(words: list[str]) -> int:
         raise error
@@ -143,7 +143,7 @@ def test_every_error_has_its_exit_code_and_two_lines(
 
 
 @pytest.mark.parametrize("place", [["--debug", "report"], ["report", "--debug"]])
-def test_debug_anywhere_shows_where_it_failed(
+def test_debug_anywhere_shows_a_traceback(
     place: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raising(monkeypatch, ValueError("surprise"))
@@ -153,13 +153,13 @@ def test_debug_anywhere_shows_where_it_failed(
     assert lines[-2] == "gpudiag: unexpected ValueError: surprise"
 
 
-def test_debug_of_a_users_own_command_is_left_alone() -> None:
+def test_debug_of_the_users_own_command_is_kept() -> None:
     words, debug = cli._without_debug(["profile", "--", "python", "train.py", "--debug"])
     assert words == ["profile", "--", "python", "train.py", "--debug"]
     assert not debug
 
 
-def test_messages_cannot_command_the_terminal(
+def test_messages_contain_no_terminal_escapes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     raising(monkeypatch, UnreadableInputError("bad \x1b[2J\nname \u202e", hint="\x07 try\nagain"))
@@ -171,7 +171,7 @@ def test_messages_cannot_command_the_terminal(
 
 
 @pytest.mark.processes
-def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
+def test_interrupt_during_work_gives_exit_code_130() -> None:
     slow = (
         "import time, gpudiag.app.analyze as p\n"
         "p.analyze = lambda *a, **k: print('working', flush=True) or time.sleep(600)"
@@ -195,15 +195,17 @@ def test_an_interrupt_during_the_work_ends_it_with_130() -> None:
     assert err == "gpudiag: interrupted\n"
 
 
-def test_interrupt_is_one_word_and_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupt_prints_one_word_and_gives_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     raising(monkeypatch, KeyboardInterrupt())
     assert cli.main(["report"]) == cli.INTERRUPTED == 130
     assert lines_of(capsys) == ["gpudiag: interrupted"]
 
 
 @pytest.mark.processes
-def test_a_reader_that_leaves_is_no_error() -> None:
-    """As `gpudiag --help | head -0`: no traceback, and the exit code that shells give to SIGPIPE."""
+def test_closed_pipe_is_no_error() -> None:
+    """As for `gpudiag --help | head -0`: no traceback, and the shell's exit code for SIGPIPE."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as gone:
@@ -221,14 +223,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 
 
 @pytest.mark.processes
-def test_a_terminal_that_knows_only_ascii_is_no_error(tmp_path: Path) -> None:
+def test_ascii_terminal_is_no_error(tmp_path: Path) -> None:
     result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 4
     assert "Traceback" not in result.stderr
 
 
 @pytest.mark.processes
-def test_a_terminal_that_knows_only_ascii_gets_signs_that_it_can_show() -> None:
+def test_ascii_terminal_gets_replacement_characters() -> None:
     traces = TRACES / "vgg_p2poff"
     result = gpudiag("analyze", str(traces), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 0
@@ -238,7 +240,7 @@ def test_a_terminal_that_knows_only_ascii_gets_signs_that_it_can_show() -> None:
 
 
 @pytest.mark.processes
-def test_a_file_size_limit_is_one_line_with_the_path_and_leaves_nothing(tmp_path: Path) -> None:
+def test_file_size_limit_gives_one_line_with_the_path_and_leaves_no_file(tmp_path: Path) -> None:
     trace = str(TRACES / "gloo_dataloader" / "rank0.pt.trace.json.gz")
     formats = ("csv", "chrome", "perfetto", "xspace")
     place = tmp_path / "place"

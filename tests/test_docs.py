@@ -1,4 +1,4 @@
-"""The documentation says what the program says, and its links lead somewhere."""
+"""The documentation agrees with the program, and its links are valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 
 
 def pinned(package: str) -> str:
-    """The version that constraints.txt asks for."""
+    """Return the version in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
 

@@ -1,4 +1,4 @@
-"""The plan of the house: how much stands in one room, and that nothing goes in circles."""
+"""Limits on the size of packages, and no import cycles."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def entries(directory: Path) -> list[str]:
 
 
 @pytest.mark.xdist_group("house")
-def test_a_group_of_tests_stays_on_one_worker(request: pytest.FixtureRequest) -> None:
-    """pytest-xdist tells groups apart by what it appends to their ids, which not every pytest lets it do."""
+def test_xdist_keeps_groups_on_one_worker(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist distinguishes groups by a suffix of test ids, which not every pytest version supports."""
     if getattr(request.config.option, "loadgroup", False):
         assert request.node.nodeid.endswith("@house")
 
@@ -39,8 +39,8 @@ def test_the_top_has_at_most_16_entries() -> None:
     assert len(entries(PACKAGE)) <= 16, entries(PACKAGE)
 
 
-def test_at_most_15_files_stand_side_by_side() -> None:
-    """Files that make a folder a package say nothing, and are not counted."""
+def test_folders_have_at_most_15_files() -> None:
+    """`__init__.py` is not counted."""
     beside = Counter(path.parent for path in PACKAGE.rglob("*") if path.is_file() and path.suffix in {".py", ".proto"})
     beside.subtract(path.parent for path in MODULES if path.name == "__init__.py")
     assert {str(where.relative_to(HERE)): count for where, count in beside.items() if count > 15} == {}
@@ -50,7 +50,7 @@ def test_no_module_is_longer_than_400_lines() -> None:
     assert {str(path.relative_to(HERE)): lines for path, lines in LINES.items() if lines > MOST_LINES} == {}
 
 
-def test_no_name_says_nothing() -> None:
+def test_no_module_has_a_meaningless_name() -> None:
     nothing = {"utils", "helpers", "common", "misc"}
     assert [str(path) for path in PACKAGE.rglob("*") if path.stem in nothing] == []
 
@@ -64,7 +64,7 @@ def test_complexity_is_bounded_by_the_linter() -> None:
 
 
 def circles(graph: grimp.ImportGraph) -> list[list[str]]:
-    """Groups of modules that all reach one another by imports, `if TYPE_CHECKING` aside."""
+    """Return groups of modules that import each other in cycles, except under `if TYPE_CHECKING`."""
     order = 0
     seen: dict[str, int] = {}
     stacked: list[str] = []
@@ -104,7 +104,7 @@ def test_traces_stay_small() -> None:
     assert size < 15_000_000
 
 
-def test_there_is_no_more_of_it() -> None:
+def test_total_lines_are_bounded() -> None:
     total = sum(LINES.values())
     print(f"{total} lines in {len(LINES)} modules of gpudiag")  # noqa: T201
     assert total < MOST_LINES_IN_ALL

@@ -1,4 +1,4 @@
-"""Intervals against a model that cannot be wrong: the set of the nanoseconds themselves."""
+"""Compare intervals with a simple model: the set of their nanoseconds."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_examples_in_the_documentation() -> None:
 
 
 @given(RAW, RAW)
-def test_union_holds_what_any_part_holds(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+def test_union_contains_every_argument(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     both = union(raw(a), raw(b))
     assert is_normal(both)
     assert points(both) == points(raw(a)) | points(raw(b))
@@ -93,11 +93,11 @@ def test_lengths_between_counts_each_window(a: list[tuple[int, int]], bounds: li
 
 
 @given(st.lists(st.integers(-(2**60), 2**60) | st.floats(-1e9, 1e9), min_size=1))
-def test_the_median_is_numpys_to_the_bit(values: list[float]) -> None:
+def test_median_equals_numpys_to_the_bit(values: list[float]) -> None:
     assert median(np.array(values)) == np.median(values)
 
 
-def test_nothing_stays_nothing() -> None:
+def test_empty_sets_stay_empty() -> None:
     one = as_set([(1, 3)])
     for empty in (union(), union(EMPTY), as_set([]), as_set([(4, 4), (9, 2)]), intersect(one, EMPTY)):
         assert empty.pairs() == []
@@ -110,13 +110,13 @@ def test_nothing_stays_nothing() -> None:
 
 
 def test_exact_at_unix_nanoseconds() -> None:
-    """Floats would lose 256 ns here."""
+    """Floats would lose 256 ns."""
     now = 1_795_173_169_345_157_459
     assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4
 
 
 @given(st.lists(st.integers(-3, 3)))
-def test_groups_are_the_places_of_each_value(values: list[int]) -> None:
+def test_groups_are_the_positions_of_each_value(values: list[int]) -> None:
     found = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
     assert found == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
     assert list(found) == sorted(found)
@@ -133,7 +133,7 @@ def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=30))
 def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
-    """A tree of spans: each begins within the last that is still open, after some of it have been closed."""
+    """Draw a tree of spans: each begins within the last open one, after some are closed."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, int]] = []
     for offset, closed in path:
@@ -151,8 +151,8 @@ def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
     assert own_lengths(starts, ends).tolist() == nested_by_hand(spans)
 
 
-def test_deep_nesting_takes_time_in_proportion() -> None:
-    """Each level by itself would take 300,000 looks at 300,000 intervals: minutes."""
+def test_deep_nesting_takes_linear_time() -> None:
+    """One pass per level would take 300,000 passes over 300,000 intervals: minutes."""
     count = 300_000
     start = np.arange(count, dtype=np.int64)
     begun = time.process_time()

@@ -1,4 +1,4 @@
-"""What scripts depend on. A change here is a change of the contract: say so in CHANGELOG.md."""
+"""The contract with scripts; note every change here in CHANGELOG.md."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_exit_codes() -> None:
     assert (cli.INTERRUPTED, cli.READER_GONE) == (130, 141)
 
 
-def test_every_error_names_a_remedy() -> None:
+def test_every_error_has_a_hint() -> None:
     for kind in error_kinds():
         assert kind("what is wrong").hint.endswith(".")
 
@@ -77,7 +77,7 @@ def test_buckets_and_codes() -> None:
     assert not set(analysis.FINDING_CODES) & set(analysis.VALIDITY_CODES)
 
 
-def test_every_code_in_the_source_is_one_that_fail_on_knows() -> None:
+def test_fail_on_knows_every_code_in_the_source() -> None:
     sources = [path.read_text(encoding="utf-8") for path in Path(gpudiag.__file__).parent.rglob("*.py")]
     warnings = {code for source in sources for code in re.findall(r'Validity\(\s*code="([^"]+)"', source)}
     rule = re.compile(r'^    code(?:: .*)? = "([^"]+)"', re.MULTILINE)
@@ -113,7 +113,7 @@ def test_no_framework_is_imported_before_training(statement: str) -> None:
 
 
 @pytest.mark.processes
-def test_help_imports_nothing_that_is_slow() -> None:
+def test_help_imports_no_slow_module() -> None:
     check = "import sys; from gpudiag.commands import main as cli; cli.main(['--help']); print(*sys.modules)"
     result = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=SECONDS, check=True
@@ -123,10 +123,10 @@ def test_help_imports_nothing_that_is_slow() -> None:
 
 @pytest.mark.processes
 def test_help_is_a_small_multiple_of_an_empty_python() -> None:
-    """The measure is 0.25 s on the machine it was set for; on any machine it is that many starts of the interpreter."""
+    """The limit is a multiple of the interpreter's start, because machines differ; it was 0.25 s where it was set."""
 
     def spent() -> float:
-        """Processor time of the programs so far: what else runs here takes none of it."""
+        """Return the CPU time of child processes, which does not depend on other load."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 

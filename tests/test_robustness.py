@@ -1,4 +1,4 @@
-"""Files, descriptors and names that commands meet in practice, and figures that cannot be."""
+"""Unusual files, descriptors and names, and values out of range."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_points_out_of_range_are_refused(name: str, value: object) -> None:
         msgspec.convert(point | {name: value}, PointRecord)
 
 
-def test_a_throughput_of_zero_is_no_baseline() -> None:
+def test_zero_throughput_is_no_baseline() -> None:
     nothing = msgspec.structs.replace(measured(1, 30.0), samples_per_s=0.0, ci95=(0.0, 0.0))
     assert rate_of(nothing) is None
     assert all(point.speedup is None for point in with_speedups([nothing, measured(4, 40.0)]))
 
 
-def test_a_batch_of_nothing_has_no_durations() -> None:
+def test_empty_batch_has_no_durations() -> None:
     from gpudiag.analysis.scaling.forecast import durations
     from gpudiag.model.benchmarks.scale_request import Wanted
 
@@ -64,7 +64,7 @@ def test_a_batch_of_nothing_has_no_durations() -> None:
     assert durations([msgspec.structs.replace(point, global_batch=0)], Wanted(samples=10, iterations=10)) == ()
 
 
-def test_a_bandwidth_of_zero_was_not_measured() -> None:
+def test_zero_bandwidth_counts_as_not_measured() -> None:
     facts = machine("h200x4")
     without = msgspec.structs.replace(facts, bandwidth=())
     zero = msgspec.structs.replace(
@@ -75,7 +75,7 @@ def test_a_bandwidth_of_zero_was_not_measured() -> None:
     assert Paths(zero, (0, 1)).host_memory() == Paths(without, (0, 1)).host_memory() > 0
 
 
-def test_json_has_no_character_that_a_terminal_acts_on() -> None:
+def test_json_has_no_terminal_control_characters() -> None:
     hostile = "a\u009b31mb\u202ec\u2028d\x7fe\U000e0001f\u00e9"
     text = escaped_json(json.dumps({"a": hostile}, ensure_ascii=False).encode())
     assert json.loads(text) == {"a": hostile}
@@ -84,14 +84,14 @@ def test_json_has_no_character_that_a_terminal_acts_on() -> None:
     assert escaped_json(encode_json(msgspec.structs.replace(measured(1, 30.0), error=hostile))).count(b"\\u202e") == 1
 
 
-def test_figures_that_are_none_are_null_in_json() -> None:
+def test_nan_and_infinity_are_null_in_json() -> None:
     point = msgspec.structs.replace(measured(1, 30.0), samples_per_s=float("nan"), mean_ms=float("inf"))
     told = json.loads(encode_json(point), parse_constant=pytest.fail)
     assert told["samples_per_s"] is told["mean_ms"] is None
 
 
 @pytest.mark.parametrize("words", [("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}")])
-def test_a_directory_whose_name_is_no_utf8(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_directory_name_that_is_not_utf8(words: tuple[str, ...], tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path) + b"/d\xff"
     shutil.copytree(TRACES / "clean", os.fsdecode(directory))
     done = in_this_process(*(word.replace("{}", os.fsdecode(directory)) for word in words))
@@ -100,8 +100,8 @@ def test_a_directory_whose_name_is_no_utf8(words: tuple[str, ...], tmp_path: Pat
         json.loads(done.stdout)
 
 
-def test_records_are_found_by_their_files_and_not_by_the_size_of_the_world(tmp_path: Path) -> None:
-    """RANK=3000000 in a job's environment would look for as many files."""
+def test_records_are_found_by_file_not_by_world_size(tmp_path: Path) -> None:
+    """A search by RANK=3000000 in a job's environment would try as many files."""
     begun = time.process_time()
     assert record.read_ranks(tmp_path, 50_000_000) == ()
     (tmp_path / "ranks").mkdir()
@@ -113,7 +113,7 @@ def test_records_are_found_by_their_files_and_not_by_the_size_of_the_world(tmp_p
 
 @pytest.mark.processes
 @pytest.mark.parametrize("prelude", ["exec >&-;", "exec 2>&-;", "ulimit -n 12;"])
-def test_closed_streams_and_few_descriptors_are_borne(prelude: str) -> None:
+def test_closed_streams_and_few_descriptors_are_handled(prelude: str) -> None:
     command = f'{prelude} exec "{sys.executable}" -m gpudiag analyze "{TRACES / "clean"}"'
     done = subprocess.run(
         ["sh", "-c", command], capture_output=True, text=True, env=environment(), timeout=300, check=False
@@ -160,7 +160,7 @@ def test_no_module_is_imported_from_the_current_directory(words: tuple[str, ...]
 
 
 def test_twenty_thousand_points_take_seconds(tmp_path: Path) -> None:
-    """Twenty thousand points of different batches: each against each would be 200 million pairs."""
+    """Comparing twenty thousand points pairwise would take 200 million comparisons."""
     from gpudiag.analysis.scaling.table import results_table
 
     points = [msgspec.structs.replace(measured(1, 30.0), id=f"p{n}", batch_per_device=n + 1) for n in range(20_000)]

@@ -1,4 +1,4 @@
-"""Intervals hold what they promise, also for steps that come in slow phases."""
+"""Coverage of confidence intervals, also for correlated steps."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_quantiles_are_those_of_the_tables(freedom: float, quantile: float) -> N
 
 
 @given(FREEDOM, FREEDOM)
-def test_more_freedom_is_never_less_certain(one: float, other: float) -> None:
+def test_more_degrees_of_freedom_narrow_the_interval(one: float, other: float) -> None:
     less, more = sorted((one, other))
     assert student_t(more) <= student_t(less) * (1 + 1e-12)
 
 
 def slow_phases(correlation: float, *, series: int, steps: int, seed: int) -> list[list[float]]:
-    """First-order autoregressive series about 100 with standard deviation 1."""
+    """Make first-order autoregressive series with mean 100 and standard deviation 1."""
     random = np.random.default_rng(seed)
     values = random.normal(size=(series, steps))
     for i in range(1, steps):
@@ -53,24 +53,24 @@ def slow_phases(correlation: float, *, series: int, steps: int, seed: int) -> li
 
 
 def coverage(correlation: float, *, series: int = 1000, steps: int = 60) -> float:
-    """How often the interval holds the true mean of 100."""
+    """Return how often the interval covers the true mean of 100."""
     estimates = [mean_of(values) for values in slow_phases(correlation, series=series, steps=steps, seed=1)]
     return sum(estimate.low <= 100 <= estimate.high for estimate in estimates) / series
 
 
 def called_different(correlation: float, *, pairs: int, steps: int) -> float:
-    """How often two equal runs are called different, by what `gpudiag diff` asks."""
+    """Return how often `gpudiag diff` calls two equal runs different."""
     values = slow_phases(correlation, series=2 * pairs, steps=steps, seed=steps)
     estimates = [mean_of(run) for run in values]
     differences = [after.minus(before) for before, after in zip(estimates[::2], estimates[1::2], strict=True)]
     return sum(difference.low > 0 or difference.high < 0 for difference in differences) / pairs
 
 
-def test_intervals_hold_the_mean_of_independent_steps() -> None:
+def test_intervals_cover_the_mean_of_independent_steps() -> None:
     assert coverage(0.0) == pytest.approx(0.95, abs=0.03)
 
 
-def test_intervals_know_of_slow_phases() -> None:
+def test_intervals_cover_the_mean_of_correlated_steps() -> None:
     # Without the effective sample size this would be about 0.75, and with the correlation as measured 0.93.
     assert coverage(0.5) > 0.93
 
@@ -78,17 +78,17 @@ def test_intervals_know_of_slow_phases() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 @pytest.mark.parametrize(("steps", "pairs"), [(20, 4000), (50, 2000), (100, 1000), (200, 500)])
-def test_equal_runs_are_called_different_as_rarely_as_promised(correlation: float, steps: int, pairs: int) -> None:
+def test_equal_runs_are_called_different_at_the_nominal_rate(correlation: float, steps: int, pairs: int) -> None:
     assert 0.03 <= called_different(correlation, pairs=pairs, steps=steps) <= 0.08
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
-def test_the_fewest_timed_steps_come_close(correlation: float) -> None:
+def test_intervals_of_the_fewest_timed_steps_are_nearly_nominal(correlation: float) -> None:
     # Ten are the fewest that are timed. Chance correlation makes 2.7 % of independent ones.
     assert 0.02 <= called_different(correlation, pairs=4000, steps=10) <= 0.085
 
 
-def test_the_interval_holds_the_difference_of_runs_that_scatter_unlike() -> None:
+def test_interval_covers_the_difference_of_runs_with_unequal_scatter() -> None:
     chance = np.random.default_rng(7)
     rounds, held = 1500, 0
     for _ in range(rounds):
@@ -99,21 +99,21 @@ def test_the_interval_holds_the_difference_of_runs_that_scatter_unlike() -> None
 
 
 @given(st.lists(STEPS, min_size=2, max_size=9), st.lists(STEPS, min_size=2, max_size=9))
-def test_a_difference_turns_round_with_its_runs(before: list[float], after: list[float]) -> None:
+def test_difference_is_antisymmetric(before: list[float], after: list[float]) -> None:
     there, back = mean_of(after).minus(mean_of(before)), mean_of(before).minus(mean_of(after))
     assert (back.low, back.value, back.high) == (-there.high, -there.value, -there.low)
     assert all(map(math.isfinite, (there.low, there.high)))
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), FREEDOM), min_size=1, max_size=6))
-def test_welchs_freedom_lies_between_the_least_and_the_sum(parts: list[tuple[float, float]]) -> None:
+def test_welch_degrees_of_freedom_lie_between_least_and_sum(parts: list[tuple[float, float]]) -> None:
     total = sum_of([Estimate(value=1, low=1 - half, high=1 + half, freedom=freedom) for half, freedom in parts])
     least, together = min(freedom for _, freedom in parts), sum(freedom for _, freedom in parts)
     assert least * (1 - 1e-6) <= total.freedom <= together * (1 + 1e-6)
 
 
 @given(st.lists(STEPS, min_size=4, max_size=50))
-def test_correlation_only_widens(values: list[float]) -> None:
+def test_correlation_only_widens_intervals(values: list[float]) -> None:
     n, half = len(values), mean_of(values).half_width
     independent = student_t(n - 1) * statistics.stdev(values) / math.sqrt(n)
     slack = 1e-9 * (1 + max(values))
@@ -122,26 +122,26 @@ def test_correlation_only_widens(values: list[float]) -> None:
 
 
 @given(st.lists(STEPS, min_size=2, max_size=50), st.floats(0, 1e4))
-def test_neither_the_level_nor_the_direction_of_time_matters(values: list[float], level: float) -> None:
+def test_intervals_do_not_depend_on_offset_or_time_direction(values: list[float], level: float) -> None:
     half = mean_of(values).half_width
     near = pytest.approx(half, rel=1e-5, abs=1e-5)
     assert mean_of([value + level for value in values]).half_width == near
     assert mean_of(values[::-1]).half_width == near
 
 
-def test_the_standard_error_is_not_the_intervals_half_over_a_normal_quantile() -> None:
+def test_standard_error_uses_the_students_t_quantile() -> None:
     values = [30.0, 31.0, 29.0, 31.5, 29.5]
     assert mean_of(values).standard_error == pytest.approx(statistics.stdev(values) / math.sqrt(5))
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=2, max_size=50), st.floats(0.1, 10))
-def test_units_do_not_matter(values: list[float], factor: float) -> None:
+def test_intervals_scale_with_units(values: list[float], factor: float) -> None:
     one, other = mean_of(values).scaled(factor), mean_of([factor * value for value in values])
     assert other.value == pytest.approx(one.value)
     assert other.high - other.low == pytest.approx(one.high - one.low, rel=1e-6, abs=1e-6 * one.value)
 
 
-def test_equal_steps_are_certain() -> None:
+def test_equal_steps_have_zero_width() -> None:
     estimate = mean_of([30.0] * 10)
     assert (estimate.low, estimate.value, estimate.high) == (30.0, 30.0, 30.0)
 
@@ -161,6 +161,6 @@ def test_ratios_and_sums_add_errors_in_quadrature() -> None:
     assert (total.low, total.high) == (105, 115)
 
 
-def test_an_inverse_is_as_uncertain_and_always_finite() -> None:
+def test_inverse_keeps_relative_error_and_is_finite() -> None:
     inverse = Estimate(value=4, low=0, high=8).inverse()
     assert (inverse.low, inverse.value, inverse.high) == (0, 0.25, 0.5)

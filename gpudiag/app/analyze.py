@@ -111,7 +111,7 @@ def _safe_path() -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = before
 
 
-def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
+def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
     """Return the saved analysis at a single path, else that of the traces, else the one kept after they were deleted.
 
     Raises:
@@ -123,7 +123,7 @@ def analysis_of(paths: Sequence[str], *, world_size: int | None = None, limits: 
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return `analysis_of` and, if it comes from traces, a step to draw. Raises what `analysis_of` does."""
+    """Return `load_analysis` and, if it comes from traces, a step to draw. Raises what `load_analysis` does."""
     return _saved_or(paths, lambda: analyze_with_step(paths, world_size=world_size, limits=limits))
 
 

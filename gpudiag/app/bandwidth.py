@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: what the links carry, and how all-reduces on a model's own buckets go over each transport."""
+"""`gpudiag bandwidth`: measure links, and all-reduces of a model's buckets over each transport."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import msgspec
 
-from gpudiag.app.profile.prepare import prepare
+from gpudiag.app.profile.prepare import prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import candidates, why_not
 from gpudiag.app.recommend.offline_recommendation import describe_workload
-from gpudiag.app.topology import check_gpu, judged
+from gpudiag.app.topology import check_gpu, with_findings
 from gpudiag.errors import UsageError
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.machine.inventory.gather import gather_inventory
@@ -21,7 +21,6 @@ from gpudiag.machine.probes.cache import keep_measurements
 from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.benchmarks.gradient_bandwidth import (
     GRADIENT_BANDWIDTH_FILE,
-    GRADIENT_BANDWIDTH_PLAN_FILE,
     GRADIENT_BANDWIDTH_SCHEMA,
     GradientBandwidth,
     GradientBandwidthPlan,
@@ -29,19 +28,18 @@ from gpudiag.model.benchmarks.gradient_bandwidth import (
 )
 from gpudiag.model.facts import Collective, Facts
 from gpudiag.model.job import RunOptions
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import read_json
 from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
 
-_JOB = "gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth:run"
-#: Different sizes that are measured; those between them follow from these.
+#: Number of bucket sizes that are measured; others are interpolated.
 _SIZES = 8
 
 
-class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the links; `buckets` where a model was named, `failed` the probes that failed."""
+class MeasuredBandwidth(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts with measured links, the buckets of a named model, and the probes that failed."""
 
     facts: Facts
     buckets: ModelBuckets | None = None
@@ -59,24 +57,19 @@ def bandwidth(
     require_gpu: bool = False,
     timeout_s: float = 60.0,
     save: Path | None = None,
-) -> Measured:
-    """Measure this machine's links, or take saved figures, and say what is wrong with them.
+) -> MeasuredBandwidth:
+    """Measure this machine's links, or read saved figures, and add findings.
 
     Args:
-        on_probe: called from several threads with what is measured now.
-        observer: called with each message of each process that exchanges gradients.
-        say: called with what is done, in words.
-        source: saved facts instead of measuring.
-        quick: the essential paths only.
-        workload: also measure all-reduces on this model's buckets.
-        require_gpu: measure nothing where there is no GPU.
-        timeout_s: end a probe that takes longer.
-        save: where to keep the facts.
+        on_probe: called from several threads with the current probe.
+        observer, say: called with each message of the processes that communicate, and with each action in words.
+        source, save: files of facts to read instead of measuring, and to write.
+        workload: also measure all-reduces of this model's buckets.
 
     Raises:
         UsageError: no such workload, or options that do not go together.
-        HardwareMissingError: `require_gpu`, and there is none.
-        FrameworkMissingError, WorkerFailedError: the workload's, as `gpudiag profile`.
+        HardwareMissingError: there is no GPU, but `require_gpu`.
+        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     if workload is not None:
         training_entry(workload, "--like")  # before anything is measured
@@ -90,29 +83,29 @@ def bandwidth(
         facts = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=on_probe)
         failed = failed_probes(facts)
         if not failed:
-            keep_measurements(facts)  # for `gpudiag profile`, which then need not measure
+            keep_measurements(facts)  # so that `gpudiag profile` need not measure
     buckets = None
     if workload is not None:
-        say(f"all-reduces on the buckets of {workload}")
+        say(f"all-reduces of the buckets of {workload}")
         buckets = measure_gradient_bandwidth(workload, observer, timeout_s=timeout_s)
         facts = msgspec.structs.replace(
             facts,
             collectives=(*facts.collectives, *buckets.collectives),
             probes={**facts.probes, "like": {"workload": workload, "bucket_bytes": list(buckets.bucket_bytes)}},
         )
-    return Measured(facts=judged(facts, save), buckets=buckets, failed=failed)
+    return MeasuredBandwidth(facts=with_findings(facts, save), buckets=buckets, failed=failed)
 
 
 def measure_gradient_bandwidth(
     workload: str, observer: Callable[[Progress], None], *, timeout_s: float
 ) -> ModelBuckets:
-    """Measure each transport on the buckets in which DistributedDataParallel sends this workload's gradients.
+    """Measure each transport on the buckets of this workload's gradients under DistributedDataParallel.
 
-    On GPUs NCCL without peer access is a second launch, since NCCL decides that when it starts.
+    On GPUs, NCCL without peer access is a second launch, because NCCL reads that setting when it starts.
 
     Raises:
-        UsageError: one device, which exchanges nothing.
-        FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+        UsageError: there is only one device.
+        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()
@@ -120,11 +113,11 @@ def measure_gradient_bandwidth(
     with tempfile.TemporaryDirectory(prefix="gpudiag-gradients-") as directory:
         for p2p in (True, False):
             run_dir = Path(directory) / ("p2p" if p2p else "no-p2p")
-            prepared = prepare(RunOptions(workload=_JOB, p2p=p2p, output=str(run_dir), timeout_s=timeout_s))
+            prepared = prepare_program(RunOptions(workload=workload, p2p=p2p, output=str(run_dir), timeout_s=timeout_s))
             job = prepared.plan.job
             on_gpu = job.device == "cuda"
             if prepared.plan.processes < 2:
-                raise UsageError("one device exchanges nothing", "Leave --like out.")
+                raise UsageError("one device does not communicate", "Leave --like out.")
             if p2p:
                 sizes = describe_workload(workload, on_gpu=on_gpu, python=job.python).gradients.sizes
                 buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
@@ -136,10 +129,8 @@ def measure_gradient_bandwidth(
             used = transports_of(possible, on_gpu=on_gpu, p2p=p2p)
             transports = {name: candidate for name, candidate in used.items() if name not in wanted}
             wanted += transports
-            run_dir.mkdir(parents=True)
             plan = GradientBandwidthPlan(device=job.device, transports=transports, sizes=chosen_sizes(buckets, _SIZES))
-            write_json(run_dir / GRADIENT_BANDWIDTH_PLAN_FILE, plan)
-            train(prepared, observer)
+            train(prepared, observer, plan)
             result = read_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth, GRADIENT_BANDWIDTH_SCHEMA)
             measured += result.collectives
     names = {collective.strategy for collective in measured}
@@ -147,13 +138,13 @@ def measure_gradient_bandwidth(
         workload=workload,
         bucket_bytes=buckets,
         collectives=tuple(measured),
-        skipped={name: "it could not be used here" for name in wanted if name not in names},
+        skipped={name: "not available here" for name in wanted if name not in names},
     )
 
 
 def chosen_sizes(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """A few of the buckets' sizes that span all of them, rising."""
-    every = sorted(set(buckets))
-    if len(every) <= most:
-        return tuple(every)
-    return tuple(sorted({every[round(i * (len(every) - 1) / (most - 1))] for i in range(most)}))
+    """Return at most `most` of the buckets' sizes, in order, that span all of them."""
+    sizes = sorted(set(buckets))
+    if len(sizes) <= most:
+        return tuple(sizes)
+    return tuple(sorted({sizes[round(i * (len(sizes) - 1) / (most - 1))] for i in range(most)}))

@@ -1,4 +1,4 @@
-"""`gpudiag export`: all that was recorded of a job, as other tools read it."""
+"""`gpudiag export`: write the recording of a job in other tools' formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpudiag.trace.profiles import Profile, read_processes, read_profiles
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """What can be shown of a job: everything that was recorded, the run's curves, and TensorFlow's own files."""
+    """The recording of a job, its curves, and TensorFlow's own files."""
 
     export_model: ExportModel
     series: tuple[ScalarSeries, ...]
@@ -27,7 +27,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exported(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a job was written, in which format, and how many events it has."""
+    """The written file, its format, and its number of events."""
 
     target: Path
     format: Format
@@ -42,21 +42,21 @@ def export(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> Exported:
-    """Write the traces of one job in another tool's format. Other arguments and errors as of `analyze`.
+    """Write the traces of one job in another tool's format. Other arguments and errors as for `analyze`.
 
     Args:
         paths: traces.
         format_name: as on the command line.
-        output: where to; `-` for standard output; None for a new file here, named after the run.
+        output: the file; `-` for standard output; None for a new file here, named after the run.
 
     Raises:
-        UsageError: no such format, or the file that would be made is there already.
-        GpudiagError: it cannot be written.
+        UsageError: no such format, or the new file exists already.
+        GpudiagError: the file cannot be written.
     """
     chosen = format_named(format_name)
     target = output or Path(f"{run_name(Path(paths[0]))}{chosen.ending}")
     if output is None and target.exists():
-        raise UsageError(f"{target} is there already", "Name the file to write with -o.")
+        raise UsageError(f"{target} exists already", "Name the file to write with -o.")
     recorded = read_recorded(paths, world_size=world_size, limits=limits)
     chosen.write(recorded.export_model, target)
     return Exported(target=target, format=chosen, events=recorded.export_model.events())
@@ -65,7 +65,7 @@ def export(
 def read_recorded(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Recorded:
-    """Read the traces of one job to show them in other tools. Arguments and errors as of `analyze`."""
+    """Read the traces of one job for other tools. Arguments and errors as for `analyze`."""
     timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
     attribution = attribute(timeline)
     recordings = timeline.traces

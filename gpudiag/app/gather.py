@@ -1,4 +1,4 @@
-"""`gpudiag gather`: the ranks that other nodes recorded in directories of their own, brought into one run directory."""
+"""`gpudiag gather`: copy the ranks that other nodes recorded into one run directory."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HINT = "Copy the other node's run directory here, and give it after that of ran
 def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     """Copy the records and traces of other nodes' ranks into rank 0's run directory, and return the whole run.
 
-    What is there already of the same run is kept, so that it may be repeated. An older analysis is removed.
+    Ranks that are there already are kept, so that the command may be repeated. An older analysis is removed.
 
     Args:
-        run_dir: the run directory of rank 0's node, where `run.json` is.
-        others: run directories of other nodes, of the same run.
+        run_dir: the run directory of rank 0's node, with `run.json`.
+        others: run directories of the other nodes of the same run.
 
     Raises:
-        UnreadableInputError: there is no run in `run_dir`, or nothing of it in one of the others.
+        UnreadableInputError: `run_dir` has no run, or one of the others has no rank of it.
         GpudiagError: a file cannot be written.
     """
     if not (run_dir / RUN_FILE).is_file():
@@ -55,25 +55,21 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
         write_run(run_dir, whole)
         (run_dir / ANALYSIS_FILE).unlink(missing_ok=True)
     except OSError as error:
-        why = f"cannot gather into {run_dir}: {error.strerror or error}"
-        raise GpudiagError(why, "Check its permissions.") from error
+        message = f"cannot gather into {run_dir}: {error.strerror or error}"
+        raise GpudiagError(message, "Check its permissions.") from error
     return whole
 
 
 def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
-    """The records of a node's ranks that are of this run.
-
-    Raises:
-        UnreadableInputError: there are none.
-    """
+    """Return the records of a node's ranks of this run; raise UnreadableInputError if there are none."""
     name = one_line(str(other))
-    found = list(_records(other))
-    if not found:
+    records = list(_records(other))
+    if not records:
         raise UnreadableInputError(f"{name}: holds no records of ranks", _HINT)
-    mine = [rank for rank in found if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
-    if not mine:
+    ranks = [rank for rank in records if rank.run_id == run.run_id and run.run_id and rank.rank < run.world_size]
+    if not ranks:
         raise UnreadableInputError(f"{name}: its ranks are of another run", _HINT)
-    return mine
+    return ranks
 
 
 def _records(other: Path) -> Iterator[RankRecord]:
@@ -84,7 +80,7 @@ def _records(other: Path) -> Iterator[RankRecord]:
 
 
 def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
-    """Copy one trace whole or not at all; what is no trace's name, no plain file or not there is left where it is."""
+    """Copy one trace atomically; skip a missing file, a link, and a name that is no trace's."""
     source = other / name
     if not _TRACE.fullmatch(name) or source.is_symlink() or not source.is_file():
         return

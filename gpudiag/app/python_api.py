@@ -1,4 +1,4 @@
-"""What `import gpudiag` offers to programs and notebooks that look at recordings."""
+"""The functions of `import gpudiag` for programs and notebooks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from gpudiag.analysis.comparison import compare as compare_analyses
-from gpudiag.app.analyze import analysis_of
+from gpudiag.app.analyze import load_analysis
 from gpudiag.machine import facts_file
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.diff import Diff
@@ -14,11 +14,11 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.run_directory import FACTS_FILE
 from gpudiag.trace import ReadLimits
 
-Place = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 
 
-def analyze(*paths: Place, world_size: int | None = None, max_trace_gb: float = 4.0) -> Analysis:
-    """Say where each step's time went: what `gpudiag analyze --json` prints, as an object.
+def analyze(*paths: AnyPath, world_size: int | None = None, max_trace_gb: float = 4.0) -> Analysis:
+    """Say where each step's time went; return the content of `gpudiag analyze --json` as an object.
 
         analysis = gpudiag.analyze("run-dir")
         analysis.findings[0].title
@@ -28,35 +28,35 @@ def analyze(*paths: Place, world_size: int | None = None, max_trace_gb: float = 
 
     Args:
         paths: a run directory, traces, directories or patterns of traces; or one saved `analysis.json`.
-        world_size: ranks in the job, where the traces do not say.
+        world_size: ranks in the job, if the traces do not say.
         max_trace_gb: refuse a trace that unpacks to more than this (1 GB is 1e9 bytes).
 
     Raises:
         UsageError: no path was given.
-        UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
+        UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
     """
     limits = ReadLimits(max_bytes=int(max_trace_gb * 1e9))
-    return analysis_of([os.fspath(path) for path in paths], world_size=world_size, limits=limits)
+    return load_analysis([os.fspath(path) for path in paths], world_size=world_size, limits=limits)
 
 
-def compare(before: Analysis | Place, after: Analysis | Place) -> Diff:
-    """What made the step times of two runs differ: what `gpudiag diff --json` prints, as an object.
+def compare(before: Analysis | AnyPath, after: Analysis | AnyPath) -> Diff:
+    """Attribute the difference of two runs' step times; return the content of `gpudiag diff --json` as an object.
 
     Args:
-        before, after: an analysis, or what `gpudiag.analyze` takes one of.
+        before, after: an analysis, or a path as for `gpudiag.analyze`.
 
     Raises:
         UnreadableInputError: one of them cannot be read, or has no step to compare.
     """
-    old, new = (one if isinstance(one, Analysis) else analyze(one) for one in (before, after))
-    return compare_analyses(old, new)
+    analyses = [run if isinstance(run, Analysis) else analyze(run) for run in (before, after)]
+    return compare_analyses(*analyses)
 
 
-def load_facts(path: Place) -> Facts:
-    """What a machine has and carries, from a file of `gpudiag topology --save` or `bandwidth`, or a run directory.
+def load_facts(path: AnyPath) -> Facts:
+    """Read a machine's facts from a file of `gpudiag topology --save` or `bandwidth`, or from a run directory.
 
     Raises:
-        UnreadableInputError: there are no facts, or none that can be read.
+        UnreadableInputError: there are no readable facts.
     """
-    place = Path(path)
-    return facts_file.load_facts(place / FACTS_FILE if place.is_dir() else place)
+    file = Path(path)
+    return facts_file.load_facts(file / FACTS_FILE if file.is_dir() else file)

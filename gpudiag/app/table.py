@@ -1,10 +1,11 @@
-"""`gpudiag table`: results from wherever they were kept, scaling benchmarks and single profiled runs, in one table."""
+"""`gpudiag table`: the results of scaling benchmarks and single profiled runs in one table."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -26,99 +27,60 @@ from gpudiag.model.benchmarks.scaling import (
     PointRecord,
     Scaling,
 )
-from gpudiag.model.benchmarks.tables import FormTables, ResultsTable
+from gpudiag.model.benchmarks.tables import FormTables, ResultRow, ResultsTable
+from gpudiag.model.facts import Facts
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, find_inference, read_json
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, find_inference, read_json, readable_json
 from gpudiag.report.text import forms as forms_text
 from gpudiag.report.text import results as results_text
 from gpudiag.report.text.form_rows import form_tables
 from gpudiag.report.verdict import in_few_words
 
-#: Of a run's options, those that a point names itself, and those that say nothing of what is trained.
+Result = TypeVar("Result")
+
+#: Options of a run that are fields of a point, and default values, which a point does not list.
 _NAMED = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
 _DEFAULTS = {"compile": "false", "prefetch": "false", "model": "whole", "loader_workers": "0"}
 
 
 def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None = None) -> ResultsTable:
-    """One table of all results, also written to the files that are wanted.
+    """Put all results into one table, and write it to the given files.
 
     Args:
         runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
-        markdown, csv: where to write the table.
+        markdown, csv: files for the table.
 
     Raises:
         UnreadableInputError: none of them has results.
         GpudiagError: a file cannot be written.
     """
-    results, left_out = [], []
-    for name in runs:
-        try:
-            results += [(name, point) for point in points_of(Path(name))]
-        except UnreadableInputError as error:
-            left_out.append(str(error))
-    if not results:
+    results, left_out = _read_all(runs, read_points)
+    rows = [(name, point) for name, points in results for point in points]
+    if not rows:
         raise _nothing(left_out)
-    arranged = _with_verdicts(results_table(results, left_out))
+    result = _with_verdicts(results_table(rows, left_out))
     if markdown is not None:
-        write_text(markdown, results_text.to_markdown(arranged))
+        write_text(markdown, results_text.to_markdown(result))
     if csv is not None:
-        write_text(csv, results_text.to_csv_rows(arranged))
-    return arranged
-
-
-def _with_verdicts(arranged: ResultsTable) -> ResultsTable:
-    """Add to each run what the analysis that was kept with it leads with."""
-    kept: dict[str, str] = {}
-
-    def verdict(source: str) -> str:
-        if source not in kept:
-            file = Path(source) / ANALYSIS_FILE
-            try:
-                kept[source] = in_few_words(read_json(file, Analysis, ANALYSIS_SCHEMA)) if file.is_file() else ""
-            except UnreadableInputError:
-                kept[source] = ""  # of an older version, or cut short: its figures are in the run's record
-        return kept[source]
-
-    return msgspec.structs.replace(
-        arranged,
-        groups=tuple(
-            msgspec.structs.replace(
-                group,
-                environments=tuple(
-                    msgspec.structs.replace(
-                        environment,
-                        rows=tuple(
-                            msgspec.structs.replace(row, verdict=verdict(row.source)) for row in environment.rows
-                        ),
-                    )
-                    for environment in group.environments
-                ),
-            )
-            for group in arranged.groups
-        ),
-    )
+        write_text(csv, results_text.to_csv_rows(result))
+    return result
 
 
 def forms(
     runs: Sequence[str], names: Sequence[str], *, markdown: Path | None = None, csv: Path | None = None
 ) -> FormTables:
-    """The results in the forms of earlier benchmarks, also written to the files that are wanted.
+    """Put the results into the forms of earlier benchmarks, and write them to the given files.
 
     Args:
         runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
-        names: of forms; one only with `csv`.
-        markdown, csv: where to write them.
+        names: of forms; only one with `csv`.
+        markdown, csv: files for the tables.
 
     Raises:
         UnreadableInputError: none of the paths has results.
         GpudiagError: a file cannot be written.
     """
-    results, left_out = [], []
-    for name in runs:
-        try:
-            results.append((name, _scaling_of(Path(name))))
-        except UnreadableInputError as error:
-            left_out.append(str(error))
+    results, left_out = _read_all(runs, _read_scaling)
     if not results:
         raise _nothing(left_out)
     tables = form_tables(results, names, left_out)
@@ -129,25 +91,61 @@ def forms(
     return tables
 
 
+def _read_all(runs: Sequence[str], read: Callable[[Path], Result]) -> tuple[list[tuple[str, Result]], list[str]]:
+    """Read every run; return the results by name, and an error for each that cannot be read."""
+    results, left_out = [], []
+    for name in runs:
+        try:
+            results.append((name, read(Path(name))))
+        except UnreadableInputError as error:
+            left_out.append(str(error))
+    return results, left_out
+
+
 def _nothing(left_out: Sequence[str]) -> UnreadableInputError:
     return UnreadableInputError(
-        left_out[0] if left_out else "nothing was given",
+        left_out[0] if left_out else "no path was given",
         "Give directories that `gpudiag scale` or `gpudiag profile` wrote.",
     )
 
 
-def _scaling_of(path: Path) -> Scaling:
-    """A whole benchmark; of one that did not conclude, and of a run, its points. Raises as `points_of`."""
+def _with_verdicts(result: ResultsTable) -> ResultsTable:
+    """Add to each row the verdict of its saved analysis."""
+    replace = msgspec.structs.replace
+    verdicts: dict[str, str] = {}
+
+    def with_verdict(row: ResultRow) -> ResultRow:
+        if row.source not in verdicts:
+            verdicts[row.source] = _saved_verdict(Path(row.source))
+        return replace(row, verdict=verdicts[row.source])
+
+    groups = []
+    for group in result.groups:
+        environments = [
+            replace(environment, rows=tuple(map(with_verdict, environment.rows))) for environment in group.environments
+        ]
+        groups.append(replace(group, environments=tuple(environments)))
+    return replace(result, groups=tuple(groups))
+
+
+def _saved_verdict(directory: Path) -> str:
+    # An analysis of an older version, or one cut short, has no verdict; the run's record has its figures.
+    analysis = readable_json(directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
+    return "" if analysis is None else in_few_words(analysis)
+
+
+def _read_scaling(path: Path) -> Scaling:
+    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raises as `read_points`."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)
-    points = tuple(points_of(path))
+    points = tuple(read_points(path))
     machine = next((point.machine for point in points if point.status == "measured"), Machine())
     return Scaling(workload=",".join(dict.fromkeys(point.workload for point in points)), machine=machine, points=points)
 
 
-def points_of(path: Path) -> list[PointRecord]:
-    """All points that a path has.
+def read_points(path: Path) -> list[PointRecord]:
+    """Return all points of a path.
 
     Args:
         path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
@@ -158,10 +156,8 @@ def points_of(path: Path) -> list[PointRecord]:
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return list(read_json(file, Scaling, SCALING_SCHEMA).points)
-    if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):
-        return with_speedups(
-            Store(path, reading=True).points().values(), NEED_PEERS
-        )  # a benchmark that was ended before it could conclude
+    if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):  # it ended without a conclusion
+        return with_speedups(Store(path, reading=True).points().values(), NEED_PEERS)
     if (path / RUN_FILE).is_file():
         return [point_of_run(path)]
     raise UnreadableInputError(
@@ -169,39 +165,19 @@ def points_of(path: Path) -> list[PointRecord]:
     )
 
 
-def _program(run: RunRecord) -> str:
-    """Name what was trained; of a command whose processes reported nothing its script, and not `torchrun`."""
-    if run.command and run.workload == Path(run.command[0]).name:
-        scripts = [Path(word).name for word in run.command if word.endswith(".py")]
-        modules = [after for before, after in pairwise(run.command) if before == "-m"]
-        return next(iter([*scripts, *reversed(modules)]), run.workload)
-    return run.workload
-
-
 def point_of_run(directory: Path) -> PointRecord:
-    """A single run as a point.
+    """Return a single run as a point.
 
     Raises:
         UnreadableInputError: its record cannot be read.
     """
     run = read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
-    facts = facts_beside(directory)
     batch = run.batch_size_per_device or 0
     devices = len(run.ranks) or run.world_size
-    on_gpu = any(rank.device.startswith(("cuda", "GPU")) for rank in run.ranks)
-    names = tuple(rank.device_name for rank in run.ranks) if on_gpu else ()
-    usable = tuple(gpu.name for gpu in facts.gpus if gpu.visible) if facts is not None else names
-    machine = Machine(
-        host=run.ranks[0].host if run.ranks else "",
-        cpu=facts.host.cpu if facts is not None else "" if on_gpu or not run.ranks else run.ranks[0].device_name,
-        usable_cpus=facts.host.usable_cpus if facts is not None else None,
-        gpus=usable,
-        which=which_gpus(facts) if facts is not None and on_gpu else "",
-    )
     threads = run.options.get("threads", "")
     point = PointRecord(
         id="",
-        workload=_program(run),
+        workload=_workload(run),
         framework=run.framework,
         strategy=run.strategy + (NO_P2P if run.options.get("p2p") == "off" else ""),
         devices=devices,
@@ -212,15 +188,44 @@ def point_of_run(directory: Path) -> PointRecord:
         memory_format=run.options.get("memory_format", NOT_RECORDED),
         data=run.options.get("data", NOT_RECORDED),
         options={
-            name: value
-            for name, value in run.options.items()
-            if name not in _NAMED and value != _DEFAULTS.get(name) and not (name == "loader_workers" and value == "0")
+            name: value for name, value in run.options.items() if name not in _NAMED and value != _DEFAULTS.get(name)
         },
-        threads=int(threads) if threads.isdecimal() and not on_gpu else None,
+        threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,
     )
     named = msgspec.structs.replace(point, id=point_id(point))
+    machine = _machine(run, facts_beside(directory))
     point = with_figures(named, run, None, machine, find_inference([directory]))
     if batch:
         return point
-    # A loop of one's own that did not say how many samples a step has: its steps are known all the same.
+    # A user-defined loop that did not report its batch size still has step times.
     return msgspec.structs.replace(point, samples_per_s=None, ci95=None, starts=(), per_device_samples_per_s=())
+
+
+def _workload(run: RunRecord) -> str:
+    """Return the workload; for a command whose processes reported nothing, its script instead of `torchrun`."""
+    if run.command and run.workload == Path(run.command[0]).name:
+        scripts = [Path(word).name for word in run.command if word.endswith(".py")]
+        modules = [after for before, after in pairwise(run.command) if before == "-m"]
+        return next(iter([*scripts, *reversed(modules)]), run.workload)
+    return run.workload
+
+
+def _is_on_gpu(run: RunRecord) -> bool:
+    return any(rank.device.startswith(("cuda", "GPU")) for rank in run.ranks)
+
+
+def _machine(run: RunRecord, facts: Facts | None) -> Machine:
+    """Return the machine of a run, from its facts if there are any, else from its record."""
+    host = run.ranks[0].host if run.ranks else ""
+    on_gpu = _is_on_gpu(run)
+    if facts is not None:
+        return Machine(
+            host=host,
+            cpu=facts.host.cpu,
+            usable_cpus=facts.host.usable_cpus,
+            gpus=tuple(gpu.name for gpu in facts.gpus if gpu.visible),
+            which=which_gpus(facts) if on_gpu else "",
+        )
+    if on_gpu:
+        return Machine(host=host, cpu="", gpus=tuple(rank.device_name for rank in run.ranks))
+    return Machine(host=host, cpu=run.ranks[0].device_name if run.ranks else "")

@@ -1,4 +1,4 @@
-"""`gpudiag topology`: what the machine has, and what is wrong with it."""
+"""`gpudiag topology`: list the machine's hardware, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from gpudiag.model.facts import Facts
 
 
 def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
-    """The facts of this machine, or saved ones, with what is wrong.
+    """Return the facts of this machine, or saved ones, with findings.
 
     Args:
-        source: saved facts, of whatever machine.
-        save: where to keep them.
+        source: saved facts of any machine.
+        save: file for the facts.
 
     Raises:
         UnreadableInputError: `source` holds no facts.
         GpudiagError: `save` cannot be written.
     """
-    return judged(gather_inventory() if source is None else load_facts(source), save)
+    return with_findings(gather_inventory() if source is None else load_facts(source), save)
 
 
-def judged(facts: Facts, save: Path | None) -> Facts:
-    """The facts with today's findings, saved where that is wanted.
+def with_findings(facts: Facts, save: Path | None) -> Facts:
+    """Apply the current rules to the facts, and save them if a file is given.
 
-    Also for saved facts: the rules of today on the figures of then, and no word of a finding taken from a file.
+    Saved findings are replaced, so that no text of a finding comes from a file.
     """
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     if save is not None:
@@ -38,10 +38,10 @@ def judged(facts: Facts, save: Path | None) -> Facts:
     return facts
 
 
-def check_gpu(facts: Facts, what: str) -> None:
-    """Raises HardwareMissingError where there is no GPU; `what` can be had of the host alone."""
+def check_gpu(facts: Facts, action: str) -> None:
+    """Raise HardwareMissingError if there is no GPU; `action` is possible for the host alone."""
     if not facts.gpus:
         raise HardwareMissingError(
             f"no NVIDIA GPU: {facts.host.reasons.get('gpus', 'none is listed')}",
-            f"Leave --require-gpu out to {what} the host alone.",
+            f"Leave --require-gpu out to {action} the host alone.",
         )

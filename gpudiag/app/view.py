@@ -1,13 +1,14 @@
-"""`gpudiag view`: TensorBoard on a run, or on many."""
+"""`gpudiag view`: show one or more runs in TensorBoard."""
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from gpudiag.app.analyze import analysis_of
+from gpudiag.app.analyze import load_analysis
 from gpudiag.app.export import read_recorded
 from gpudiag.errors import GpudiagError, NotATraceError, UnreadableInputError
 from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
@@ -18,8 +19,8 @@ from gpudiag.report.text.run import to_markdown
 from gpudiag.trace import ReadLimits
 
 _OTHER_FIGURES = (
-    "The pages of the profile beside this show the recording alone: their step times are the host's while it was "
-    "profiled, and they do not know what one rank waits for on another."
+    "The other pages of the profile show the recording alone: their step times are those of the profiled host, and "
+    "they do not include waits of one rank for another."
 )
 
 
@@ -39,16 +40,16 @@ def view(
     Args:
         path: a run, a directory of runs, or traces.
         opened: called with the address and TensorBoard's versions when it answers.
-        say: called with each run that is left out, in words.
-        host, port: where to serve; port 0 for any free one.
+        say: called with a sentence for each run that is left out.
+        host, port: the address to serve on; port 0 for any free one.
         python: the interpreter that has TensorBoard.
-        world_size, limits: as of `analyze`.
+        world_size, limits: as for `analyze`.
 
     Raises:
         FrameworkMissingError: the interpreter has no TensorBoard.
-        UnreadableInputError: there is nothing to show.
+        UnreadableInputError: no run can be shown.
         GpudiagError: the port is taken, or TensorBoard has ended.
-        KeyboardInterrupt: interrupted. Nothing temporary is left when it is raised.
+        KeyboardInterrupt: interrupted; temporary files are removed before.
     """
     versions = check_interpreter(python)
     free_port(host, port)  # before the work of converting
@@ -66,44 +67,41 @@ def view(
                 continue
             written += 1
         if not written:
-            raise NotATraceError(f"no run below {path} has traces left", "Record again with gpudiag profile.")
+            raise NotATraceError(f"no run in {path} has traces", "Record again with gpudiag profile.")
         port = free_port(host, port)
         with serving(python, directory, host, port, versions) as process:
             opened(url_of(host, port), versions)
             process.wait()
-    raise GpudiagError(f"{versions} has ended", "Start it again; its last words are above.")
+    raise GpudiagError(f"{versions} has ended", "Start it again; its last output is above.")
 
 
 def _runs(path: Path) -> list[Path]:
-    """The runs in a directory of runs, the oldest first; else the path itself."""
+    """Return the runs of a directory of runs, oldest first; else the path itself."""
     if path.is_dir() and not (path / RUN_FILE).is_file():
-        below = sorted(entry for entry in path.iterdir() if (entry / RUN_FILE).is_file())
-        if below:
-            return below
+        runs = sorted(entry for entry in path.iterdir() if (entry / RUN_FILE).is_file())
+        if runs:
+            return runs
     return [path]
 
 
 def _unused(directory: Path, name: str) -> str:
-    number = 1
-    chosen = name
-    while (directory / chosen).exists():
-        number += 1
-        chosen = f"{name}-{number}"
-    return chosen
+    """Return the name, with a number if a directory of this name exists."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(unused for unused in names if not (directory / unused).exists())
 
 
 def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLimits | None) -> None:
-    """Convert one run. A run whose traces are gone is told apart from what never was one."""
+    """Convert one run; say so if it is a run without traces."""
     try:
         recorded = read_recorded([run], world_size=world_size, limits=limits)
     except NotATraceError as error:
         if (run / RUN_FILE).is_file() or (run / ANALYSIS_FILE).is_file():
             raise NotATraceError(
-                f"{run} has no traces left to show", "Record again, or draw its saved analysis with gpudiag report."
+                f"{run} has no traces to show", "Record again, or draw its saved analysis with gpudiag report."
             ) from error
         raise
     saved = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
-    analysis = saved or analysis_of([str(run)], world_size=world_size, limits=limits)
+    analysis = saved or load_analysis([str(run)], world_size=world_size, limits=limits)
     write_run(
         directory,
         recorded.export_model,

@@ -1,12 +1,11 @@
 """One file per verb.
 
-`commands/<verb>.py` holds one function named like the verb, annotated for typer, and the two constants that its help
-needs: its docstring's first line must equal its line in `SUMMARIES`, and `EXAMPLES` are pairs of a command line and
-what it is good for. It makes of its options what its use case in
-`gpudiag/app/` takes, calls that, and draws what comes back. Both are imported inside its function: help stays fast.
+`commands/<verb>.py` has one function named like the verb, annotated for typer, whose docstring begins with its line in
+`SUMMARIES`, and `EXAMPLES`: pairs of a command line and its purpose. The function converts its options for its use case
+in `gpudiag/app/`, calls it, and draws the result. It imports both inside, so that help is fast.
 """
 
-#: What `gpudiag --help` lists, in this order, without importing a single command.
+#: The list of `gpudiag --help`, which imports no command.
 SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
     "bandwidth": "Measure what this machine's links really carry.",

@@ -1,4 +1,4 @@
-"""`gpudiag analyze`: traces in, diagnosis out."""
+"""`gpudiag analyze`: diagnose traces."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,10 +13,10 @@ from gpudiag.commands.command_line.options import (
     Traces,
     Width,
     WorldSize,
+    known_word,
     read_limits,
 )
 from gpudiag.commands.command_line.output import show_analysis
-from gpudiag.errors import UsageError, there_are
 from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ EXAMPLES = (
     ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
 )
 
-#: What a threshold may be called.
+#: Valid words of --fail-on.
 THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *VALIDITY_CODES)
 
 FailOn = Annotated[
     list[str] | None,
     typer.Option(
         metavar="CODE|SEVERITY",
-        help="Exit with code 1 when the analysis has a finding or a warning of this code, or a finding of this "
+        help="Exit with code 1 if the analysis has a finding or a warning of this code, or a finding of this "
         "severity or a worse one (critical, warning, info). May be given several times.",
     ),
 ]
@@ -58,7 +58,7 @@ def analyze(
 
     Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
     """
-    thresholds = _known(fail_on or [])
+    thresholds = _thresholds(fail_on or [])
     from gpudiag.app.analyze import analyze as run
 
     analysis = run(paths, world_size=world_size, limits=read_limits(max_trace_gb))
@@ -71,18 +71,17 @@ def analyze(
 
 
 def crosses(analysis: "Analysis", word: str) -> bool:
-    """Whether an analysis crosses a threshold: a finding's code, a validity code, or a severity and all above it."""
+    """Return whether an analysis has a finding or warning of this code, or a finding of at least this severity."""
     if word in SEVERITIES:
-        enough = SEVERITIES[: SEVERITIES.index(word) + 1]
-        return any(finding.severity in enough for finding in analysis.findings)
-    # `cannot-tell:straggler` crosses `cannot-tell`: what follows the colon is the rule that could not.
+        sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]
+        return any(finding.severity in sufficient for finding in analysis.findings)
+    # `cannot-tell:straggler` crosses `cannot-tell`; the rule follows the colon.
     warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
     return word in warnings | {finding.code for finding in analysis.findings}
 
 
-def _known(words: list[str]) -> list[str]:
-    """The thresholds, once each; a misspelt one would never be crossed, so it is refused before any work."""
+def _thresholds(words: list[str]) -> list[str]:
+    """Return each threshold once; refuse unknown words before any work."""
     for word in words:
-        if word not in THRESHOLDS:
-            raise UsageError(f"--fail-on knows no '{word}'", there_are(word, THRESHOLDS))
+        known_word("--fail-on", word, THRESHOLDS)
     return list(dict.fromkeys(words))

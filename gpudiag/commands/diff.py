@@ -1,13 +1,12 @@
-"""`gpudiag diff`: what made the difference between two runs."""
+"""`gpudiag diff`: compare two runs."""
 
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudiag.commands.command_line.options import MAX_TRACE_GB, Json, MaxTraceGb, Width, read_limits
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UnreadableInputError, UsageError
 
 if TYPE_CHECKING:
@@ -24,13 +23,15 @@ _HELP = "A run directory, a trace, a directory or pattern of traces, or an analy
 _REGRESSION = re.compile(r"regression=(\d{1,6}(?:\.\d{1,6})?)%", re.ASCII)
 
 Before = Annotated[str, typer.Argument(metavar="A", help=f"{_HELP}.", show_default=False)]
-After = Annotated[str, typer.Argument(metavar="B", help="The same of the run to compare with it.", show_default=False)]
+After = Annotated[
+    str, typer.Argument(metavar="B", help="The run to compare with A, in any of these forms.", show_default=False)
+]
 FailOn = Annotated[
     str | None,
     typer.Option(
         metavar="regression=N%",
-        help="Exit with code 1 when B's mean step is more than N % longer than A's and that is beyond the noise of "
-        "their steps; with code 4 when these runs cannot tell.",
+        help="Exit with code 1 if B's mean step is more than N % longer than A's, and the difference exceeds the "
+        "noise of their steps; with code 4 if the runs cannot decide that.",
     ),
 ]
 
@@ -46,39 +47,34 @@ def diff(
 ) -> None:
     """Compare two runs.
 
-    Says which bucket, rank, kernel, collective or copy made the difference of their step times, adding up to it.
+    Attributes the difference of their step times to buckets, ranks, kernels, collectives and copies.
     """
     threshold = _percent(fail_on) if fail_on is not None else None
     from gpudiag.app.diff import diff as compare
 
     result = compare(before, after, limits=read_limits(max_trace_gb))
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.diff.terminal import render_diff
+    from gpudiag.report.diff.terminal import render_diff
 
-        render_diff(result, report_console(width=width))
-        sys.stdout.flush()
+    show(result, render_diff, as_json=as_json, width=width)
     if threshold is not None and regressed(result, threshold):
         typer.echo(f"gpudiag: --fail-on {fail_on} was crossed", err=True)
         raise typer.Exit(1)
 
 
 def regressed(diff: "Diff", percent: float) -> bool:
-    """Whether the judged step time grew by more than `percent`, and by more than noise.
+    """Return whether the step time grew by more than `percent`, and by more than noise.
 
     Raises:
-        UnreadableInputError: the runs do other work, or their steps are too few to know the noise of what looks like a
-            regression. A build that cannot tell must not pass as one that can, nor fail as one that asked wrongly.
+        UnreadableInputError: the runs do different work, or have too few steps to know the noise of a regression. A
+            CI job that cannot decide must not pass.
     """
-    other_work = next((change for change in diff.run_differences if not change.same_work), None)
-    if other_work is not None:
+    different_work = next((change for change in diff.run_differences if not change.same_work), None)
+    if different_work is not None:
         from gpudiag.model.sanitize import one_line
 
         raise UnreadableInputError(
-            f"--fail-on regression: {other_work.what} is {one_line(other_work.before)} in A and "
-            f"{one_line(other_work.after)} in B, so that a longer step is no regression",
+            f"--fail-on regression: {different_work.what} is {one_line(different_work.before)} in A and "
+            f"{one_line(different_work.after)} in B, so that a longer step is no regression",
             "Compare runs of the same work, or leave --fail-on out.",
         )
     step = diff.step(diff.judged)
@@ -86,15 +82,15 @@ def regressed(diff: "Diff", percent: float) -> bool:
         return False
     if step.ci95_ms is None:
         raise UnreadableInputError(
-            f"--fail-on regression: the step is {step.percent:.1f} % longer, but its noise is not known: {step.reason}",
+            f"--fail-on regression: the step is {step.percent:.1f} % longer, but its noise is unknown: {step.reason}",
             "Record five steps or more of both runs, with `gpudiag profile` or after a warm-up.",
         )
     return step.ci95_ms[0] > 0
 
 
 def _percent(word: str) -> float:
-    """The threshold, refused before any work when it is misspelt."""
+    """Return the threshold in percent; refuse another form before any work."""
     match = _REGRESSION.fullmatch(word)
     if match is None:
-        raise UsageError(f"--fail-on knows no '{word}'", "It is regression=N%, as in --fail-on regression=5%.")
+        raise UsageError(f"--fail-on knows no '{word}'", "Give regression=N%, as in --fail-on regression=5%.")
     return float(match[1])

@@ -1,4 +1,4 @@
-"""`gpudiag export`: a run in another tool's format."""
+"""`gpudiag export`: convert a run to another tool's format."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,8 +24,8 @@ def export(
             "--output",
             "-o",
             metavar="FILE",
-            help="Where to write; packed if it ends in .gz; - for standard output. When left out: a file here, named "
-            "after the run.",
+            help="Output file, compressed if it ends in .gz; - for standard output. Default: a file here, named after "
+            "the run.",
         ),
     ] = None,
     world_size: WorldSize = None,
@@ -33,7 +33,7 @@ def export(
 ) -> None:
     """Convert a run to another tool's format.
 
-    Every event of every rank, on one clock, with gpudiag's own lines (steps, buckets, waits) above each device's
+    Writes every event of every rank on one clock, with gpudiag's tracks (steps, buckets, waits) above each device's
     streams.
     """
     from gpudiag.app.export import export as convert

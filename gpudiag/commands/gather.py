@@ -1,4 +1,4 @@
-"""`gpudiag gather`: one run directory of those that several nodes wrote."""
+"""`gpudiag gather`: merge the run directories of several nodes."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,7 +7,7 @@ import typer
 
 EXAMPLES = (
     ("gpudiag gather run-dir run-dir-of-node1", "after `scp -r node1:run-dir run-dir-of-node1`"),
-    ("gpudiag gather /scratch/node0/run /scratch/node*/run", "of many nodes"),
+    ("gpudiag gather /scratch/node0/run /scratch/node*/run", "for many nodes"),
 )
 
 
@@ -15,12 +15,14 @@ def gather(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory of rank 0's node.", show_default=False)],
     others: Annotated[
         list[Path],
-        typer.Argument(metavar="OTHER...", help="Those that other nodes wrote in the same run.", show_default=False),
+        typer.Argument(
+            metavar="OTHER...", help="Run directories that other nodes wrote in the same run.", show_default=False
+        ),
     ],
 ) -> None:
     """Bring the ranks of several nodes into one run directory.
 
-    For runs whose nodes share no file system. Ranks of another run are refused; what is there already stays.
+    For runs whose nodes share no file system. Refuses ranks of another run; keeps ranks that are there already.
     """
     from gpudiag.app.gather import gather as bring
 

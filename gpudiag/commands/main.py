@@ -1,4 +1,4 @@
-"""Dispatch, and turn every failure into an exit code, one line of what is wrong and one of what to do."""
+"""Run one command line, and turn every failure into an exit code, a message and a hint."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 #: As a shell reports a program that SIGINT ended.
 INTERRUPTED = 130
-#: As a shell reports a program that SIGPIPE ended: whoever read the output has left (`| head`).
+#: As a shell reports a program that SIGPIPE ended, because the reader of its output ended (`| head`).
 READER_GONE = 141
 
 DEBUG = "--debug"
 
-#: What is wrong with a place, and not with gpudiag.
-_ABOUT_PLACES = frozenset(
+#: Errors of a file system, not of gpudiag.
+_FILE_SYSTEM_ERRORS = frozenset(
     {
         errno.EMFILE,
         errno.ENFILE,
@@ -42,19 +42,19 @@ _ABOUT_PLACES = frozenset(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
-    0 done; 1 a threshold given with --fail-on was crossed; 2 usage; 3 the hardware asked for is not there; 4 input
-    unreadable or not a trace; 5 a worker or probe failed or timed out, or gpudiag itself failed; 130 interrupted;
-    141 the reader of the output left.
+    0 success; 1 a threshold of --fail-on was crossed; 2 usage; 3 the requested hardware is missing; 4 the input is
+    unreadable or no trace; 5 a worker or probe failed or timed out, or gpudiag itself failed; 130 interrupted; 141 the
+    reader of the output ended.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
-    sys.stdout = sys.stdout or _nowhere()  # closed by whoever started this (`>&-`)
+    sys.stdout = sys.stdout or _nowhere()  # may be closed (`>&-`)
     sys.stderr = sys.stderr or _nowhere()
     signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character gets one that it can, not a traceback.
+        # A terminal that cannot show a character gets a similar one instead of a traceback.
         with contextlib.suppress(AttributeError):
-            stream.reconfigure(errors=signs)  # type: ignore[union-attr]  # a stream put there by a test may lack it
+            stream.reconfigure(errors=signs)  # type: ignore[union-attr]  # a test's stream may lack it
     try:
         code = dispatch(words)
         sys.stdout.flush()
@@ -66,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return READER_GONE
     except GpudiagError as error:
         return _fail(error, debug=debug)
-    except Exception as error:  # noqa: BLE001  # the one place where everything unexpected ends
-        return _fail(_as_expected(error), debug=debug, cause=error)
+    except Exception as error:  # noqa: BLE001  # every unexpected error ends here
+        return _fail(_as_gpudiag_error(error), debug=debug, cause=error)
     return code
 
 
@@ -76,22 +76,22 @@ def _nowhere() -> TextIO:
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
-    """Take `--debug` out of the command line, but not out of a user's own command behind `--`."""
+    """Remove `--debug` from the command line, but not from the user's own command after `--`."""
     end = words.index("--") if "--" in words else len(words)
-    ours = [word for word in words[:end] if word != DEBUG]
-    return [*(ours or ["--help"]), *words[end:]], len(ours) < end
+    kept = [word for word in words[:end] if word != DEBUG]
+    return [*(kept or ["--help"]), *words[end:]], len(kept) < end
 
 
-def _as_expected(error: Exception) -> GpudiagError:
-    """Our own error for one that nobody expected."""
+def _as_gpudiag_error(error: Exception) -> GpudiagError:
+    """Convert an unexpected error."""
     if isinstance(error, MemoryError):
-        return GpudiagError("this machine's memory was not enough", "Give fewer or shorter traces at once.")
-    if isinstance(error, OSError) and error.errno in _ABOUT_PLACES:
-        # What was written before is whole: files are written beside their places and then put there.
+        return GpudiagError("this machine ran out of memory", "Give fewer or shorter traces at once.")
+    if isinstance(error, OSError) and error.errno in _FILE_SYSTEM_ERRORS:
+        # Files written before are complete, because each is renamed into place.
         where = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             return GpudiagError(f"{where}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")
-        return GpudiagError(f"{where}{error.strerror}", "Free some space there, or choose another place.")
+        return GpudiagError(f"{where}{error.strerror}", "Free some space there, or choose another directory.")
     return GpudiagError(f"unexpected {type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
@@ -108,12 +108,12 @@ def _fail(error: GpudiagError, *, debug: bool, cause: Exception | None = None) -
 
 
 def _say(line: str, *, prefix: str = "gpudiag: ") -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more: nothing left to say
+    with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
         sys.stdout.flush()
-        print(f"{prefix}{line}", file=sys.stderr, flush=True)  # noqa: T201  # the error funnel's one way out
+        print(f"{prefix}{line}", file=sys.stderr, flush=True)  # noqa: T201  # every error message is printed here
 
 
 def _silence(stream: Any) -> None:
-    """Send what is still buffered nowhere, so that the interpreter does not complain when it exits."""
+    """Discard buffered output, so that the interpreter does not complain when it exits."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,29 +1,44 @@
 """`gpudiag profile`: train, record, analyse."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import AllRanks, Full, Json, Width
-from gpudiag.commands.command_line.output import show_analysis
-from gpudiag.commands.command_line.own_command import command_behind, refuse_options, run_own_command
-from gpudiag.commands.command_line.run_options import (
+from gpudiag.commands.command_line.options import (
+    AllRanks,
     BatchSize,
+    Full,
+    Json,
     OneMemoryFormat,
     OnePrecision,
     Python,
     Timeout,
-    run_options,
+    Width,
+    known_word,
+    this_command,
+)
+from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.user_command import (
+    CommandOptions,
+    command_after_separator,
+    refuse_other_options,
+    run_user_command,
 )
 from gpudiag.errors import UsageError
 from gpudiag.model.job import (
     COMPRESSIONS,
     DATA_SOURCES,
+    MEMORY_FORMATS,
     NCCL_ALGORITHMS,
+    PRECISIONS,
     TRAINED_MODELS,
+    CommunicationOptions,
     Rendezvous,
+    RunOptions,
 )
+from gpudiag.training.frameworks.registry import framework_option
 from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
 from gpudiag.training.strategies.registry import default_strategy, strategies
 
@@ -32,11 +47,11 @@ EXAMPLES = (
     ("gpudiag profile --stop-after -- python train.py", "the same, ended when all is measured"),
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
-    ("gpudiag profile gpt --no-p2p", "what it costs to go without peer access"),
-    ("gpudiag profile mytraining:main --output runs/first", "a function of your own, in each process"),
-    ("gpudiag profile resnet50 --model trivial --strategy independent", "what its input alone takes"),
+    ("gpudiag profile gpt --no-p2p", "the cost of training without peer access"),
+    ("gpudiag profile mytraining:main --output runs/first", "your own function, in each process"),
+    ("gpudiag profile resnet50 --model trivial --strategy independent", "the time of its input alone"),
     ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
-    ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without any exchange"),
+    ("gpudiag profile resnet50 --strategy independent --json > floor.json", "the step without communication"),
     ("gpudiag profile gpt --nnodes 2 --rdzv-endpoint host0:29500 --output runs/two", "on two nodes: the same on each"),
 )
 
@@ -65,16 +80,16 @@ def _volume(text: str | None) -> tuple[int, int, int] | None:
     return z, y, x
 
 
-def _check_words(words: list[str], *, stop_after: bool) -> None:
-    """What was meant where a script or a command is given like the name of a workload."""
+def _check_workload(words: list[str], *, stop_after: bool) -> None:
+    """Refuse a script or a command without `--`, and `--stop-after` with a workload."""
     if len(words) > 1 or (words and words[0].endswith(".py")):
         started = " ".join(words if len(words) > 1 else ("python", *words))
         raise UsageError(
-            f"{words[0]} is no workload, and no command that is here", f"Write: gpudiag profile -- {started}"
+            f"{words[0]} is neither a workload nor a command on this machine", f"Write: gpudiag profile -- {started}"
         )
     if stop_after:
         raise UsageError(
-            "--stop-after goes with a command of your own", "Write: gpudiag profile --stop-after -- COMMAND"
+            "--stop-after goes only with your own command", "Write: gpudiag profile --stop-after -- COMMAND"
         )
 
 
@@ -84,15 +99,18 @@ def profile(
         list[str] | None,
         typer.Argument(
             metavar="[WORKLOAD | MODULE:FUNCTION | -- COMMAND...]",
-            help=f"What to train: {', '.join(WORKLOADS)}; a function of your own that is called in each process and "
-            "trains within gpudiag.profile(); or, behind --, a command of your own as you start it (torchrun, python, "
+            help=f"What to train: {', '.join(WORKLOADS)}; your own function, called in each process, which "
+            "trains within gpudiag.profile(); or, after --, your own command as you start it (torchrun, python, "
             f"accelerate launch, deepspeed, srun, mpirun). Default: {DEFAULT_WORKLOAD}.",
             show_default=False,
         ),
     ] = None,
     *,
     framework: Annotated[
-        str, typer.Option(metavar="torch|tensorflow", help="What trains; --strategy and defaults differ.")
+        str,
+        typer.Option(
+            metavar="torch|tensorflow", help="Framework of the training; --strategy and defaults depend on it."
+        ),
     ] = "torch",
     strategy: Annotated[
         str | None,
@@ -112,61 +130,67 @@ def profile(
         str | None,
         typer.Option(
             metavar="|".join(DATA_SOURCES),
-            help="Batches lie on the device, in pinned host memory, or come from a DataLoader or from other processes "
-            "over ZeroMQ. Default: loader.",
+            help="Source of batches: device memory, pinned host memory, a DataLoader, or other processes over ZeroMQ. "
+            "Default: loader.",
         ),
     ] = None,
     loader_workers: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Processes that make batches, for each that trains. Default: 2 on GPUs, 0 on CPUs."
+            min=0, metavar="N", help="Loader processes for each training process. Default: 2 on GPUs, 0 on CPUs."
         ),
     ] = None,
     prefetch: Annotated[
-        bool, typer.Option("--prefetch", help="Copy each batch to the GPU while the step before it runs.")
+        bool, typer.Option("--prefetch", help="Copy each batch to the GPU during the step before it.")
     ] = False,
     model: Annotated[
         str | None,
         typer.Option(
             metavar="|".join(TRAINED_MODELS),
-            help="Train one weight per input value instead, or nothing: what the input alone takes. Default: whole.",
+            help="Train one weight per input value instead (trivial), or only load batches (none), to time the input "
+            "alone. Default: whole.",
         ),
     ] = None,
     volume: Annotated[
         str | None,
-        typer.Option(metavar="Z,Y,X", help="Voxels of the volume that unet3d-predict predicts.", show_default=False),
+        typer.Option(
+            metavar="Z,Y,X", help="Size in voxels of the volume that unet3d-predict predicts.", show_default=False
+        ),
     ] = None,
     keep_prediction: Annotated[
         bool,
-        typer.Option("--keep-prediction", help="Leave the predicted volume, prediction.zarr, in the run directory."),
+        typer.Option("--keep-prediction", help="Keep the predicted volume, prediction.zarr, in the run directory."),
     ] = False,
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
     bucket_mb: Annotated[
         float | None,
-        typer.Option(min=0.001, metavar="MB", help="Gradients that travel together (DDP). Default: PyTorch's 25."),
+        typer.Option(min=0.001, metavar="MB", help="Size of DDP's gradient buckets. Default: PyTorch's 25."),
     ] = None,
     compress: Annotated[
         str | None,
-        typer.Option(metavar="|".join(COMPRESSIONS), help="Precision in which gradients travel. Default: their own."),
+        typer.Option(
+            metavar="|".join(COMPRESSIONS), help="Precision of gradients in communication. Default: their own."
+        ),
     ] = None,
     accumulate: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Batches per step, exchanged once after the last.")
+        int, typer.Option(min=1, metavar="N", help="Batches per step; gradients are exchanged once, after the last.")
     ] = 1,
     nccl_algo: Annotated[
-        str | None, typer.Option(metavar="|".join(NCCL_ALGORITHMS), help="Algorithm that NCCL takes (NCCL_ALGO).")
+        str | None, typer.Option(metavar="|".join(NCCL_ALGORITHMS), help="Algorithm that NCCL uses (NCCL_ALGO).")
     ] = None,
     ps_device: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="ps-gpu: all variables on this device. Default: spread.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="For ps-gpu: keep all variables on this device. Default: spread."),
     ] = None,
     no_p2p: Annotated[bool, typer.Option("--no-p2p", help="Train without peer access (NCCL_P2P_DISABLE=1).")] = False,
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Steps timed without the profiler. Default: about 3 s.")
     ] = None,
     warmup: Annotated[
-        str, typer.Option(metavar="auto|N", help="Steps left out first; auto: until their times have settled.")
+        str, typer.Option(metavar="auto|N", help="Steps left out first; auto: until step times are steady.")
     ] = "auto",
     stop_after: Annotated[
-        bool, typer.Option("--stop-after", help="End a command of your own when all is measured.")
+        bool, typer.Option("--stop-after", help="End your own command when the measurement is complete.")
     ] = False,
     output: Annotated[
         Path | None,
@@ -178,18 +202,18 @@ def profile(
     timeout: Timeout = 600.0,
     nnodes: Annotated[int, typer.Option(min=1, metavar="N", help="Nodes in the job; start it on each.")] = 1,
     node_rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="This node's number; only --rdzv-backend static needs it.")
+        int | None, typer.Option(min=0, metavar="N", help="Number of this node; only --rdzv-backend static needs it.")
     ] = None,
     rdzv_endpoint: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where the nodes meet, as for torchrun.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Meeting point of the nodes, as for torchrun.")
     ] = None,
-    rdzv_backend: Annotated[str, typer.Option(metavar="NAME", help="How they meet, as for torchrun.")] = "c10d",
+    rdzv_backend: Annotated[str, typer.Option(metavar="NAME", help="Rendezvous backend, as for torchrun.")] = "c10d",
     probe: Annotated[
         bool | None,
         typer.Option(
             "--probe/--no-probe",
-            help="Measure the links between several GPUs first (about 5 s), or do not. Default: unless they were "
-            "measured within a day.",
+            help="Measure the links between GPUs first (about 5 s), or do not. Default: measure unless done within a "
+            "day.",
             show_default=False,
         ),
     ] = None,
@@ -200,27 +224,26 @@ def profile(
 ) -> None:
     """Train, record traces, and say where each step's time went.
 
-    A job of your own, unchanged: gpudiag profile -- torchrun train.py
+    Your own job, unchanged: gpudiag profile -- torchrun train.py
 
-    Leaves out steps until their times have settled, times steps without the profiler, records a few with it, and
-    analyses the traces. On several nodes, each analyses the ranks whose traces it can see.
+    Leaves out steps until their times are steady, times steps without the profiler, records a few with it, and
+    analyses the traces. On several nodes, each node analyses the ranks whose traces it can see.
     """
     words = workload or []
-    command = command_behind(context)
+    command = command_after_separator(context)
     if command is not None:
-        refuse_options(context)
-        code = run_own_command(
-            command,
+        refuse_other_options(context)
+        options = CommandOptions(
+            stop_after=stop_after,
             output=output,
-            stop=stop_after,
             steps=steps,
             warmup=_warmup(warmup),
             all_ranks=all_ranks,
             full=full,
             width=width,
         )
-        raise typer.Exit(code)
-    _check_words(words, stop_after=stop_after)
+        raise typer.Exit(run_user_command(command, options))
+    _check_workload(words, stop_after=stop_after)
     if nnodes > 1 and rdzv_endpoint is None:
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
     meeting = (
@@ -228,19 +251,43 @@ def profile(
         if rdzv_endpoint is not None
         else None
     )
-    options = run_options(
-        locals(),
+    run_options = RunOptions(
         workload=words[0] if words else DEFAULT_WORKLOAD,
+        framework=framework_option(framework).name,
+        strategy=strategy,
+        devices=devices,
+        batch_size=batch_size,
+        precision=known_word("--precision", precision, PRECISIONS),
+        memory_format=known_word("--memory-format", memory_format, MEMORY_FORMATS),
+        data=known_word("--data", data, DATA_SOURCES),
+        loader_workers=loader_workers,
+        prefetch=prefetch,
+        model=known_word("--model", model, TRAINED_MODELS),
         volume=_volume(volume),
-        warmup=_warmup(warmup),
+        keep_prediction=keep_prediction,
         compile=compile_model,
+        p2p=not no_p2p,
+        exchange=CommunicationOptions(
+            bucket_mb=bucket_mb,
+            compress=known_word("--compress", compress, COMPRESSIONS),
+            accumulate=accumulate,
+            nccl_algo=known_word("--nccl-algo", nccl_algo, NCCL_ALGORITHMS),
+            ps_device=ps_device,
+        ),
+        steps=steps,
+        warmup=_warmup(warmup),
+        output=None if output is None else str(output),
+        python=python or sys.executable,
+        timeout_s=timeout,
         nodes=nnodes,
         rendezvous=meeting,
+        command=this_command(),
+        probe=probe,
     )
     from gpudiag.app.profile.profile import profile as run
     from gpudiag.commands.progress.run import RunProgress
 
     with RunProgress() as progress:
-        done = run(options, progress)
+        done = run(run_options, progress)
     show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
     typer.echo(f"gpudiag: saved in {done.run_dir}", err=True)

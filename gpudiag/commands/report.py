@@ -1,4 +1,4 @@
-"""`gpudiag report`: draw a run again, on any machine."""
+"""`gpudiag report`: draw the report of a run, on any machine."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ EXAMPLES = (
     ("gpudiag report gpudiag-runs/20260301-120000-resnet50-nccl", "a run, from its traces"),
     ("gpudiag report analysis.json", "an analysis that --json wrote, without its traces"),
     ("gpudiag report traces/ --width 80 > report.txt", "for a ticket or a mail"),
-    ("gpudiag report traces/ --html report.html", "one page with a timeline of all ranks, to be passed on"),
+    ("gpudiag report traces/ --html report.html", "one page with a timeline of all ranks"),
     ("gpudiag report gpudiag-runs/20260301-120000-scale --markdown scale.md", "a scaling benchmark"),
 )
 
@@ -33,7 +33,7 @@ def report(
     paths: Traces,
     *,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write one self-contained page instead; - prints it.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a self-contained page instead; - prints it.")
     ] = None,
     markdown: Annotated[
         Path | None,
@@ -50,8 +50,8 @@ def report(
 ) -> None:
     """Draw the report of a run again.
 
-    The analysis is redone from the run's traces. Where only analysis.json was kept, that is drawn; it may also be
-    named itself. Of a directory that `gpudiag scale` wrote, the scaling is drawn.
+    Analyses the run's traces again. Without traces, draws analysis.json, which may also be named itself. For a
+    directory of `gpudiag scale`, draws the scaling.
     """
     from gpudiag.app.report import report as make
 

@@ -1,19 +1,19 @@
-"""`gpudiag scale`: throughput from one device to all of them, and where each lost percent goes."""
+"""`gpudiag scale`: measure throughput from one device to all of them, and attribute the losses."""
 
 import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import Json, Width, known_word, words_of
-from gpudiag.commands.command_line.output import write_as_json
-from gpudiag.commands.command_line.run_options import Python, run_options
+from gpudiag.commands.command_line.options import Json, Python, Width, known_word, split_words, this_command
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError
-from gpudiag.model.benchmarks.scale_request import RECORDED, Network, Recorded, ScaleRequest, Wanted
-from gpudiag.model.job import DATA_SOURCES, INDEPENDENT, MEMORY_FORMATS, PRECISIONS
+from gpudiag.model.benchmarks.scale_request import RECORDED, Network, ScaleRequest, Wanted
+from gpudiag.model.job import DATA_SOURCES, INDEPENDENT, MEMORY_FORMATS, PRECISIONS, RunOptions
+from gpudiag.training.frameworks.registry import framework_option
 from gpudiag.training.models.registry import WORKLOADS
 from gpudiag.training.strategies.registry import default_strategy, strategies
 
@@ -25,14 +25,14 @@ EXAMPLES = (
     ("gpudiag scale --quick", "a first look, on any machine, within two minutes"),
     (
         "gpudiag scale resnet50 vgg16 --strategies nccl,nccl-no-p2p,cpu-reduce,independent --precision bf16",
-        "four strategies beside each other",
+        "compare four strategies",
     ),
     (
         "gpudiag scale resnet50 --precision fp32,fp16 --batch-size 64,128 --compile-both",
-        "a ladder of precision, batch and compiler; `gpudiag table --form ladder` draws it",
+        "precisions, batches and compiler; `gpudiag table --form ladder` draws them",
     ),
-    ("gpudiag scale resnet50 --batch-size 32,64 --output runs/rn50", "give it again to go on where it ended"),
-    ("gpudiag scale resnet50 --strong --batch-size 256", "256 samples per step, however many devices share them"),
+    ("gpudiag scale resnet50 --batch-size 32,64 --output runs/rn50", "repeat it to continue after an interruption"),
+    ("gpudiag scale resnet50 --strong --batch-size 256", "256 samples per step on any number of devices"),
     ("gpudiag scale resnet50 --subsets pairs", "every pair of GPUs, compared by the link between them"),
     ("gpudiag scale resnet50 --measure-only --output runs/rn50", "conclude later with --from, also on another machine"),
     ("gpudiag scale --from runs/rn50 --network 50 --samples 115e6", "forecasts from an earlier run; trains nothing"),
@@ -43,7 +43,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
-    words = words_of(text)
+    words = split_words(text)
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes numbers such as 1,2,4, not '{text}'", "See `gpudiag scale --help`.")
     return tuple(int(word) for word in words)
@@ -63,7 +63,7 @@ def scale(
         list[str] | None,
         typer.Argument(
             metavar="[WORKLOAD]...",
-            help=f"What to train: {', '.join(WORKLOADS)}. Default: resnet50 on GPUs, resnet20-cifar on CPUs.",
+            help=f"Workloads to train: {', '.join(WORKLOADS)}. Default: resnet50 on GPUs, resnet20-cifar on CPUs.",
             show_default=False,
         ),
     ] = None,
@@ -99,70 +99,66 @@ def scale(
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
-            metavar=",".join(DATA_SOURCES), help="Where batches come from. Default: device.", show_default=False
-        ),
+        typer.Option(metavar=",".join(DATA_SOURCES), help="Source of batches. Default: device.", show_default=False),
     ] = None,
-    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
+    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="Framework of the training.")] = "torch",
     strong: Annotated[
-        bool, typer.Option("--strong", help="Keep the samples of the whole step, not of a device.")
+        bool, typer.Option("--strong", help="Keep the samples of the whole step, not those of a device, constant.")
     ] = False,
-    subsets: Annotated[
-        str | None, typer.Option(metavar="pairs", help="Also measure every pair of devices by itself.")
-    ] = None,
+    subsets: Annotated[str | None, typer.Option(metavar="pairs", help="Also measure every pair of devices.")] = None,
     alone: Annotated[
-        bool, typer.Option("--alone/--no-alone", help="Measure every GPU by itself too, on the first workload.")
+        bool, typer.Option("--alone/--no-alone", help="Also measure every GPU alone, on the first workload.")
     ] = True,
     profile: Annotated[
         str,
         typer.Option(
             metavar="auto|first|all|none",
-            help="Record the largest points and their baselines for the waterfall: of every strategy, or of the first.",
+            help="Record the largest points and their baselines for the waterfall, for every strategy or the first.",
         ),
     ] = "auto",
     compile_model: Annotated[bool, typer.Option("--compile", help="Train torch.compile(model).")] = False,
     compile_both: Annotated[
-        bool, typer.Option("--compile-both", help="Train the plain model, and the compiled one beside it.")
+        bool, typer.Option("--compile-both", help="Train the plain model and the compiled one.")
     ] = False,
     accuracy: Annotated[
         float,
         typer.Option(
-            min=0.01, max=50, metavar="PERCENT", help="Time steps until their mean is known this well (95 %)."
+            min=0.01, max=50, metavar="PERCENT", help="Time steps until the 95 % interval of their mean is this narrow."
         ),
     ] = 1.0,
     seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Time the steps of a point for this long at most.")
+        float, typer.Option(min=0.1, metavar="S", help="Upper limit of the timed steps of a point.")
     ] = 10.0,
     starts: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Start the job of each point so often; intervals cover what starts differ by. Default: 2, or 1 with "
+            help="Starts of each point's job; intervals include the difference between starts. Default: 2, or 1 with "
             "--quick.",
             show_default=False,
         ),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(metavar="300s", help="Begin no point after this time; what is worth most is measured first."),
+        typer.Option(metavar="300s", help="Begin no point after this time; the most important ones come first."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A first look: points of about a second each.")] = False,
     halve_batch: Annotated[
-        bool, typer.Option("--halve-batch", help="Halve the batch of a point that runs out of memory, until it fits.")
+        bool, typer.Option("--halve-batch", help="Halve the batch of a point that runs out of memory until it fits.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure points anew that failed in an earlier call.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure points again that failed earlier.")] = False,
     measure_only: Annotated[
         bool, typer.Option("--measure-only", help="Save the points and conclude later, with --from.")
     ] = False,
     samples: Annotated[
-        float | None, typer.Option(min=1, metavar="N", help="Say how long so many samples take.")
+        float | None, typer.Option(min=1, metavar="N", help="Print the time for this many samples.")
     ] = None,
     iterations: Annotated[
-        float | None, typer.Option(min=1, metavar="N", help="Say how long so many iterations take.")
+        float | None, typer.Option(min=1, metavar="N", help="Print the time for this many iterations.")
     ] = None,
     volume: Annotated[
-        float | None, typer.Option(min=1, metavar="VOXELS", help="Say how long so many voxels take.")
+        float | None, typer.Option(min=1, metavar="VOXELS", help="Print the time for this many voxels.")
     ] = None,
     voxels_per_sample: Annotated[
         int | None,
@@ -176,41 +172,35 @@ def scale(
         str | None,
         typer.Option(
             metavar="GB/S[,US]",
-            help="Forecast for machines joined by this: GB/s per machine and direction, latency in µs (5).",
+            help="Forecast machines joined by this network: GB/s per machine and direction, latency in µs (5).",
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Results; one that has some is gone on with. Default: gpudiag-runs/<time>-scale.",
+            help="Directory of the results; earlier results in it are kept. Default: gpudiag-runs/<time>-scale.",
             show_default=False,
         ),
     ] = None,
     source: Annotated[
         Path | None,
-        typer.Option("--from", metavar="DIR", help="Measure nothing; conclude again from the points in DIR."),
+        typer.Option("--from", metavar="DIR", help="Measure nothing; draw conclusions again from the points in DIR."),
     ] = None,
     python: Python = None,
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="S", help="Give a point up after this long without progress.")
+        float, typer.Option(min=1, metavar="S", help="Give up a point after this long without progress.")
     ] = 120.0,
     as_json: Json = False,
     width: Width = None,
 ) -> None:
     """Measure how training scales over the GPUs of this machine.
 
-    Every combination of devices, strategies, batch sizes, precisions, layouts and data sources is a point. Each one is
-    saved as soon as it is known; the same command goes on where it was ended. Samples per device stay the same (weak
-    scaling) unless --strong is given.
+    Every combination of devices, strategies, batch sizes, precisions, layouts and data sources is a point. Each point
+    is saved as soon as it is measured; the same command continues after an interruption. Samples per device are
+    constant (weak scaling) unless --strong is given.
     """
-    if subsets not in {None, "pairs"}:
-        raise UsageError(f"--subsets knows no '{subsets}'", "There is: pairs.")
-    known_word("--profile", profile, RECORDED)
-    if measure_only and source is not None:
-        raise UsageError("--measure-only does not go with --from", "Leave one of them out.")
-    if strong and subsets:
-        raise UsageError("--subsets does not go with --strong", "Leave one of them out.")
+    _check_options(subsets=subsets, strong=strong, measure_only=measure_only, concluding=source is not None)
     names = tuple(workloads or ())
     wanted = Wanted(
         network=_network(network),
@@ -219,65 +209,98 @@ def scale(
         voxels=volume,
         voxels_per_sample=dict.fromkeys(names or WORKLOADS, voxels_per_sample) if voxels_per_sample else {},
     )
-    counted = source is not None or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
-    if volume is not None and not voxels_per_sample and not counted:
-        raise UsageError(
-            "--volume needs --voxels-per-sample", "Give how many voxels one sample writes, or measure unet3d-predict."
-        )
-    place = source or output or Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-scale"
-    run = {"framework": framework, "python": python, "timeout": timeout}
+    _check_voxels(wanted, names, concluding=source is not None)
+    directory = source or output or Path(f"gpudiag-runs/{time.strftime('%Y%m%d-%H%M%S')}-scale")
+    if quick:
+        starts, accuracy, seconds = starts or 1, 5.0, min(seconds, 2.0)
+    run = RunOptions(
+        workload="sweep",
+        framework=framework_option(framework).name,
+        compile=compile_model,
+        python=python or sys.executable,
+        timeout_s=timeout,
+        command=this_command(),
+    )
     request = ScaleRequest(
-        run=run_options(run, workload="", compile=compile_model),
-        output=place,
+        run=run,
+        output=directory,
         workloads=names,
         devices=_numbers("--devices", devices),
-        strategies=words_of(strategies),
+        strategies=split_words(strategies),
         batch_sizes=_numbers("--batch-size", batch_size),
-        data=words_of(data),
-        precisions=words_of(precision),
-        memory_formats=words_of(memory_format),
+        data=split_words(data),
+        precisions=split_words(precision),
+        memory_formats=split_words(memory_format),
         compiled=(False, True) if compile_both else (),
         mode="strong" if strong else "weak",
         pairs=subsets == "pairs",
         alone=alone,
-        starts=starts or (1 if quick else 2),
-        accuracy=0.05 if quick else accuracy / 100,
-        seconds=min(seconds, 2.0) if quick else seconds,
-        warmup_s=5.0 if quick else 8.0 if budget else 20.0,
+        starts=starts or 2,
+        accuracy=accuracy / 100,
+        seconds=seconds,
+        warmup_s=_warmup_s(quick=quick, limited=budget is not None),
         budget_s=_seconds("--budget", budget),
-        recorded=cast("Recorded", profile),
+        recorded=known_word("--profile", profile, RECORDED) or "auto",
         halve=halve_batch,
         again=again,
         measure_only=measure_only,
         wanted=wanted,
     )
-    from gpudiag.app.scale.scale import conclude_again
-    from gpudiag.app.scale.scale import scale as measure
-    from gpudiag.commands.progress.points import PointProgress
-
-    if source is not None:
-        result: Scaling | None = conclude_again(request)
-    else:
-        with PointProgress() as progress:
-            result = measure(request, progress.heard, progress.say)
+    result = _measure(request) if source is None else _conclude_again(request)
     if result is None:
-        typer.echo(f"gpudiag: points saved in {place}; conclude with: gpudiag scale --from {place}", err=True)
-        return
-    if as_json:
-        write_as_json(result)
+        typer.echo(f"gpudiag: points saved in {directory}; conclude with: gpudiag scale --from {directory}", err=True)
     else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.scaling.terminal import render_scaling
+        _show(result, directory, as_json=as_json, width=width)
 
-        render_scaling(result, report_console(width=width))
-    sys.stdout.flush()
-    typer.echo(f"gpudiag: saved in {place}", err=True)
+
+def _show(result: "Scaling", directory: Path, *, as_json: bool, width: int | None) -> None:
+    from gpudiag.report.scaling.terminal import render_scaling
+
+    show(result, render_scaling, as_json=as_json, width=width)
+    typer.echo(f"gpudiag: saved in {directory}", err=True)
+
+
+def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, concluding: bool) -> None:
+    known_word("--subsets", subsets, ("pairs",))
+    if measure_only and concluding:
+        raise UsageError("--measure-only does not go with --from", "Leave one of them out.")
+    if strong and subsets:
+        raise UsageError("--subsets does not go with --strong", "Leave one of them out.")
+
+
+def _warmup_s(*, quick: bool, limited: bool) -> float:
+    if quick:
+        return 5.0
+    return 8.0 if limited else 20.0
+
+
+def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
+    """Refuse `--volume` when nothing says how many voxels a sample writes; workloads that predict count them."""
+    counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
+    if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
+        raise UsageError(
+            "--volume needs --voxels-per-sample", "Give how many voxels one sample writes, or measure unet3d-predict."
+        )
+
+
+def _measure(request: ScaleRequest) -> "Scaling | None":
+    from gpudiag.app.scale.scale import scale as measure
+    from gpudiag.commands.progress.status_line import PointProgress
+
+    with PointProgress() as progress:
+        return measure(request, progress.heard, progress.say)
+
+
+def _conclude_again(request: ScaleRequest) -> "Scaling":
+    from gpudiag.app.scale.scale import conclude_again
+
+    return conclude_again(request)
 
 
 def _network(text: str | None) -> Network | None:
     if text is None:
         return None
-    words = words_of(text)
+    words = split_words(text)
     try:
         numbers = [float(word) for word in words]
     except ValueError:

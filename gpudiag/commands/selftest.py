@@ -1,15 +1,17 @@
-"""`gpudiag selftest`: faults of known size, and what the diagnosis makes of them."""
+"""`gpudiag selftest`: check the diagnosis of faults of known size."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpudiag.app.selftest.catalogue import FAULTS, WELL_BUILT, catalogue_entry
-from gpudiag.commands.command_line.options import Json, Width, words_of
-from gpudiag.commands.command_line.output import write_as_json
-from gpudiag.commands.command_line.run_options import Devices, Python, Timeout, run_options
+from gpudiag.commands.command_line.options import Devices, Json, Python, Timeout, Width, split_words, this_command
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError
+from gpudiag.model.job import RunOptions
+from gpudiag.training.frameworks.registry import framework_option
 
 if TYPE_CHECKING:
     from gpudiag.model.benchmarks.selftest import Selftest
@@ -18,23 +20,23 @@ EXAMPLES = (
     ("gpudiag selftest", "all faults on all GPUs, or on 2 CPU processes where there is none"),
     ("gpudiag selftest --quick", "the same on one workload, with fewer steps"),
     ("gpudiag selftest --faults late-loader,sync", "two of them"),
-    ("gpudiag selftest --jobs compiled", "a well-built job, in which nothing may be alarmed"),
+    ("gpudiag selftest --jobs compiled", "a well-built job, which must raise no alarm"),
     ("gpudiag selftest --from gpudiag-runs/20260301-120000-selftest", "judge the runs of an earlier one again"),
 )
 
 
 def selftest(
     *,
-    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="What trains.")] = "torch",
+    framework: Annotated[str, typer.Option(metavar="torch|tensorflow", help="Framework of the training.")] = "torch",
     quick: Annotated[bool, typer.Option("--quick", help="One workload, and fewer steps of each fault.")] = False,
     devices: Devices = None,
     faults: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Put in only these: {', '.join(FAULTS)}.", show_default=False),
+        typer.Option(metavar="A,B", help=f"Inject only these: {', '.join(FAULTS)}.", show_default=False),
     ] = None,
     jobs: Annotated[
         str | None,
-        typer.Option(metavar="A,B", help=f"Well-built jobs to record: {', '.join(WELL_BUILT)}.", show_default=False),
+        typer.Option(metavar="A,B", help=f"Record these well-built jobs: {', '.join(WELL_BUILT)}.", show_default=False),
     ] = None,
     workloads: Annotated[
         str | None,
@@ -42,7 +44,9 @@ def selftest(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Where runs go. Default: gpudiag-runs/<time>-selftest.", show_default=False),
+        typer.Option(
+            metavar="DIR", help="Directory of runs. Default: gpudiag-runs/<time>-selftest.", show_default=False
+        ),
     ] = None,
     source: Annotated[
         Path | None,
@@ -58,12 +62,19 @@ def selftest(
 ) -> None:
     """Check gpudiag itself on this machine.
 
-    Trains with faults of known kind put in one at a time, measures without the profiler what each really costs (steps
-    with it against steps without it, by turns), diagnoses a trace of each, and compares. Exit code 1 when a verdict
+    Injects known faults into training, one at a time, and measures the true cost of each without the profiler (steps
+    with it against steps without it, by turns). Diagnoses a trace of each and compares. Exits with code 1 if a verdict
     is wrong.
     """
-    run = run_options(locals(), workload="")
-    names, others = words_of(faults), words_of(jobs)
+    run = RunOptions(
+        workload="selftest",
+        framework=framework_option(framework).name,
+        devices=devices,
+        python=python or sys.executable,
+        timeout_s=timeout,
+        command=this_command(),
+    )
+    names, others = split_words(faults), split_words(jobs)
     for name in (*names, *others):
         catalogue_entry(name)
     from gpudiag.app.selftest.selftest import SelftestRequest, default_output, judge_directory
@@ -74,32 +85,28 @@ def selftest(
         for option, value in given.items():
             if value is not None:
                 raise UsageError(f"{option} does not go with --from, which trains nothing", "Leave one of them out.")
-        result, place = judge_directory(source), source
+        result, directory = judge_directory(source), source
     else:
-        from gpudiag.commands.progress.faults import FaultProgress
+        from gpudiag.commands.progress.status_line import FaultProgress
 
-        place = output or default_output()
+        directory = output or default_output()
         request = SelftestRequest(
-            run=run, output=place, faults=names, jobs=others, workloads=words_of(workloads), quick=quick
+            run=run, output=directory, faults=names, jobs=others, workloads=split_words(workloads), quick=quick
         )
         with FaultProgress() as progress:
             result = run_selftest(request, progress.heard, progress.say)
-    _show(result, place, as_json=as_json, width=width, markdown=markdown)
+    _show(result, directory, as_json=as_json, width=width, markdown=markdown)
     if not result.passed:
         raise typer.Exit(1)
 
 
-def _show(result: "Selftest", place: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
+def _show(result: "Selftest", directory: Path, *, as_json: bool, width: int | None, markdown: Path | None) -> None:
     if markdown is not None:
         from gpudiag.app.report import write_text
         from gpudiag.report.terminal.selftest import markdown as as_markdown
 
         write_text(markdown, as_markdown(result))
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.terminal.selftest import render_selftest
+    from gpudiag.report.terminal.selftest import render_selftest
 
-        render_selftest(result, report_console(width=width))
-    typer.echo(f"gpudiag: saved in {place}", err=True)
+    show(result, render_selftest, as_json=as_json, width=width)
+    typer.echo(f"gpudiag: saved in {directory}", err=True)

@@ -1,12 +1,12 @@
-"""`gpudiag table`: many runs and machines in one table."""
+"""`gpudiag table`: compare runs and machines in one table."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gpudiag.commands.command_line.options import Json, Width, words_of
-from gpudiag.commands.command_line.output import write_as_json
+from gpudiag.commands.command_line.options import Json, Width, split_words
+from gpudiag.commands.command_line.output import show
 from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.tables import FORMS
 
@@ -26,14 +26,14 @@ def table(
     ],
     *,
     markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the table as Markdown too.")
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Also write the table as Markdown.")
     ] = None,
-    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the table as CSV too.")] = None,
+    csv: Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Also write the table as CSV.")] = None,
     form: Annotated[
         str | None,
         typer.Option(
             metavar="FORM,...",
-            help=f"Tables as earlier benchmarks printed theirs: {', '.join(FORMS)}; or all.",
+            help=f"Tables in the form of earlier benchmarks: {', '.join(FORMS)}; or all.",
             show_default=False,
         ),
     ] = None,
@@ -42,37 +42,29 @@ def table(
 ) -> None:
     """Compare many runs in one table.
 
-    Results are ranked only where the strategy is all that differs; where more does, the table says what. A directory
-    that cannot be read is named, and the others are shown.
+    Ranks results only if they differ in nothing but the strategy; otherwise the table names the differences. Names
+    directories that cannot be read, and shows the others.
     """
     from gpudiag.app.table import forms
     from gpudiag.app.table import table as arrange
 
     if form is not None:
         tables = forms(runs, _forms(form, to_csv=csv is not None), markdown=markdown, csv=csv)
-        if as_json:
-            write_as_json(tables)
-        else:
-            from gpudiag.report.console import report_console
-            from gpudiag.report.text.forms import render_forms
+        from gpudiag.report.text.forms import render_forms
 
-            render_forms(tables, report_console(width=width))
+        show(tables, render_forms, as_json=as_json, width=width)
         return
     result = arrange(runs, markdown=markdown, csv=csv)
-    if as_json:
-        write_as_json(result)
-    else:
-        from gpudiag.report.console import report_console
-        from gpudiag.report.text.results import render_table
+    from gpudiag.report.text.results import render_table
 
-        render_table(result, report_console(width=width))
+    show(result, render_table, as_json=as_json, width=width)
 
 
 def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
-    names = tuple(FORMS) if text.strip() == "all" else words_of(text)
+    names = tuple(FORMS) if text.strip() == "all" else split_words(text)
     for name in names:
         if name not in FORMS:
             raise UsageError(f"--form knows no '{name}'", there_are(name, (*FORMS, "all")))
     if to_csv and len(names) != 1:
-        raise UsageError("--csv takes one form, as each has columns of its own", "Give --form one name.")
+        raise UsageError("--csv takes one form, because the columns of forms differ", "Give --form one name.")
     return names

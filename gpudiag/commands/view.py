@@ -1,4 +1,4 @@
-"""`gpudiag view`: TensorBoard on a run, or on many."""
+"""`gpudiag view`: show runs in TensorBoard."""
 
 import signal
 import sys
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     ("gpudiag view gpudiag-runs/20260301-120000-resnet50-nccl", "a run: verdict, overview, trace viewer, curves"),
-    ("gpudiag view gpudiag-runs", "all runs below it, beside each other"),
-    ("gpudiag view traces/ --port 0 --no-open", "on any free port, without starting a browser"),
+    ("gpudiag view gpudiag-runs", "all runs in a directory, side by side"),
+    ("gpudiag view traces/ --port 0 --no-open", "on any free port, without opening a browser"),
 )
 
 _PORT = 6006
@@ -28,17 +28,17 @@ def view(
         typer.Argument(metavar="PATH", help="A run, a directory of runs, traces, or a directory of traces."),
     ],
     *,
-    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to serve on.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="Address to serve on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, metavar="N", help="The port; 0 for any free one.")
+        int, typer.Option("--port", min=0, max=65535, metavar="N", help="Port; 0 for any free one.")
     ] = _PORT,
-    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser where there is a screen.")] = True,
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open a browser if there is a screen.")] = True,
     python: Annotated[
         str | None,
         typer.Option(
             "--python",
             metavar="PATH",
-            help="The interpreter that has TensorBoard; the one that runs gpudiag if left out.",
+            help="Interpreter that has TensorBoard. Default: gpudiag's own.",
         ),
     ] = None,
     world_size: WorldSize = None,
@@ -46,8 +46,8 @@ def view(
 ) -> None:
     """Show a run in TensorBoard: verdict, trace viewer, overview, curves.
 
-    PyTorch's traces are converted, so that all ranks are side by side on one clock; TensorFlow's are shown as they are.
-    Both have gpudiag's own lines (steps, buckets, waits) above each device's streams. Ends with Ctrl-C.
+    Converts PyTorch's traces, so that all ranks share one clock; shows TensorFlow's as they are. Both have gpudiag's
+    tracks (steps, buckets, waits) above each device's streams. Ctrl-C ends it.
     """
     from gpudiag.app.view import view as serve
 
@@ -70,5 +70,5 @@ def view(
 
 
 def _interrupted(_signal: int, _frame: "FrameType | None") -> None:
-    """Ended from outside: what is temporary is removed, as with Ctrl-C."""
+    """Treat SIGTERM as Ctrl-C, so that temporary files are removed."""
     raise KeyboardInterrupt

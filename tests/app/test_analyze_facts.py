@@ -1,4 +1,4 @@
-"""The machine's facts beside a run: measured before it, kept in its directory, and taken into its diagnosis."""
+"""The machine's facts of a run: measured before it, saved in its directory, used in its diagnosis."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import msgspec
 import pytest
 
 from gpudiag.app.analyze import analyze
-from gpudiag.app.profile import links
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import Prepared
+from gpudiag.app.profile import prepare
+from gpudiag.app.profile.prepare import Prepared, measure_links
 from gpudiag.machine.probes import cache
 from gpudiag.model.job import Job as TrainingJob
 from gpudiag.model.run import RankRecord, RunRecord
@@ -63,28 +62,32 @@ def hot(facts: Facts, index: int) -> Facts:
 
 
 class TestAnalysis:
-    def test_collectives_stand_beside_the_probe_at_their_size(self, run_dir: Path) -> None:
+    def test_collectives_are_compared_with_the_probe_of_their_size(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
-        sizes = [one.bytes for one in four_h200().collectives if one.strategy == "nccl"]
+        sizes = [collective.bytes for collective in four_h200().collectives if collective.strategy == "nccl"]
         found = analyze([run_dir]).collectives
-        reduced = [one for one in found if one.operation == "all_reduce" and one.size_bytes]
+        reduced = [collective for collective in found if collective.operation == "all_reduce" and collective.size_bytes]
         assert reduced
-        for one in reduced:
-            assert one.size_bytes is not None
-            assert (one.probe_busbw_gb_per_s is not None) == (min(sizes) <= one.size_bytes <= max(sizes))
-        assert any(one.probe_busbw_gb_per_s for one in reduced)
-        assert all(one.probe_busbw_gb_per_s is None for one in found if one.operation == "broadcast")
+        for collective in reduced:
+            assert collective.size_bytes is not None
+            assert (collective.probe_busbw_gb_per_s is not None) == (min(sizes) <= collective.size_bytes <= max(sizes))
+        assert any(collective.probe_busbw_gb_per_s for collective in reduced)
+        assert all(
+            collective.probe_busbw_gb_per_s is None for collective in found if collective.operation == "broadcast"
+        )
 
-    def test_a_run_without_peer_access_is_held_against_such_a_probe(self, run_dir: Path) -> None:
+    def test_run_without_peer_access_is_compared_with_such_a_probe(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
-        with_peers = {one.size_bytes: one.probe_busbw_gb_per_s for one in analyze([run_dir]).collectives}
+        with_peers = {
+            collective.size_bytes: collective.probe_busbw_gb_per_s for collective in analyze([run_dir]).collectives
+        }
         write_json(run_dir / RUN_FILE, record(options={"p2p": "off"}))
-        for one in analyze([run_dir]).collectives:
-            assert one.probe_busbw_gb_per_s is None or one.probe_busbw_gb_per_s < 0.5 * (
-                with_peers[one.size_bytes] or 0
+        for collective in analyze([run_dir]).collectives:
+            assert collective.probe_busbw_gb_per_s is None or collective.probe_busbw_gb_per_s < 0.5 * (
+                with_peers[collective.size_bytes] or 0
             )
 
-    def test_what_is_wrong_with_the_machine_comes_after_what_costs_time(self, run_dir: Path) -> None:
+    def test_machine_findings_come_after_findings_with_a_cost(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, hot(four_h200(), 1))
         findings = analyze([run_dir]).findings
         assert findings[-1].code == "throttled"
@@ -92,28 +95,28 @@ class TestAnalysis:
         gains = [finding.recoverable_ms_per_step is not None for finding in findings]
         assert gains == sorted(gains, reverse=True)
 
-    def test_without_facts_nothing_is_said_of_the_machine(self, run_dir: Path) -> None:
+    def test_analysis_without_facts_has_no_machine_findings(self, run_dir: Path) -> None:
         analysis = analyze([run_dir])
-        assert all(one.probe_busbw_gb_per_s is None for one in analysis.collectives)
+        assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
         # Of traces alone it is not known that they were recorded on this machine.
         (run_dir / RUN_FILE).unlink()
-        assert all(one.probe_busbw_gb_per_s is None for one in analyze([run_dir]).collectives)
+        assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 
     @pytest.mark.parametrize(
         "data", [b"{", b'{"schema": "gpudiag/facts/9"}', b'{"schema": "gpudiag/facts/1", "host": 3}']
     )
-    def test_facts_that_cannot_be_read_cost_only_themselves(self, run_dir: Path, data: bytes) -> None:
+    def test_unreadable_facts_give_a_warning(self, run_dir: Path, data: bytes) -> None:
         (run_dir / FACTS_FILE).write_bytes(data)
         analysis = analyze([run_dir])
         assert analysis.devices
-        assert any("the machine's facts are left out" in one.message for one in analysis.validity)
+        assert any("the machine's facts are not used" in warning.message for warning in analysis.validity)
 
 
 class TestMeasuring:
     @pytest.fixture
     def probed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
-        """Stands in for the probes, which need GPUs; the list says of each call whether peer access was on."""
+        """Replace the probes, which need GPUs; return the peer-access setting of each call."""
         calls: list[bool] = []
 
         def probe(facts: Facts, *, quick: bool, p2p: bool, on_progress: object) -> Facts:
@@ -121,11 +124,11 @@ class TestMeasuring:
             calls.append(p2p)
             found = four_h200()
             wanted = "nccl" if p2p else "nccl-no-p2p"
-            kept = tuple(one for one in found.collectives if one.strategy == wanted)
+            kept = tuple(collective for collective in found.collectives if collective.strategy == wanted)
             return msgspec.structs.replace(facts, collectives=kept, bandwidth=found.bandwidth)
 
-        monkeypatch.setattr(links, "probe_machine", probe)
-        monkeypatch.setattr(links, "installed", lambda _: True)
+        monkeypatch.setattr(prepare, "probe_machine", probe)
+        monkeypatch.setattr(prepare, "installed", lambda _: True)
         monkeypatch.setattr(cache, "cache_directory", lambda: tmp_path / "cache")
         return calls
 
@@ -136,27 +139,27 @@ class TestMeasuring:
         interpreter = Interpreter(path="python3", version="3.12", framework="2.11", cuda="13.0", has_gpudiag=True)
         return Prepared(plan=launch, interpreter=interpreter, facts=facts)
 
-    def test_is_done_once_a_day_per_transport(self, probed: list[bool]) -> None:
+    def test_links_are_measured_once_a_day_per_transport(self, probed: list[bool]) -> None:
         first = measure_links(self.prepared(inventory()))
         again = measure_links(self.prepared(inventory()))
         assert probed == [True]
         assert again.facts.collectives == first.facts.collectives != ()
         without = measure_links(self.prepared(inventory(), p2p=False))
         assert probed == [True, False]
-        assert {one.strategy for one in without.facts.collectives} == {"nccl-no-p2p"}
+        assert {collective.strategy for collective in without.facts.collectives} == {"nccl-no-p2p"}
 
-    def test_can_be_asked_for_and_left_out(self, probed: list[bool]) -> None:
+    def test_link_measurement_can_be_forced_and_skipped(self, probed: list[bool]) -> None:
         assert measure_links(self.prepared(inventory(), probe=False)).facts.collectives == ()
         measure_links(self.prepared(inventory(), probe=True))
         measure_links(self.prepared(inventory(), probe=True))
         assert probed == [True, True]
 
-    def test_is_not_done_where_nothing_is_exchanged_between_gpus(self, probed: list[bool]) -> None:
+    def test_links_are_not_measured_without_communication_between_gpus(self, probed: list[bool]) -> None:
         measure_links(self.prepared(inventory(1)))
         measure_links(self.prepared(inventory(0)))
         measure_links(self.prepared(inventory(), processes=1))
         assert probed == []
 
-    def test_findings_go_into_the_facts(self, probed: list[bool]) -> None:
+    def test_findings_are_added_to_the_facts(self, probed: list[bool]) -> None:
         found = measure_links(self.prepared(hot(inventory(), 2), probe=False))
         assert [finding.code for finding in found.facts.findings] == ["throttled"]

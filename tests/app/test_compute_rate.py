@@ -1,4 +1,4 @@
-"""How much a step computes and how fast: from a loop of one's own to every report, and of devices with a known peak."""
+"""FLOPs per step and utilization, from a user-defined loop to every report."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(run_dir: Path, *, driven: bool = False, times: int = 1, **arguments: Any) -> StepFlops | None:
-    """A layer of 32 weights and 5 samples, in each batch of each step."""
+    """Train a layer of 32 weights on 5 samples in each batch."""
     model = nn.Linear(8, 4)
 
     def step() -> None:
@@ -54,7 +54,7 @@ def train(run_dir: Path, *, driven: bool = False, times: int = 1, **arguments: A
 
 @pytest.mark.parametrize("driven", [False, True])
 @pytest.mark.parametrize("times", [1, 4])
-def test_a_loop_of_ones_own(tmp_path: Path, times: int, driven: bool) -> None:
+def test_user_defined_loop_reports_its_compute_rate(tmp_path: Path, times: int, driven: bool) -> None:
     found = train(tmp_path, driven=driven, times=times, **({"stop": True} if driven else {}))
     assert found == StepFlops(by_precision={"fp32": times * 2 * 2 * 5 * 32})
     analysis = analyze([tmp_path])
@@ -68,8 +68,8 @@ def test_a_loop_of_ones_own(tmp_path: Path, times: int, driven: bool) -> None:
     assert f"Compute: {'640' if times == 1 else '2.56 k'}" in to_markdown(analysis)
 
 
-def test_its_step_is_neither_timed_nor_one_more(tmp_path: Path) -> None:
-    """Warm-up is as long as it was told to be; too short a one counts nothing."""
+def test_counted_step_is_a_warm_up_step(tmp_path: Path) -> None:
+    """The warm-up has its requested length; a short one counts nothing."""
     train(tmp_path)
     (rank,) = run_record(tmp_path).ranks
     assert rank.warmup is not None
@@ -82,7 +82,7 @@ def test_its_step_is_neither_timed_nor_one_more(tmp_path: Path) -> None:
     assert automatic is not None
 
 
-def test_without_a_model_and_of_several_devices_nothing_is_counted(tmp_path: Path) -> None:
+def test_nothing_is_counted_without_a_model_or_for_several_devices(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=3, steps=4, active=3) as prof:
         for _ in prof.steps(range(40)):
             torch.ones(3, 3) @ torch.ones(3, 3)
@@ -118,7 +118,7 @@ def run_of(*ranks: RankRecord) -> RunRecord:
     )
 
 
-def test_utilization_is_that_of_the_mean_device_over_the_slowest_step() -> None:
+def test_utilization_is_mean_flops_over_the_slowest_step() -> None:
     """The worked example of `compute_rate`."""
     more = StepFlops(by_precision={"fp32": 10**12, "bf16": 39 * 10**12}, recomputed=6 * 10**12)
     run = run_of(rank_of(more), rank_of(StepFlops(by_precision={"bf16": 20 * 10**12}), rank=1, step_ms=90.0))
@@ -131,7 +131,7 @@ def test_utilization_is_that_of_the_mean_device_over_the_slowest_step() -> None:
     assert rate.mfu_percent == pytest.approx(100 * 300 / 989)
 
 
-def test_what_is_not_known_is_missing_with_a_reason() -> None:
+def test_unknown_figures_are_missing_with_a_reason() -> None:
     some = StepFlops(by_precision={"bf16": 10**12})
     assert compute_rate(None) is None
     assert compute_rate(run_of(rank_of(None))) is None
@@ -169,14 +169,14 @@ def test_what_is_not_known_is_missing_with_a_reason() -> None:
         ("NVIDIA GeForce GTX 1080 Ti", (11.3, 11.3, None, None)),
     ],
 )
-def test_peaks_by_the_names_that_drivers_give(name: str, peaks: tuple[float | None, ...]) -> None:
+def test_peaks_are_found_by_driver_names(name: str, peaks: tuple[float | None, ...]) -> None:
     found = [peak_tflops(name, precision) for precision in ("fp32", "tf32", "fp16", "bf16")]
     assert tuple(None if peak is None else peak[0] for peak in found) == peaks
     assert all(peak is None or peak[1].startswith("NVIDIA ") for peak in found)
     assert peak_tflops(name, "fp64") is None
 
 
-def test_a_step_may_be_as_large_as_they_come(tmp_path: Path) -> None:
+def test_very_large_step_is_counted(tmp_path: Path) -> None:
     """A minute of a GPU at 2 PFLOP/s."""
     write_json(tmp_path / "run.json", run_of(rank_of(StepFlops(by_precision={"bf16": 12 * 10**16}), step_ms=6e4)))
     rate = compute_rate(run_record(tmp_path))
@@ -184,7 +184,7 @@ def test_a_step_may_be_as_large_as_they_come(tmp_path: Path) -> None:
     assert rate.tflops_per_s == pytest.approx(2000)
 
 
-def test_every_report_of_a_run_says_it(tmp_path: Path) -> None:
+def test_every_report_shows_the_compute_rate(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(TRACES, run_dir / "traces")
     counted = StepFlops(by_precision={"bf16": 30 * 10**12}, unknown=("flash_attn.forward",))

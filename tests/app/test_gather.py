@@ -1,4 +1,4 @@
-"""Jobs on two machines: two launches, in network namespaces of their own where those are allowed."""
+"""Jobs on two machines: two launches, in separate network namespaces if those are allowed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ LOOPBACK = Network(((), ()), "127.0.0.1", ("lo", "lo"))
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """Two network namespaces joined by a link of their own; the loopback where none can be made."""
+    """Yield two linked network namespaces, or the loopback if none can be made."""
     names = (f"gpudiag{os.getpid()}a", f"gpudiag{os.getpid()}b")
 
     def ip(*words: str) -> None:
@@ -85,7 +85,7 @@ def network() -> Iterator[Network]:
 
 
 def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> None:
-    """One process on each of two nodes, with host names of their own; started by torchrun, or as Slurm's scripts do."""
+    """Run one process on each of two nodes with separate host names, by torchrun or as Slurm's scripts do."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -118,7 +118,7 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
 
 
 @pytest.mark.xdist_group("processes")
-def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) -> None:
+def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: Network) -> None:
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
     # What an earlier run of more ranks left there is not this one's.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
@@ -127,7 +127,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
     train((first, second), network, torchrun=True)
     alone = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert (alone.nodes, alone.world_size, [rank.rank for rank in alone.ranks]) == (2, 2, [0])
-    assert "missing-ranks" in {one.code for one in gpudiag.analyze(first).validity}
+    assert "missing-ranks" in {warning.code for warning in gpudiag.analyze(first).validity}
     (first / "analysis.json").write_text("{}", encoding="utf-8")
 
     done = command("gather", str(first), str(second))
@@ -141,7 +141,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
     analysis = gpudiag.analyze(first)
     assert analysis.ranks_present == (0, 1)
     assert analysis.source.hosts == ("node0", "node1")
-    assert not {"missing-ranks", "mixed-runs"} & {one.code for one in analysis.validity}
+    assert not {"missing-ranks", "mixed-runs"} & {warning.code for warning in analysis.validity}
     (clock,) = analysis.clocks
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
@@ -157,7 +157,7 @@ def test_two_machines_with_a_directory_each(tmp_path: Path, network: Network) ->
 
 
 @pytest.mark.xdist_group("processes")
-def test_two_machines_with_one_directory(tmp_path: Path) -> None:
+def test_two_machines_with_a_shared_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "shared" / "run"
     train((run_dir, run_dir), LOOPBACK, torchrun=False)
     run = read_json(run_dir / "run.json", RunRecord, RUN_SCHEMA)
@@ -168,7 +168,7 @@ def test_two_machines_with_one_directory(tmp_path: Path) -> None:
     assert (run.status, gpudiag.analyze(run_dir).ranks_present) == ("complete", (0, 1))
 
 
-def test_a_hostile_record_leads_to_no_other_file(tmp_path: Path) -> None:
+def test_hostile_record_reads_no_other_file(tmp_path: Path) -> None:
     for node in ("a", "b"):
         (tmp_path / node / "ranks").mkdir(parents=True)
         (tmp_path / node / "traces").mkdir()
@@ -190,7 +190,7 @@ def test_a_hostile_record_leads_to_no_other_file(tmp_path: Path) -> None:
     assert list((tmp_path / "a" / "traces").iterdir()) == []
 
 
-def test_a_clock_that_is_ahead_is_set_back_and_the_residual_told(tmp_path: Path) -> None:
+def test_clock_that_is_ahead_is_corrected_and_the_residual_reported(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tests" / "traces" / "slow_loader_rank2", tmp_path / "moved")
     (moved,) = [
         path for path in (tmp_path / "moved").iterdir() if "rank1" in path.name.replace("_", "").replace("-", "")

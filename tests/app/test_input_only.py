@@ -1,4 +1,4 @@
-"""A run without a model, on a machine with a GPU that has nothing to do: what its input delivers, and no doubts."""
+"""A run of the input alone, on a machine with an idle GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.cli_process import in_this_process
 from tests.trace.documents import TRACES
 
 
-def test_what_the_input_alone_delivers() -> None:
+def test_input_only_run_reports_its_throughput() -> None:
     analysis = analyze([TRACES / "input_only"])
     assert (analysis.findings, analysis.next, analysis.explained, analysis.validity) == ((), (), (), ())
     (timed,) = analysis.timed or ()
@@ -18,7 +18,7 @@ def test_what_the_input_alone_delivers() -> None:
     assert timed.loader_ms == pytest.approx(5.72, rel=0.01)
 
 
-def test_its_report() -> None:
+def test_input_only_report() -> None:
     ran = in_this_process("analyze", str(TRACES / "input_only"))
     assert ran.returncode == 0, ran.stderr
     assert "Data loading alone delivers" in ran.stdout

@@ -1,4 +1,4 @@
-"""Beside what an exchange costs stands what other strategies would save of it, where that is more than a guess."""
+"""Predicted savings of other strategies in findings of communication."""
 
 from __future__ import annotations
 
@@ -58,20 +58,20 @@ def savings(finding: Finding = FOUND, run: RunRecord | None = RUN, **facts: obje
     return found
 
 
-def test_reduction_on_the_host_is_named_where_there_is_no_peer_access() -> None:
+def test_reduction_on_the_host_is_named_without_peer_access() -> None:
     found = savings()
     assert next(iter(found)) == "cpu-reduce", "what keeps all digits comes first"
     assert found["cpu-reduce"] == pytest.approx(COMMUNICATION_MS - 2.0, abs=0.15 * STEP_MS)
     assert "independent" not in found, "no exchange at all is no way to exchange"
 
 
-def test_links_that_lie_idle_are_the_first_thing_to_mend() -> None:
+def test_idle_links_are_the_first_advice() -> None:
     slow = msgspec.structs.replace(FOUND, evidence={**FOUND.evidence, "nvlink_gb_per_s": 450.0})
     first = [beside_other_strategies([finding], RUN, FACTS)[0].advice[0] for finding in (FOUND, slow)]
     assert ["cpu-reduce" in advice for advice in first] == [True, False]
 
 
-def test_with_peer_access_nothing_is_more_than_a_guess() -> None:
+def test_no_saving_is_named_with_peer_access() -> None:
     assert savings(run=msgspec.structs.replace(RUN, options={"p2p": "on"})) == {}
 
 
@@ -88,7 +88,7 @@ def test_with_peer_access_nothing_is_more_than_a_guess() -> None:
         pytest.param(msgspec.structs.replace(FOUND, recoverable_ms_per_step=5.0), RUN, {}, id="too little to save"),
     ],
 )
-def test_it_is_silent_where_nothing_can_be_said(
+def test_no_saving_is_named_without_the_needed_figures(
     finding: Finding, run: RunRecord | None, facts: dict[str, object]
 ) -> None:
     assert savings(finding, run, **facts) == {}

@@ -1,4 +1,4 @@
-"""`gpudiag table` of profiled runs: what each found stands beside its figures, and why one has none below them."""
+"""`gpudiag table` of profiled runs: verdicts, and reasons for missing figures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def drawn(result: ResultsTable, width: int) -> str:
     return console.file.getvalue()
 
 
-def test_what_a_run_found_stands_beside_its_figures(tmp_path: Path) -> None:
+def test_verdict_of_a_run_is_in_its_row(tmp_path: Path) -> None:
     write_json(tmp_path / RUN_FILE, record(("python", "train.py"), "train.py"))
     write_json(tmp_path / ANALYSIS_FILE, builders.late_loader())
     result = table([str(tmp_path)])
@@ -71,7 +71,7 @@ def test_what_a_run_found_stands_beside_its_figures(tmp_path: Path) -> None:
     assert row.verdict in to_markdown(result).replace("\\", "")
 
 
-def test_a_run_without_a_readable_analysis_has_no_verdict(tmp_path: Path) -> None:
+def test_run_without_a_readable_analysis_has_no_verdict(tmp_path: Path) -> None:
     write_json(tmp_path / RUN_FILE, record(("python", "train.py"), "train.py"))
     (tmp_path / ANALYSIS_FILE).write_text('{"schema": "gpudiag/analysis/0"}')
     result = table([str(tmp_path)])
@@ -79,7 +79,7 @@ def test_a_run_without_a_readable_analysis_has_no_verdict(tmp_path: Path) -> Non
     assert "verdict" not in drawn(result, 300)
 
 
-def test_why_a_run_has_no_figures_is_said_in_whole_words_below_the_table(tmp_path: Path) -> None:
+def test_reason_for_missing_figures_is_not_truncated(tmp_path: Path) -> None:
     failed = record(("timeout", "60", "torchrun", "train.py"), "timeout", ranks=(), status="failed", error=ERROR)
     write_json(tmp_path / RUN_FILE, failed)
     text = drawn(table([str(tmp_path)]), 300)
@@ -100,9 +100,7 @@ def test_why_a_run_has_no_figures_is_said_in_whole_words_below_the_table(tmp_pat
         (("./train.sh",), "train.sh"),
     ],
 )
-def test_a_command_that_reported_nothing_is_named_by_its_script(
-    command: tuple[str, ...], name: str, tmp_path: Path
-) -> None:
+def test_command_without_reports_is_named_by_its_script(command: tuple[str, ...], name: str, tmp_path: Path) -> None:
     workload = command[0].rpartition("/")[2]
     write_json(tmp_path / RUN_FILE, record(command, workload, ranks=(), status="failed", error=ERROR))
     assert table([str(tmp_path)]).groups[0].environments[0].rows[0].point.workload == name

@@ -1,4 +1,4 @@
-"""A run directory whose timed steps show what its recordings do not: as files, and from a real loop on a CPU."""
+"""Input waits that only unprofiled steps show, from files and from a real loop on a CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(step_ms: float, input_ms: float) -> RunRecord:
-    """Four ranks whose timed steps took this long, and fetching this much of it; the host is 0.5 ms ahead."""
+    """Make a record of four ranks with this unprofiled step and fetch time; the host is 0.5 ms ahead."""
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -69,14 +69,14 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """Threads of one operator that wait for each other on a busy machine make steps of very unlike length."""
+    """Use one thread, because threads that wait for each other on a busy machine make steps unequal."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
 
 
-def test_a_record_beside_traces_that_do_not_show_it(run_dir: Path) -> None:
+def test_unprofiled_input_wait_overrides_shorter_recorded_wait(run_dir: Path) -> None:
     alone = analyze([run_dir])
     assert (alone.timed, alone.recording) == (None, None)
     assert "input-bound" not in {finding.code for finding in alone.findings}
@@ -98,7 +98,7 @@ def test_a_record_beside_traces_that_do_not_show_it(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [-1.0, 1e300])
-def test_times_that_are_none_are_refused(run_dir: Path, wrong: float) -> None:
+def test_invalid_times_are_refused(run_dir: Path, wrong: float) -> None:
     made = msgspec.to_builtins(record(20.0, 1.0))
     made["ranks"][0]["timed"]["lead_ms"] = [wrong]
     (run_dir / RUN_FILE).write_bytes(msgspec.json.encode(made))
@@ -108,8 +108,8 @@ def test_times_that_are_none_are_refused(run_dir: Path, wrong: float) -> None:
 
 @pytest.mark.measured
 @pytest.mark.usefixtures("one_thread")
-def test_a_real_loop_whose_loader_is_slow_only_while_nobody_records(tmp_path: Path) -> None:
-    """As with a loader that keeps up with a job that the profiler has slowed: here it is told when to be slow."""
+def test_slow_loader_of_unprofiled_steps_is_found_in_a_real_loop(tmp_path: Path) -> None:
+    """The loader is slow only in unprofiled steps, like one that keeps up with a job slowed by the profiler."""
     weights = torch.zeros(256, 256, requires_grad=True)
     worked_s = 0.01
 

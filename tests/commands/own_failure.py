@@ -1,4 +1,4 @@
-"""A function of a user's own that fails, in a file that needs no framework: its processes start in no time."""
+"""A user-defined function that fails; it imports no framework, so that its processes start fast."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 
 def fails() -> None:
-    """One rank raises before it measures anything."""
+    """Raise on one rank before it measures anything."""
     if os.environ["RANK"] == "1":
         raise ValueError("[bold]not[/bold] my day\x1b[31m")
     time.sleep(60)

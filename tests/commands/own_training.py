@@ -1,4 +1,4 @@
-"""Functions of a user's own, for `gpudiag profile tests.commands.own_training:...`."""
+"""User-defined functions for `gpudiag profile tests.commands.own_training:...`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import gpudiag
 
 
 def main() -> None:
-    """A loop over epochs, with a range of its own."""
+    """Train over epochs, with a user-defined range."""
     print("a word from the user's code")  # noqa: T201  # which belongs into the rank's log
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def uneven() -> None:
-    """One rank's loader ends during warm-up, and the ranks do not depend on each other."""
+    """End one rank's loader during warm-up; the ranks do not communicate."""
     dist.init_process_group("gloo")
     length = 4 if os.environ["RANK"] == "1" else 1_000_000
     with gpudiag.profile() as prof:
@@ -39,7 +39,7 @@ def uneven() -> None:
 
 
 def hangs() -> None:
-    """One rank never comes back from its fifth step."""
+    """Hang one rank in its fifth step."""
     dist.init_process_group("gloo")
     with gpudiag.profile() as prof:
         for step in prof.steps(range(1_000_000)):
@@ -47,7 +47,7 @@ def hangs() -> None:
 
 
 def endless() -> None:
-    """Both ranks time steps until someone stops them, and say when they have some; each has a DataLoader worker."""
+    """Time steps on both ranks until stopped, and say when there are some; each rank has a DataLoader worker."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = nn.Linear(64, 64)  # its exchange is its own: DDP imports the compiler, a third of what this takes to begin

@@ -1,4 +1,4 @@
-"""Where TensorBoard and a browser are, for the tests of `gpudiag view`; and a view that is running."""
+"""Fixtures for `gpudiag view`: TensorBoard, a browser, and a running view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STARTS_WITHIN_S = 150
 
 @cache
 def board_python() -> str:
-    """An interpreter that has TensorBoard with its profile plugin; skips the test where there is none."""
+    """Return an interpreter that has TensorBoard with its profile plugin, or skip the test."""
     told = os.environ.get("GPUDIAG_TENSORBOARD_PYTHON")
     for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
         try:
@@ -44,7 +44,7 @@ def board_python() -> str:
 
 
 def browser_path() -> str:
-    """A Chromium; skips the test where there is none."""
+    """Return a Chromium, or skip the test."""
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("no Chromium is installed")
@@ -53,7 +53,7 @@ def browser_path() -> str:
 
 @contextmanager
 def viewing(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`gpudiag view` while it serves, and its URL; ended as a service manager does, it leaves nothing behind."""
+    """Yield a running `gpudiag view` and its URL; end it by SIGTERM and check that no files remain."""
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "stderr"
         command = [sys.executable, "-m", "gpudiag", "view", *words, "--no-open", "--python", board_python()]

@@ -1,4 +1,4 @@
-"""A real terminal of a given size to run gpudiag in, and what it shows."""
+"""Run gpudiag in a real terminal of a given size."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.cli_process import SECONDS, environment
 
 
 def in_terminal(*words: str, columns: int, **changes: str) -> tuple[int, str]:
-    """Run one command line in a pseudo-terminal; its exit code and everything it wrote, line ends as in a file."""
+    """Run one command line in a pseudo-terminal; return its exit code and output, with line ends as in a file."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""`gpudiag analyze` as scripts call it, on a real trace: two CPU processes under gloo."""
+"""`gpudiag analyze` on a real trace of two CPU processes under gloo."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_json_is_alone_on_standard_output() -> None:
         assert sum(device["buckets_ms"].values()) == pytest.approx(device["step_ms"])
 
 
-def test_a_saved_json_gives_the_same_report_as_the_traces(tmp_path: Path) -> None:
+def test_saved_json_gives_the_same_report_as_the_traces(tmp_path: Path) -> None:
     saved = tmp_path / "analysis.json"
     saved.write_text(in_this_process("analyze", str(TRACES), "--json").stdout, encoding="utf-8")
     from_traces = in_this_process("analyze", str(TRACES), "--width", "80")
@@ -66,7 +66,7 @@ def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(severity: str, cod
         ([], "cannot-tell", True),
     ],
 )
-def test_thresholds(severities: list[Severity], word: str, crossed: bool) -> None:
+def test_finding_and_severity_thresholds(severities: list[Severity], word: str, crossed: bool) -> None:
     analysis = builders.analysis(
         findings=tuple(Finding(code="straggler", severity=severity) for severity in severities),
         validity=(
@@ -79,7 +79,7 @@ def test_thresholds(severities: list[Severity], word: str, crossed: bool) -> Non
 
 
 def broken(name: str, directory: Path) -> Path:
-    """A file as jobs and networks leave them behind."""
+    """Make a file that a job or network damaged."""
     whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
     content = {
         "empty.json": b"",
@@ -109,7 +109,7 @@ def broken(name: str, directory: Path) -> Path:
         "bomb.json.gz",
     ],
 )
-def test_what_is_no_whole_trace_is_code_4_one_line_and_a_remedy(name: str, tmp_path: Path) -> None:
+def test_broken_trace_gives_code_4_one_line_and_a_hint(name: str, tmp_path: Path) -> None:
     result = in_this_process("analyze", str(broken(name, tmp_path)), "--max-trace-gb", "0.05")
     assert result.returncode == 4, result.stderr
     assert result.stdout == ""
@@ -119,14 +119,14 @@ def test_what_is_no_whole_trace_is_code_4_one_line_and_a_remedy(name: str, tmp_p
 
 
 @pytest.mark.parametrize("path", ["gone.json", "nowhere/*.json.gz", "\x1b[2Jgone", "a\nb", ""])
-def test_a_path_that_is_not_there(path: str, tmp_path: Path) -> None:
+def test_missing_path_is_reported(path: str, tmp_path: Path) -> None:
     result = in_this_process("analyze", path, cwd=tmp_path)
     assert result.returncode == 4
     assert "\x1b" not in result.stderr
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_one_rank_of_two_is_analysed_and_said(tmp_path: Path) -> None:
+def test_analysis_of_one_rank_of_two_says_so(tmp_path: Path) -> None:
     (tmp_path / "rank0.pt.trace.json.gz").write_bytes((TRACES / "rank0.pt.trace.json.gz").read_bytes())
     result = in_this_process("analyze", str(tmp_path), "--fail-on", "missing-ranks")
     assert result.returncode == 1

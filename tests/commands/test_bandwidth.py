@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth` as people run it, on a machine without a GPU and from saved facts."""
+"""`gpudiag bandwidth` on a machine without a GPU, and from saved facts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_saved_figures_are_shown_anywhere(saved: Path, tmp_path: Path) -> None:
+def test_saved_figures_are_shown_without_a_gpu(saved: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = gpudiag("bandwidth", "--from", str(saved), "--html", str(page))
     assert result.returncode == 0, result.stderr
@@ -48,7 +48,7 @@ def test_saved_figures_are_shown_anywhere(saved: Path, tmp_path: Path) -> None:
     assert page.read_text().startswith("<!doctype html>")
 
 
-def test_json_alone_on_standard_output(saved: Path) -> None:
+def test_standard_output_has_only_json(saved: Path) -> None:
     result = gpudiag("bandwidth", "--from", str(saved), "--json")
     document = json.loads(result.stdout)
     assert document["schema"] == "gpudiag/facts/1"
@@ -58,13 +58,13 @@ def test_json_alone_on_standard_output(saved: Path) -> None:
 
 @pytest.mark.usefixtures("no_gpu_no_torch")
 class TestMeasuring:
-    def test_required_hardware_that_is_missing_is_exit_code_3(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_missing_required_hardware_gives_exit_code_3(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["bandwidth", "--require-gpu"]) == 3
         shown = capsys.readouterr()
         assert shown.out == ""
         assert "no NVIDIA GPU on the PCI bus" in shown.err
 
-    def test_a_probe_that_fails_is_exit_code_5_and_the_rest_is_shown(
+    def test_failed_probe_gives_exit_code_5_and_others_are_shown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         broken = tmp_path / "probes"
@@ -83,13 +83,13 @@ class TestMeasuring:
         assert cli.main(["bandwidth", "--quick", "--from", str(saved)]) == 2
 
 
-def test_a_file_that_is_no_facts_is_exit_code_4(tmp_path: Path) -> None:
+def test_file_without_facts_gives_exit_code_4(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     path.write_text("{}")
     assert cli.main(["bandwidth", "--from", str(path)]) == 4
 
 
-def test_findings_come_from_the_figures_and_not_from_the_file(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_findings_are_computed_again_from_saved_figures(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(saved.read_text())
     document["bandwidth"][0]["verified"] = False
     document["findings"] = [{"code": "made-up", "severity": "critical"}]

@@ -1,4 +1,4 @@
-"""A command that is given where a workload stands: it is run, or the message says exactly what to type."""
+"""The user's own command without `--`: it is run, or the message contains the command to type."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OPTIONS = [Option("--output"), Option("--steps"), Option("--stop-after", flag=Tr
         (["--python", sys.executable, sys.executable, "train.py"], 2),
     ],
 )
-def test_separator_goes_before_the_first_command(words: list[str], position: int) -> None:
+def test_separator_is_put_before_the_first_command(words: list[str], position: int) -> None:
     assert with_separator(words, OPTIONS, ["gpt"]) == [*words[:position], "--", *words[position:]]
 
 
@@ -45,15 +45,15 @@ def test_separator_goes_before_the_first_command(words: list[str], position: int
         ["--unknown", "sh"], ["resnt50", "--steps", "3"],
     ],
 )  # fmt: skip
-def test_other_words_stay_as_they_are(words: list[str]) -> None:
+def test_other_words_are_unchanged(words: list[str]) -> None:
     assert with_separator(words, OPTIONS, ["gpt"]) == words
 
 
-def test_workload_wins_over_a_program_of_its_name() -> None:
+def test_workload_is_preferred_over_a_program_of_its_name() -> None:
     assert with_separator(["sh"], OPTIONS, ["sh"]) == ["sh"]
 
 
-def test_message_says_what_to_type(tmp_path: Path) -> None:
+def test_message_contains_the_command_to_type(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.write_text("true\n")
     for words, hint in (
@@ -70,7 +70,7 @@ def test_message_says_what_to_type(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_options_of_the_command_are_not_gpudiags(tmp_path: Path) -> None:
+def test_options_of_the_command_are_not_parsed(tmp_path: Path) -> None:
     done = in_this_process("profile", "--output", str(tmp_path / "run"), "sh", "-c", "exit 9", "--strategy")
     assert done.returncode == 9, done.stderr
     assert "your command failed with exit code 9 before its first optimizer step" in done.stderr

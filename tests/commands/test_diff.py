@@ -1,4 +1,4 @@
-"""`gpudiag diff` as scripts call it, on real traces of four GPUs: a clean job, and one with a slow loader on rank 2."""
+"""`gpudiag diff` on real traces of four GPUs: a clean job, and one with a slow loader on rank 2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(path: Path, analysis: Analysis) -> str:
 
 @pytest.fixture(scope="module")
 def slow_loader() -> dict[str, Any]:
-    """The difference that a late loader on rank 2 makes, as JSON."""
+    """Return the difference that a late loader on rank 2 makes, as JSON."""
     result = gpudiag("diff", "clean", "slow_loader_rank2", "--json", cwd=TRACES)
     assert (result.returncode, result.stderr) == (0, "")
     found: dict[str, Any] = json.loads(result.stdout)
@@ -51,7 +51,7 @@ def test_json_is_alone_on_standard_output_and_adds_up(slow_loader: dict[str, Any
         assert sum(rank["buckets_ms"].values()) == pytest.approx(rank["difference_ms"])
 
 
-def test_a_slow_loader_is_on_its_rank_and_waiting_on_the_others(slow_loader: dict[str, Any]) -> None:
+def test_slow_loader_is_attributed_to_its_rank_and_waiting_to_others(slow_loader: dict[str, Any]) -> None:
     by_rank = {rank["rank"]: rank for rank in slow_loader["ranks"]}
     late = by_rank.pop(2)
     # The loader has no marks: its time is the pause before the step's first op.
@@ -63,11 +63,11 @@ def test_a_slow_loader_is_on_its_rank_and_waiting_on_the_others(slow_loader: dic
     cause = slow_loader["cause"]
     assert (cause["bucket"], cause["ranks"]) == ("idle", [2])
     assert {wait["on_rank"] for wait in slow_loader["waits"] if wait["difference_ms"] > 20} == {2}
-    appeared = [one["after"] for one in slow_loader["findings"] if one["status"] == "appeared"]
+    appeared = [finding["after"] for finding in slow_loader["findings"] if finding["status"] == "appeared"]
     assert ("straggler", [2]) in [(finding["code"], finding["ranks"]) for finding in appeared]
 
 
-def test_a_saved_analysis_gives_the_same_difference_as_its_traces(tmp_path: Path, slow_loader: dict[str, Any]) -> None:
+def test_saved_analysis_gives_the_same_difference_as_its_traces(tmp_path: Path, slow_loader: dict[str, Any]) -> None:
     kept = tmp_path / "clean.json"
     kept.write_text(in_this_process("analyze", "clean", "--json", cwd=TRACES).stdout, encoding="utf-8")
     result = in_this_process("diff", str(kept), str(TRACES / "slow_loader_rank2"), "--json")
@@ -94,7 +94,7 @@ def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(
     assert result.stderr == ("gpudiag: --fail-on regression=5% was crossed\n" if code else "")
 
 
-def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
+def test_undecidable_regression_does_not_pass(tmp_path: Path) -> None:
     before = saved(tmp_path / "a.json", healthy())
     few = msgspec.structs.replace(
         late_rank(),
@@ -106,7 +106,7 @@ def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
     assert result.returncode == 4
     assert result.stdout.startswith("CANNOT TELL  ")
     first, second = result.stderr.splitlines()
-    assert "noise is not known" in first
+    assert "noise is unknown" in first
     assert second.startswith("  hint: Record five steps or more")
 
 
@@ -121,7 +121,7 @@ def test_a_build_that_cannot_tell_does_not_pass(tmp_path: Path) -> None:
         (100.0, 100.5, 0.1, 0, True),
     ],
 )
-def test_a_regression_is_beyond_the_threshold_and_beyond_noise(
+def test_regression_exceeds_threshold_and_noise(
     before_ms: float, after_ms: float, jitter: float, percent: float, crossed: bool
 ) -> None:
     jitters = (-jitter, 0.0, jitter, -jitter, jitter)
@@ -129,13 +129,13 @@ def test_a_regression_is_beyond_the_threshold_and_beyond_noise(
     assert regressed(compare(*runs), percent) is crossed
 
 
-def test_few_steps_that_are_no_longer_need_no_noise() -> None:
+def test_few_steps_without_slowdown_need_no_noise() -> None:
     runs = [run({"compute": mean}, jitter_ms=(0.0, 0.1)) for mean in (100.0, 104.0)]
     assert not regressed(compare(*runs), 5)
 
 
 @pytest.mark.parametrize("change", [{"batch_size_per_device": 128}, {"workload": "vgg16"}])
-def test_other_work_is_no_regression(change: dict[str, Any]) -> None:
+def test_different_work_is_no_regression(change: dict[str, Any]) -> None:
     after = msgspec.structs.replace(healthy(), source=source(**change))
     with pytest.raises(UnreadableInputError, match="no regression"):
         regressed(compare(healthy(), after), 5)
@@ -144,7 +144,7 @@ def test_other_work_is_no_regression(change: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "word", ["regression", "regression=5", "regression=-5%", "regression=%", "slowdown=5%", "regression=1e3%", "5%", ""]
 )
-def test_a_misspelt_threshold_is_refused_before_any_work(word: str) -> None:
+def test_unknown_threshold_is_refused_before_any_work(word: str) -> None:
     result = in_this_process("diff", "gone", "gone", "--fail-on", word)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -163,7 +163,7 @@ def test_a_misspelt_threshold_is_refused_before_any_work(word: str) -> None:
         encode_json(run({"compute": float("nan")})),
     ],
 )
-def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes, tmp_path: Path) -> None:
+def test_bad_input_on_either_side_gives_code_4_one_line_and_a_hint(content: bytes, tmp_path: Path) -> None:
     good = saved(tmp_path / "good.json", healthy())
     bad = tmp_path / "bad.json"
     bad.write_bytes(content)
@@ -175,7 +175,7 @@ def test_bad_input_on_either_side_is_code_4_one_line_and_a_remedy(content: bytes
 
 
 @pytest.mark.parametrize("words", [["a"], [], ["a", "b", "c"]])
-def test_two_runs_are_needed(words: list[str]) -> None:
+def test_diff_needs_two_runs(words: list[str]) -> None:
     result = in_this_process("diff", *words)
     assert result.returncode == 2
     assert len(result.stderr.splitlines()) == 2

@@ -1,4 +1,4 @@
-"""What a second account of the same machine reaches of each command while it runs: no file, and gloo's listeners only.
+"""Access of a second account to running commands: no file, and only gloo's listeners.
 
 gloo's listeners are on the loopback address and accept whoever connects, since gloo has no option to ask who that is.
 They speak no pickles and have no keys: what serves a `TCPStore` would answer a store's query, and none of them does.
@@ -95,7 +95,7 @@ def _list(path: Path) -> None:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A temporary directory into which every user may look, so that only modes of what is in it keep others out."""
+    """Return a temporary directory that every user may read, so that only file modes deny access."""
     place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # pytest's is closed to others
     place.chmod(0o755)
     yield place
@@ -103,7 +103,7 @@ def temporary() -> Iterator[Path]:
 
 
 def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
-    """The attempts themselves work, so that their failure means something."""
+    """Check that the attempts can succeed, so that their failure is meaningful."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -148,7 +148,7 @@ def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
         pytest.param(("selftest", "--quick", "--faults", "none"), id="selftest", marks=pytest.mark.long),
     ],
 )
-def test_another_account_reaches_nothing_but_gloo(words: tuple[str, ...], temporary: Path, tmp_path: Path) -> None:
+def test_another_account_reaches_only_gloo(words: tuple[str, ...], temporary: Path, tmp_path: Path) -> None:
     changes = {"TMPDIR": str(temporary), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     run = subprocess.Popen(
         [sys.executable, "-P", "-m", "gpudiag", *words],

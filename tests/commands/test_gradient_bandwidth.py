@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth --like`: all-reduces on a model's own buckets, between real processes."""
+"""`gpudiag bandwidth --like`: all-reduces of a model's buckets between real processes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def _buckets() -> ModelBuckets:
     )
 
 
-def test_all_buckets_one_after_another() -> None:
-    """Straight lines between measured sizes, in proportion beyond: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
+def test_step_time_sums_interpolated_buckets() -> None:
+    """Interpolation between measured sizes, proportion beyond: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
     found = _buckets()
     assert found.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
     assert found.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))
     assert found.step_ms("cpu-reduce") is None
 
 
-def test_few_sizes_span_all_buckets() -> None:
+def test_chosen_sizes_span_all_buckets() -> None:
     assert chosen_sizes((5, 3, 5), 8) == (3, 5)
     few = chosen_sizes(tuple(range(1, 101)), 8)
     assert (few[0], few[-1], len(few)) == (1, 100, 8)
@@ -79,7 +79,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 @pytest.mark.processes
-def test_usage_errors_come_before_anything_is_measured(arguments: tuple[str, ...], words: str) -> None:
+def test_usage_errors_precede_measurement(arguments: tuple[str, ...], words: str) -> None:
     result = in_this_process("bandwidth", *arguments)
     assert result.returncode == 2
     assert words in result.stderr
@@ -96,7 +96,11 @@ def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     sizes = found["probes"]["like"]["bucket_bytes"]
     # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients travel.
     assert sum(sizes) == 4 * 269_722
-    measured = {(one["strategy"], one["bytes"]) for one in found["collectives"] if one["bytes"] in sizes}
+    measured = {
+        (collective["strategy"], collective["bytes"])
+        for collective in found["collectives"]
+        if collective["bytes"] in sizes
+    }
     assert {transport for transport, _ in measured} == {"gloo", "cpu-reduce"}
     assert {size for _, size in measured} == set(sizes)
     kept = json.loads(saved.read_text())

@@ -1,4 +1,4 @@
-"""What is drawn while a run goes on: ranks by their messages, GPUs by NVML."""
+"""The live tables of ranks and GPUs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Watched:
         return [re.sub(" +", " ", line).strip() for line in console.file.getvalue().splitlines()]
 
 
-def test_a_rank_has_the_mean_step_of_the_last_seconds() -> None:
+def test_step_time_is_averaged_over_the_window() -> None:
     watched = Watched()
     watched.hear(1, "timed", 10, 50, fetching=0.25)
     assert watched.lines() == ["rank phase steps step ms fetching ms", "1 timed 10 of 50 — 0.25"]
@@ -53,7 +53,7 @@ def test_a_rank_has_the_mean_step_of_the_last_seconds() -> None:
     assert watched.lines()[1] == "1 timed 25 of 50 500.0 —"
 
 
-def test_another_phase_begins_anew() -> None:
+def test_new_phase_resets_the_window() -> None:
     watched = Watched()
     watched.hear(0, "warmup", 4)
     watched.now_s += 1.0
@@ -63,7 +63,7 @@ def test_another_phase_begins_anew() -> None:
     assert watched.lines()[1] == "0 timed 1 of 20 — —"
 
 
-def test_of_many_ranks_those_furthest_behind_are_drawn() -> None:
+def test_ranks_furthest_behind_are_drawn() -> None:
     watched = Watched()
     for rank in range(12):
         watched.hear(rank, "timed" if rank in {3, 11} else "profiled", 1 if rank == 11 else 5, 8)
@@ -71,7 +71,7 @@ def test_of_many_ranks_those_furthest_behind_are_drawn() -> None:
     assert [line.split()[:2] for line in lines[1:9]] == [
         [str(rank), "timed" if rank in {3, 11} else "recorded"] for rank in (0, 1, 2, 3, 4, 5, 6, 11)
     ]
-    assert lines[9] == "and 4 ranks that are no further behind"
+    assert lines[9] == "and 4 more ranks, not further behind"
 
 
 def test_gpus_are_read_once_a_second() -> None:
@@ -92,7 +92,7 @@ def test_gpus_are_read_once_a_second() -> None:
     assert watched.lines()[1].startswith("0 1 %")
 
 
-def test_what_a_gpu_does_not_tell_is_left_open() -> None:
+def test_missing_gpu_figures_are_dashes() -> None:
     facts = machine("h200x4")
     fake = FakeNvml(facts, refuse={("nvmlDeviceGetPowerUsage", 1): pynvml.NVML_ERROR_NOT_SUPPORTED})
     with gpus_now(fake) as read:
@@ -107,8 +107,8 @@ def test_what_a_gpu_does_not_tell_is_left_open() -> None:
 
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
-def test_a_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
-    """Here of a model that leaves little but its input."""
+def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
+    """The trivial model leaves little but its input."""
     words = (
         "profile",
         "resnet50",

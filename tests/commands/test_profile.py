@@ -1,4 +1,4 @@
-"""`gpudiag profile` as people run it: real processes, real gloo, and everything that can end them."""
+"""`gpudiag profile` with real processes and gloo, and all ways to end them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def names_in_trace(run_dir: Path, rank: int, folder: str = "traces") -> list[str
 
 
 def processes_of(run_dir: Path) -> list[str]:
-    """Living processes of this run: the run directory is in the launcher's and the workers' command lines.
+    """Return living processes of this run: launcher and workers have the run directory in their command lines.
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """
@@ -64,7 +64,7 @@ def gone(run_dir: Path, seconds: float = SECONDS) -> bool:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A run that has timed steps on both ranks, with DataLoader workers, and would never end."""
+    """Start an endless run with DataLoader workers, and wait for timed steps on both ranks."""
     run_dir = tmp_path / "run"
     program = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", f"{OWN}:endless", "--output", str(run_dir)],
@@ -99,7 +99,7 @@ def has_unprofiled_steps(run_dir: Path, rank: int) -> bool:
 
 @pytest.fixture(scope="module")
 def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
-    """The main job on a machine without GPUs, started as a script would, in an empty directory."""
+    """Run the default job on a machine without GPUs, in an empty directory."""
     cwd = tmp_path_factory.mktemp("main-job")
     result = gpudiag("profile", "--batch-size", "4", "--json", cwd=cwd, **NO_GPU)
     assert result.returncode == 0, result.stderr
@@ -110,7 +110,7 @@ def default_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.Co
 Run = tuple[subprocess.CompletedProcess[str], Path]
 
 
-def test_the_main_job_ends_in_an_analysis(default_run: Run) -> None:
+def test_default_run_ends_with_an_analysis(default_run: Run) -> None:
     result, run_dir = default_run
     analysis = json.loads(result.stdout)
     assert analysis["schema"] == "gpudiag/analysis/1"
@@ -126,7 +126,7 @@ def test_the_main_job_ends_in_an_analysis(default_run: Run) -> None:
     assert json.loads((run_dir / "analysis.json").read_text(encoding="utf-8")) == analysis
 
 
-def test_its_words_are_lines_on_standard_error(default_run: Run) -> None:
+def test_messages_of_default_run_are_on_standard_error(default_run: Run) -> None:
     result, run_dir = default_run
     lines = result.stderr.splitlines()
     assert all(line.startswith("gpudiag: ") for line in lines)
@@ -136,7 +136,7 @@ def test_its_words_are_lines_on_standard_error(default_run: Run) -> None:
     assert run_dir.name in lines[-1]
 
 
-def test_its_record(default_run: Run) -> None:
+def test_record_of_default_run(default_run: Run) -> None:
     _, run_dir = default_run
     assert run_dir.name.endswith("-resnet20-cifar-gloo")
     run = run_json(run_dir)
@@ -154,7 +154,7 @@ def test_its_record(default_run: Run) -> None:
     assert all(rank["warmup"]["automatic"] for rank in run["ranks"])
 
 
-def test_its_traces_have_every_range_on_every_rank_at_the_same_steps(default_run: Run) -> None:
+def test_default_traces_have_every_range_on_every_rank_at_the_same_steps(default_run: Run) -> None:
     _, run_dir = default_run
     for folder in ("traces", "traces/light"):
         marks_at_the_same_steps(run_dir, folder)
@@ -172,7 +172,7 @@ def marks_at_the_same_steps(run_dir: Path, folder: str) -> None:
     assert len(marks[0]) == 6
 
 
-def test_its_directory_holds_what_it_should_and_nothing_temporary(default_run: Run) -> None:
+def test_default_run_directory_has_no_temporary_files(default_run: Run) -> None:
     _, run_dir = default_run
     files = sorted(str(path.relative_to(run_dir)) for path in run_dir.rglob("*") if path.is_file())
     ranks = [f"{folder}/rank{rank}{end}" for folder, end in (("logs", ".log"), ("ranks", ".json")) for rank in (0, 1)]
@@ -181,13 +181,13 @@ def test_its_directory_holds_what_it_should_and_nothing_temporary(default_run: R
     assert files == sorted([*whole, *ranks, *traces])
 
 
-def test_it_can_be_analysed_and_drawn_again(default_run: Run) -> None:
+def test_default_run_can_be_analysed_and_drawn_again(default_run: Run) -> None:
     result, run_dir = default_run
     again = gpudiag("analyze", str(run_dir), "--json")
     assert json.loads(again.stdout)["devices"] == json.loads(result.stdout)["devices"]
 
 
-def test_a_function_of_ones_own(tmp_path: Path) -> None:
+def test_user_defined_function(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag(
         "profile", f"{OWN}:main", "--steps", "12", "--warmup", "4", "--output", str(run_dir), cwd=ROOT, **NO_GPU
@@ -206,7 +206,7 @@ def test_a_function_of_ones_own(tmp_path: Path) -> None:
     assert "mean of" in timed
 
 
-def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays(
+def test_killed_worker_ends_the_run_and_measurements_are_kept(
     endless: tuple[subprocess.Popen[str], Path],
 ) -> None:
     program, run_dir = endless
@@ -221,7 +221,7 @@ def test_a_killed_worker_ends_the_run_within_seconds_and_what_was_measured_stays
     assert [rank["warmup"]["steps"] for rank in run["ranks"]] == [5, 5]
 
 
-def test_a_run_that_is_ended_from_outside_leaves_no_process_and_what_was_timed_stays(
+def test_terminated_run_leaves_no_process_and_keeps_timings(
     endless: tuple[subprocess.Popen[str], Path],
 ) -> None:
     program, run_dir = endless
@@ -237,7 +237,7 @@ def test_a_run_that_is_ended_from_outside_leaves_no_process_and_what_was_timed_s
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
-def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subprocess.Popen[str], Path]) -> None:
+def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str], Path]) -> None:
     program, run_dir = endless
     program.kill()
     program.communicate(timeout=SECONDS)
@@ -248,7 +248,7 @@ def test_when_gpudiag_itself_is_killed_its_workers_die_too(endless: tuple[subpro
     assert list(run_dir.parent.glob("gpudiag-*")) == []
 
 
-def test_a_failing_function_says_which_rank_and_where(tmp_path: Path) -> None:
+def test_failing_function_is_reported_with_rank_and_location(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag("profile", "tests.commands.own_failure:fails", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
@@ -261,7 +261,7 @@ def test_a_failing_function_says_which_rank_and_where(tmp_path: Path) -> None:
     assert gone(run_dir, 0)
 
 
-def test_a_loader_that_ends_early_hangs_nobody(tmp_path: Path) -> None:
+def test_loader_that_ends_early_does_not_hang_other_ranks(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag("profile", f"{OWN}:uneven", "--output", str(run_dir), cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
@@ -270,7 +270,7 @@ def test_a_loader_that_ends_early_hangs_nobody(tmp_path: Path) -> None:
     assert "the loop ended after 4 steps" in ranks[1]["error"]
 
 
-def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None:
+def test_hang_ends_after_the_timeout(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
@@ -290,7 +290,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
         (["--warmup", "soon"], 2, "'auto' or a number"),
         (["mlp", "--memory-format", "nhwc"], 2, "has no images"),
         (["--data", "device", "--loader-workers", "2"], 2, "does not go with"),
-        (["a:b", "--strategy", "gloo"], 2, "a function of your own decides that itself"),
+        (["a:b", "--strategy", "gloo"], 2, "your own function decides that itself"),
         (["--nnodes", "2"], 2, "--rdzv-endpoint"),
         (["--python", "/does/not/exist"], 2, "cannot be run"),
         (["--output", "/proc/cpuinfo"], 2, "is a file"),
@@ -298,7 +298,7 @@ def test_a_hang_ends_when_nothing_was_heard_for_too_long(tmp_path: Path) -> None
         (["--devices", "4096"], 3, "this machine has no GPU"),
     ],
 )
-def test_what_cannot_be_is_refused_at_once(tmp_path: Path, words: list[str], code: int, expected: str) -> None:
+def test_impossible_options_are_refused_at_once(tmp_path: Path, words: list[str], code: int, expected: str) -> None:
     result = in_this_process("profile", *words, cwd=tmp_path, **NO_GPU)
     assert result.returncode == code, result.stderr
     assert expected in result.stderr
@@ -306,7 +306,7 @@ def test_what_cannot_be_is_refused_at_once(tmp_path: Path, words: list[str], cod
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interpreter_without_torch(tmp_path: Path) -> None:
+def test_interpreter_without_torch_is_refused(tmp_path: Path) -> None:
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -I -S "$@"\n', encoding="utf-8")
     bare.chmod(0o755)
@@ -315,7 +315,7 @@ def test_an_interpreter_without_torch(tmp_path: Path) -> None:
     assert "has no PyTorch" in result.stderr
 
 
-def test_a_module_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_module_is_refused(tmp_path: Path) -> None:
     result = gpudiag("profile", "no.such.module:main", "--output", "run", cwd=tmp_path, **NO_GPU)
     assert result.returncode == 2
     assert "there is no module 'no.such.module'" in result.stderr

@@ -1,4 +1,4 @@
-"""`gpudiag recommend` as a user starts it."""
+"""`gpudiag recommend` from the command line."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def _predicted(*arguments: str) -> dict[str, Any]:
     return found
 
 
-def test_predicts_from_files_alone(tmp_path: Path) -> None:
+def test_prediction_needs_only_files(tmp_path: Path) -> None:
     given = ("--facts", FACTS, "--gradients", _sizes(tmp_path), "--compute-ms", "19.5", "--batch-size", "64")
     found = _predicted(*given)
     assert found["schema"] == "gpudiag/recommendation/1"
     assert set(found) >= KEYS
-    assert all(set(one) >= RANKED for one in found["ranking"])
+    assert all(set(row) >= RANKED for row in found["ranking"])
     assert found["basis"] == "predicted"
     assert found["ceiling"]["step_ms"] == pytest.approx(19.5)
-    assert [one["devices"] for one in found["scaling"]] == [1, 2, 3, 4]
+    assert [row["devices"] for row in found["scaling"]] == [1, 2, 3, 4]
     assert found["scaling"][0]["efficiency"] == 1.0
     far = _predicted(*given, "--no-p2p")
     assert far["recommended"] == "cpu-reduce --compress bf16"
@@ -56,15 +56,15 @@ def test_predicts_from_files_alone(tmp_path: Path) -> None:
     assert _predicted(*given, "--no-p2p", "--exact")["recommended"] == "cpu-reduce"
 
 
-def test_tensorflow_1_is_predicted_and_never_run(tmp_path: Path) -> None:
-    """AlexNet on GPUs 0 and 1: published are 549 ms with parameters on the GPUs, 717 with NCCL, 825 on the CPU."""
+def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
+    """AlexNet on two GPUs; published: 549 ms with parameters on the GPUs, 717 with NCCL, 825 on the CPU."""
     sizes = tmp_path / "alexnet.json"
     sizes.write_text(json.dumps(TENSORS["alexnet"][::-1]))
     given = ("--facts", str(MACHINES / "7gforce.json"), "--gradients", str(sizes), "--compute-ms", "372")
     among = ("--only", "replicated-nccl,parameter-server-gpu,parameter-server-cpu")
     found = _predicted(*given, "--devices", "2", "--software", "tensorflow-1", *among)
     assert found["recommended"] == "parameter-server-gpu"
-    steps = {one["strategy"]: one["predicted_step_ms"] for one in found["ranking"]}
+    steps = {row["strategy"]: row["predicted_step_ms"] for row in found["ranking"]}
     assert steps["parameter-server-gpu"] < steps["replicated-nccl"] < steps["parameter-server-cpu"]
     assert found["flags"] == []
     assert found["code"] == ""
@@ -73,14 +73,14 @@ def test_tensorflow_1_is_predicted_and_never_run(tmp_path: Path) -> None:
     assert "--predict-only" in refused.stderr
 
 
-def test_without_compute_the_exchange_is_predicted_and_that_is_said(tmp_path: Path) -> None:
+def test_without_compute_only_communication_is_predicted_with_a_note(tmp_path: Path) -> None:
     found = _predicted("--facts", FACTS, "--gradients", _sizes(tmp_path))
-    assert all(one["predicted_step_ms"] is None for one in found["ranking"])
+    assert all(row["predicted_step_ms"] is None for row in found["ranking"])
     assert found["scaling"] == []
     assert any("--compute-ms" in note for note in found["notes"])
 
 
-def test_the_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
+def test_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
     result = run_cli(
         "recommend",
         "--predict-only",
@@ -147,16 +147,16 @@ def test_usage_errors(tmp_path: Path, arguments: tuple[str, ...], words: str) ->
     assert words in result.stderr
 
 
-def test_one_device_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_one_device_is_refused_before_anything_starts(tmp_path: Path) -> None:
     for arguments in (("trivial", "--devices", "1"), ("--predict-only", "--facts", FACTS, "--devices", "1")):
         result = in_this_process("recommend", *arguments, cwd=tmp_path)
         assert result.returncode == 3, result.stderr
-        assert "one device exchanges nothing" in result.stderr
+        assert "one device does not communicate" in result.stderr
         assert "independent" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
+def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     result = in_this_process(
         "recommend", "--predict-only", "--facts", str(tmp_path / "none.json"), "--gradients", _sizes(tmp_path)
     )
@@ -177,10 +177,10 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.xdist_group("training")
-def test_a_budget_that_is_over_at_once_pays_for_one_strategy(tmp_path: Path) -> None:
-    """On two CPU processes: the plainest strategy beside `independent`, by turns for two rounds, and who had no turn.
+def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
+    """On two CPU processes: the simplest strategy and `independent` have two rounds, others no turn.
 
-    `tests/training/strategies/test_one_file.py` gives as much time as several need.
+    `tests/training/strategies/test_one_file.py` gives enough time for several.
     """
     pytest.importorskip("torch")
     words = ("recommend", "trivial", "--batch-size", "4", "--json", "--output", str(tmp_path / "run"))
@@ -189,23 +189,23 @@ def test_a_budget_that_is_over_at_once_pays_for_one_strategy(tmp_path: Path) -> 
     )
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
-    measured = {one["strategy"]: one["rounds"] for one in found["ranking"] if one["measured_step_ms"] is not None}
+    measured = {row["strategy"]: row["rounds"] for row in found["ranking"] if row["measured_step_ms"] is not None}
     assert measured == {"independent": 2, "gloo": 2}
-    left_out = {one["strategy"] for one in found["ranking"] if one["cannot"] == NO_TIME}
+    left_out = {row["strategy"] for row in found["ranking"] if row["cannot"] == NO_TIME}
     assert left_out
     assert (found["basis"], found["recommended"], found["scaling"]) == ("measured", "gloo", [])
     (said,) = (note for note in found["notes"] if note.startswith("the budget was too small"))
     assert f"for {1 + len(left_out)} strategies: measured gloo; left out " in said
     assert all(label in said for label in left_out)
-    assert any("of a budget of 0: the processes were there after" in note for note in found["notes"])
+    assert any("of a budget of 0: starting the processes took" in note for note in found["notes"])
     assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == found
     assert (tmp_path / "run" / "contest-trivial.json").is_file()
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.xdist_group("training")
-def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    """On a real file system of 16 KiB: the plan fits, the logs and the result do not."""
+def test_full_disk_is_reported_with_its_path(tmp_path: Path) -> None:
+    """On a real file system of 16 KiB, which is too small for the logs and the result."""
     pytest.importorskip("torch")
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=16k none "$0" && exec "$@"', str(tmp_path)]

@@ -28,27 +28,27 @@ def saved(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_saved_analysis_is_drawn_without_its_traces(saved: Path) -> None:
+def test_saved_analysis_is_drawn_without_traces(saved: Path) -> None:
     result = gpudiag("report", str(saved), "--width", "80")
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == drawn(builders.late_loader(), 80)
 
 
-def test_a_run_directory_that_lost_its_traces_shows_what_it_kept(saved: Path) -> None:
+def test_run_directory_without_traces_shows_its_saved_analysis(saved: Path) -> None:
     assert in_this_process("report", str(saved.parent), "--width", "80").stdout == drawn(builders.late_loader(), 80)
 
 
-def test_an_analysis_under_any_name_is_known_by_its_schema(saved: Path) -> None:
+def test_analysis_is_recognized_by_its_schema(saved: Path) -> None:
     other = saved.rename(saved.with_name("before.json"))
     assert in_this_process("report", str(other)).returncode == 0
 
 
-def test_json_and_back_is_the_same_analysis() -> None:
+def test_analysis_survives_json_round_trip() -> None:
     for build in (builders.late_loader, builders.processor_only, builders.many_ranks):
         assert msgspec.json.decode(encode_json(build()), type=Analysis) == build()
 
 
-def test_figures_that_are_none_are_null_in_json() -> None:
+def test_nan_and_infinity_are_null_in_json() -> None:
     data = json.loads(encode_json(builders.hostile()))
     assert data["steps"]["mean_ms"] is None
     assert data["devices"][0]["hidden_communication_ms"] is None
@@ -64,7 +64,7 @@ def test_figures_that_are_none_are_null_in_json() -> None:
         (b'{"schema": "gpudiag/analysis/1", "framework": "\xff\xfe"}', "analysis.json"),
     ],
 )
-def test_a_broken_analysis_is_one_line_a_hint_and_code_4(content: bytes, wrong: str, saved: Path) -> None:
+def test_broken_analysis_gives_code_4_one_line_and_a_hint(content: bytes, wrong: str, saved: Path) -> None:
     saved.write_bytes(content)
     result = in_this_process("report", str(saved))
     assert result.returncode == 4
@@ -74,14 +74,14 @@ def test_a_broken_analysis_is_one_line_a_hint_and_code_4(content: bytes, wrong: 
     assert second.startswith("  hint: ")
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_missing_path_gives_code_4(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "gone"):
         result = in_this_process("report", str(path))
         assert result.returncode == 4
         assert len(result.stderr.splitlines()) == 2
 
 
-def test_a_pipe_gets_100_columns_and_no_escape_sequence(saved: Path) -> None:
+def test_pipe_gets_100_columns_without_escape_sequences(saved: Path) -> None:
     assert gpudiag("report", str(saved)).stdout == drawn(builders.late_loader(), 100)
 
 
@@ -92,7 +92,7 @@ def test_columns_and_width_set_the_width_of_a_pipe(columns: int, saved: Path) ->
     assert in_this_process("report", str(saved), "--width", str(columns), COLUMNS="61").stdout == expected
 
 
-def test_force_color_colours_a_pipe_and_no_color_wins(saved: Path) -> None:
+def test_force_color_colours_a_pipe_unless_no_color_is_set(saved: Path) -> None:
     coloured = in_this_process("report", str(saved), FORCE_COLOR="1", TERM="xterm-256color").stdout
     assert "\x1b[38;5;" in coloured
     quiet = in_this_process("report", str(saved), FORCE_COLOR="1", NO_COLOR="1", TERM="xterm-256color").stdout
@@ -101,14 +101,14 @@ def test_force_color_colours_a_pipe_and_no_color_wins(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 100])
-def test_in_a_terminal_it_takes_the_width_and_colours(columns: int, saved: Path) -> None:
+def test_terminal_report_uses_its_width_and_colours(columns: int, saved: Path) -> None:
     code, shown = in_terminal("report", str(saved), columns=columns, TERM="xterm-256color")
     assert code == 0
     assert shown == drawn(builders.late_loader(), columns, colour="256")
 
 
 @pytest.mark.parametrize("changes", [{"TERM": "dumb"}, {"TERM": "xterm-256color", "NO_COLOR": "1"}])
-def test_a_terminal_without_colours_gets_characters(changes: dict[str, str], saved: Path) -> None:
+def test_terminal_without_colours_gets_characters(changes: dict[str, str], saved: Path) -> None:
     code, shown = in_terminal("report", str(saved), columns=80, **changes)
     assert code == 0
     assert "\x1b[38" not in shown
@@ -118,7 +118,7 @@ def test_a_terminal_without_colours_gets_characters(changes: dict[str, str], sav
         assert ESCAPE not in shown
 
 
-def test_a_terminal_that_knows_only_ascii_gets_ascii_bars(saved: Path) -> None:
+def test_ascii_terminal_gets_ascii_bars(saved: Path) -> None:
     shown = gpudiag("report", str(saved), PYTHONIOENCODING="ascii").stdout
     assert "#####" in shown
     assert shown.isascii()

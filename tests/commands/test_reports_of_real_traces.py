@@ -1,4 +1,4 @@
-"""Whole reports of real jobs (4 GPUs, PyTorch 2.11), as `gpudiag analyze` prints them; README and docs show them."""
+"""Full reports of real jobs (4 GPUs, PyTorch 2.11), which README and docs show."""
 
 from __future__ import annotations
 

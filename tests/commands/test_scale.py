@@ -1,4 +1,4 @@
-"""`gpudiag scale` for real, on CPU processes: its points, going on, and a point that is killed."""
+"""`gpudiag scale` on CPU processes: points, continuation, and a killed point."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def benchmark(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def test_every_point_is_measured_against_its_own_baseline(benchmark: Path) -> None:
+def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     assert result["schema"] == "gpudiag/scaling/1"
     points = {(point["strategy"], point["devices"]): point for point in result["points"]}
@@ -64,7 +64,7 @@ def test_every_point_is_measured_against_its_own_baseline(benchmark: Path) -> No
         )
 
 
-def test_the_waterfall_closes_or_it_is_said_why_there_is_none(benchmark: Path) -> None:
+def test_waterfall_closes_or_its_absence_has_a_reason(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     for fall in result["waterfalls"]:
         losses = {loss["name"]: loss["percent"] for loss in fall["losses"]}
@@ -74,22 +74,22 @@ def test_the_waterfall_closes_or_it_is_said_why_there_is_none(benchmark: Path) -
     assert result["waterfalls"] or codes & {"no-waterfall", "no-baseline-to-trust"}
 
 
-def test_it_leaves_a_page_and_tables(benchmark: Path) -> None:
+def test_benchmark_writes_a_page_and_tables(benchmark: Path) -> None:
     assert "<svg" in (benchmark / "report.html").read_text()
     assert len((benchmark / "scaling.csv").read_text().splitlines()) == 5
     assert (benchmark / "scaling.md").read_text().startswith("# Weak scaling of trivial")
 
 
-def test_a_second_call_measures_nothing_again(benchmark: Path) -> None:
+def test_second_call_measures_nothing(benchmark: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")}
     done = run(*COMMAND, "--starts", "2", "--output", str(benchmark), "--json")
     assert done.returncode == 0, done.stderr
-    assert "4 of them there already" in done.stderr
+    assert "4 of them already measured" in done.stderr
     assert json.loads(done.stdout)["schema"] == "gpudiag/scaling/1"
     assert {path: path.stat().st_mtime_ns for path in benchmark.glob("points/**/run.json")} == before
 
 
-def test_report_and_table_read_it(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["report", str(benchmark)]) == 0
     assert "Weak scaling of trivial" in capsys.readouterr().out
     assert cli.main(["table", str(benchmark), str(benchmark / "nothing")]) == 0
@@ -105,7 +105,7 @@ def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureF
     assert "1 000 000 samples" in out
 
 
-def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
+def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
     values = {**environment(), "CUDA_VISIBLE_DEVICES": ""}
     words = command(*COMMAND, "--strategies", "gloo", "--profile", "none", "--output", str(tmp_path))
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
@@ -127,7 +127,7 @@ def test_a_killed_point_is_noted_and_the_rest_goes_on(tmp_path: Path) -> None:
 
 
 def _wait_for_point(output: Path, name: str) -> int:
-    """The process of rank 1 of this point, once it trains."""
+    """Return the process of rank 1 of this point once it trains."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for path in output.glob(f"points/*{name}*/ranks/rank1.json"):
@@ -138,7 +138,9 @@ def _wait_for_point(output: Path, name: str) -> int:
     raise AssertionError(f"{name} was never begun")
 
 
-def test_what_cannot_be_is_said_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_requests_are_refused_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for words, code, told in (
         (["--devices", "9000"], 3, "--devices 9000"),
         (["--devices", "two"], 2, "--devices takes numbers"),

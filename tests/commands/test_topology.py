@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 
-def test_this_machine_as_words_and_as_json(tmp_path: Path) -> None:
+def test_this_machine_as_text_and_json(tmp_path: Path) -> None:
     shown = gpudiag("topology", "--width", "80")
     assert shown.returncode == 0, shown.stderr
     assert "Host" in shown.stdout
@@ -38,7 +38,7 @@ def test_this_machine_as_words_and_as_json(tmp_path: Path) -> None:
     assert again.stdout == told.stdout
 
 
-def test_requiring_a_gpu() -> None:
+def test_require_gpu_without_a_gpu_gives_exit_code_3() -> None:
     ended = in_this_process("topology", "--require-gpu")
     has_gpu = bool(gather_inventory().gpus)
     assert ended.returncode == (0 if has_gpu else 3)
@@ -49,7 +49,7 @@ def test_requiring_a_gpu() -> None:
         assert "--require-gpu" in hint
 
 
-def test_another_machines_facts(tmp_path: Path) -> None:
+def test_saved_facts_of_another_machine_are_shown(tmp_path: Path) -> None:
     shown = in_this_process("topology", "--from", str(HERE / "7gforce-v2.json"), "--require-gpu", "--width", "100")
     assert shown.returncode == 0, shown.stderr
     for words in (
@@ -64,7 +64,7 @@ def test_another_machines_facts(tmp_path: Path) -> None:
     assert [f["code"] for f in told["findings"]][:2] == ["degraded-link", "degraded-link"]
 
 
-def test_findings_in_a_file_are_not_believed(tmp_path: Path) -> None:
+def test_findings_in_a_file_are_replaced(tmp_path: Path) -> None:
     tree = json.loads((HERE / "h200x4.json").read_text())
     tree["findings"] = [{"code": "throttled", "severity": "critical", "title": "pay here", "advice": ["run this"]}]
     forged = tmp_path / "facts.json"
@@ -75,7 +75,7 @@ def test_findings_in_a_file_are_not_believed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "", "{}", '{"schema": "gpudiag/facts/2"}', '{"schema": "gpudiag/facts/1"}'])
-def test_what_cannot_be_read(content: str | None, tmp_path: Path) -> None:
+def test_unreadable_facts_are_refused(content: str | None, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     if content is not None:
         path.write_text(content)
@@ -86,7 +86,7 @@ def test_what_cannot_be_read(content: str | None, tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_what_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_file_is_refused(tmp_path: Path) -> None:
     ended = in_this_process("topology", "--save", str(tmp_path))
     assert ended.returncode == 5
     assert "cannot write" in ended.stderr

@@ -1,4 +1,4 @@
-"""`gpudiag view`: TensorBoard on a run, seen in a real browser; and one clear line for what cannot be shown."""
+"""`gpudiag view` in a real browser, and its error messages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.xdist_group("tensorboard")
 
 
 def fetched(url: str) -> Any:
-    """JSON that our own server gives."""
+    """Fetch JSON from gpudiag's server."""
     with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - a URL of our own
         data = answer.read()
     return json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
@@ -52,7 +52,7 @@ def page() -> Iterator[Page]:
 
 
 def trace_viewer(page: Page, url: str) -> Frame:
-    """Open the plugin's trace viewer, as a person does, and wait until it has drawn."""
+    """Open the plugin's trace viewer, and wait until it has drawn."""
     page.goto(f"{url}#profile")
     page.wait_for_selector("iframe", timeout=PATIENCE_MS)
     plugin = page.frame_locator("iframe")
@@ -71,12 +71,12 @@ def trace_viewer(page: Page, url: str) -> Frame:
 
 
 def heights(frame: Frame, text: str) -> list[float]:
-    """How far down each heading with this text is drawn, from top to bottom."""
-    boxes = [one.bounding_box() for one in frame.get_by_text(text).all() if one.is_visible()]
+    """Return the vertical position of each heading with this text, in order."""
+    boxes = [box.bounding_box() for box in frame.get_by_text(text).all() if box.is_visible()]
     return sorted(box["y"] for box in boxes if box is not None)
 
 
-def test_a_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pytest.FixtureRequest) -> None:
+def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pytest.FixtureRequest) -> None:
     with viewing(str(TRACES / "slow_loader_rank2"), "--port", "0") as (_, url):
         frame = trace_viewer(page, url)
         own = [heights(frame, f"rank {rank} · gpudiag") for rank in range(4)]
@@ -100,9 +100,9 @@ JOBS = ("clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "gloo_dataloader")
 
 
 def table(url: str, run: str, tool: str) -> Any:
-    """What the plugin computed of a run: the table of this tool, of the overview that of steps."""
+    """Return the plugin's table of this tool; for the overview, that of steps."""
     data = fetched(f"{url}data/plugin/profile/data?run={quote(run)}&tag={tool}&host=gpudiag")
-    return next(one for one in data if "steptime_ms_average" in one["p"]) if tool == "overview_page" else data
+    return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 
 
 def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
@@ -137,12 +137,12 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
 
 
 def kernel_names(job: str) -> set[str]:
-    """The names of all kernels that were recorded."""
+    """Return the names of all recorded kernels."""
     tables = [trace.events for trace in read_traces([TRACES / job])]
     return {events.names[name] for events in tables for name in np.unique(events.name[events.kind == EventKind.KERNEL])}
 
 
-def test_a_tensorflow_run_and_a_pytorch_run_beside_each_other(tmp_path: Path) -> None:
+def test_tensorflow_and_pytorch_runs_side_by_side(tmp_path: Path) -> None:
     for name in ("tensorflow", "clean"):
         run = tmp_path / name
         shutil.copytree(TRACES / name, run / "traces")
@@ -181,7 +181,7 @@ RUN = json.dumps(
 )
 
 
-def test_it_serves_this_machine_only_unless_told_otherwise() -> None:
+def test_server_is_local_by_default() -> None:
     with viewing(str(TRACES / "gloo_dataloader"), "--port", "0") as (_, url):
         port = int(url.rpartition(":")[2].strip("/"))
         with socket.socket() as outside:
@@ -198,7 +198,7 @@ def refused(*words: str, code: int) -> tuple[str, str]:
     return what, hint
 
 
-def test_a_busy_port() -> None:
+def test_busy_port_is_refused() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -210,13 +210,13 @@ def test_a_busy_port() -> None:
     assert "--port" in hint
 
 
-def test_a_host_that_is_none_of_ours() -> None:
+def test_foreign_host_address_is_refused() -> None:
     what, _ = refused(str(TRACES / "clean"), "--host", "192.0.2.1", "--python", board_python(), code=2)
     assert "192.0.2.1" in what
 
 
 def bare_python(tmp_path: Path, *modules: str) -> str:
-    """An interpreter without site-packages, but with empty packages of these names."""
+    """Make an interpreter without site-packages, but with empty packages of these names."""
     for module in modules:
         (tmp_path / "site" / module).mkdir(parents=True)
         (tmp_path / "site" / module / "__init__.py").touch()
@@ -226,19 +226,19 @@ def bare_python(tmp_path: Path, *modules: str) -> str:
     return str(program)
 
 
-def test_no_tensorboard(tmp_path: Path) -> None:
+def test_interpreter_without_tensorboard_is_refused(tmp_path: Path) -> None:
     what, hint = refused(str(TRACES / "clean"), "--python", bare_python(tmp_path), code=5)
     assert "has no TensorBoard" in what
     assert ".[tensorboard]" in hint
 
 
-def test_tensorboard_without_its_plugin(tmp_path: Path) -> None:
+def test_tensorboard_without_the_plugin_is_refused(tmp_path: Path) -> None:
     what, hint = refused(str(TRACES / "clean"), "--python", bare_python(tmp_path, "tensorboard"), code=5)
     assert "without the profile plugin" in what
     assert "pip install xprof" in hint
 
 
-def test_a_tensorboard_that_does_not_go_with_its_plugin(tmp_path: Path) -> None:
+def test_incompatible_tensorboard_is_refused(tmp_path: Path) -> None:
     python = bare_python(tmp_path, "tensorboard", "xprof")
     (tmp_path / "site" / "tensorboard" / "main.py").write_text("raise ImportError('xprof wants another protobuf')")
     what, hint = refused(str(TRACES / "gloo_dataloader"), "--port", "0", "--python", python, code=5)
@@ -257,7 +257,7 @@ http.server.HTTPServer(("127.0.0.1", port), Answer).serve_forever()
 """
 
 
-def test_a_plugin_that_tensorboard_does_not_load(tmp_path: Path) -> None:
+def test_unloaded_plugin_is_refused(tmp_path: Path) -> None:
     python = bare_python(tmp_path, "tensorboard", "xprof")
     (tmp_path / "site" / "tensorboard" / "main.py").write_text(_WITHOUT_PROFILE)
     what, hint = refused(str(TRACES / "gloo_dataloader"), "--port", "0", "--python", python, code=5)
@@ -265,18 +265,18 @@ def test_a_plugin_that_tensorboard_does_not_load(tmp_path: Path) -> None:
     assert "Upgrade both" in hint
 
 
-def test_no_such_interpreter(tmp_path: Path) -> None:
+def test_missing_interpreter_is_refused(tmp_path: Path) -> None:
     what, _ = refused(str(TRACES / "clean"), "--python", str(tmp_path / "python"), code=5)
     assert "does not run as a Python interpreter" in what
 
 
-def test_a_run_with_no_traces_left(tmp_path: Path) -> None:
+def test_run_without_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(RUN)
     what, hint = refused(str(tmp_path), "--port", "0", "--python", board_python(), code=4)
-    assert "has no traces left" in what
+    assert "has no traces to show" in what
     assert "gpudiag report" in hint
 
 
-def test_nothing_to_show(tmp_path: Path) -> None:
+def test_empty_directory_cannot_be_shown(tmp_path: Path) -> None:
     refused(str(tmp_path), "--port", "0", "--python", board_python(), code=4)
     refused(str(tmp_path / "gone"), "--port", "0", "--python", board_python(), code=4)

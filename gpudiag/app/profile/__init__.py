@@ -1,1 +1,1 @@
-"""`gpudiag profile`, and what every other use case that trains needs: prepare a run, carry it out."""
+"""`gpudiag profile`: prepare a run, carry it out, and analyse it."""

@@ -1,4 +1,4 @@
-"""`gpudiag profile -- COMMAND`: the user's own command, unchanged, and the analysis of what it did."""
+"""`gpudiag profile -- COMMAND`: run and record the user's own command, and analyse the recording."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from gpudiag.training.attach.start import run_command
 from gpudiag.training.session.progress import Progress
 
 
-class Profiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that has ended. `analysis`: None where nothing was recorded that could be; `unread` says why."""
+class ProfiledCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command that has ended; `unread` is the reason if its recording cannot be analysed."""
 
     exit_code: int
     run_dir: Path
@@ -48,22 +48,22 @@ def profile_command(
     heard: Callable[[Progress], None],
     said: Callable[[str], None],
     measured: Callable[[Analysis, Path], None],
-) -> Profiled:
-    """Run the command, and analyse what was recorded of it.
+) -> ProfiledCommand:
+    """Run the command, and analyse its recording.
 
     Args:
         command: as the user would start it.
-        output: the run directory; None for one of gpudiag's own choice.
-        stop: end it when all is measured.
-        steps, warmup: as of `gpudiag profile`.
-        starting: called with the run directory before the command is started.
-        heard: called with what its processes tell.
-        said: called with a sentence for the user.
-        measured: called with the analysis and the run directory while the command goes on, once all is measured; in
-            another thread.
+        output: the run directory; None for a new one.
+        stop: end the command when the measurement is complete.
+        steps, warmup: as for `gpudiag profile`.
+        starting: called with the run directory before the command starts.
+        heard: called with each message of its processes.
+        said: called with each sentence for the user.
+        measured: called in another thread with the analysis and the run directory when the measurement is complete,
+            while the command goes on.
 
     Raises:
-        UsageError: there is no such command, or the directory asked for cannot be written or is another gpudiag's.
+        UsageError: there is no such command, or the directory cannot be written or another gpudiag uses it.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(
@@ -76,25 +76,25 @@ def profile_command(
     with locked(run_dir):
         _write_facts(run_dir, facts)
         starting(run_dir)
-        told = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
+        settings = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
         early = EarlyAnalysis(lambda analysis: measured(analysis, run_dir))
         try:
-            # A command that is ended at once shows its report as soon.
+            # With `stop` the command ends now, and its final report comes as early.
             code, run = run_command(
-                told, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
+                settings, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
             )
         except OSError as error:
             raise GpudiagError(
                 f"gpudiag's own files cannot be written: {error.strerror or error}",
-                "The command was not started. Set TMPDIR to a place with room.",
+                "The command was not started. Set TMPDIR to a directory with free space.",
             ) from error
         finally:
             early.end()
-        return _analysed(Profiled(exit_code=code, run_dir=run_dir, run=run))
+        return _analysed(ProfiledCommand(exit_code=code, run_dir=run_dir, run=run))
 
 
-def _analysed(done: Profiled) -> Profiled:
-    """The command's end, with the analysis of what was recorded. The exit code stays the command's own."""
+def _analysed(done: ProfiledCommand) -> ProfiledCommand:
+    """Add the analysis of the recording."""
     if not any(rank.trace for rank in done.run.ranks):
         return done
     try:
@@ -113,12 +113,12 @@ def _write_facts(run_dir: Path, facts: Facts) -> None:
     except OSError as error:
         raise GpudiagError(
             f"{run_dir} cannot be written: {error.strerror or error}",
-            "The command was not started. Choose another place with --output.",
+            "The command was not started. Choose another directory with --output.",
         ) from error
 
 
 def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
-    """The directory asked for, else one of its own here, else, where nothing can be written here, a temporary one."""
+    """Return the given directory, else a new one here, or a temporary one if nothing can be written here."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
     wanted = (output or Path("gpudiag-runs") / name).absolute()
     if ".." in wanted.parts:
@@ -130,12 +130,12 @@ def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
     except OSError as error:
         if output is not None:
             raise UsageError(
-                f"--output {output} cannot be written: {error.strerror or error}", "Choose another place."
+                f"--output {output} cannot be written: {error.strerror or error}", "Choose another directory."
             ) from error
         return Path(tempfile.mkdtemp(prefix=f"gpudiag-{name}-"))
 
 
 def _script(command: Sequence[str]) -> str:
-    """What the command is about: its script where it names one."""
+    """Return the name of the command's script, or of its program."""
     scripts = [word for word in command if word.endswith(".py")]
     return Path(scripts[0] if scripts else command[0]).stem.replace(os.sep, "-")

@@ -1,6 +1,6 @@
-"""Analyse a command's recording while the command goes on, in a process of low priority that does not disturb it.
+"""Analyse a command's recording while the command goes on, in a process of low priority.
 
-A job may run for days after its measuring has ended, and its user wants the verdict then and not at its end.
+A job may run for days after the measurement, and its user wants the diagnosis at once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import msgspec
 import gpudiag
 from gpudiag.model.analysis import Analysis
 
-#: Of 19: the job comes first wherever both want a core.
+#: Niceness, of at most 19, so that the job comes first where both need a core.
 _NICE = 15
 _MOST_BYTES = 64 * 1024 * 1024
-#: Finds gpudiag where this process found it, and imports nothing from the directory that the command runs in (`-P`).
+#: Imports gpudiag from where this process did, and nothing from the command's directory (`-P`).
 _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 class EarlyAnalysis:
-    """At most one analysis at a time. `ready` is called in a thread of this process's own, unless `end` came first."""
+    """One analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready
@@ -37,7 +37,7 @@ class EarlyAnalysis:
         self._thread: threading.Thread | None = None
 
     def begin(self, run_dir: Path) -> None:
-        """Start it; returns at once. Without a second process the verdict comes at the command's end."""
+        """Start the analysis and return; if it cannot start, the diagnosis comes at the command's end."""
         with contextlib.suppress(OSError, RuntimeError):
             output = tempfile.TemporaryFile(prefix="gpudiag-")  # noqa: SIM115  # closed by the thread
             self._pid = _start(run_dir, output.fileno())
@@ -45,12 +45,12 @@ class EarlyAnalysis:
             self._thread.start()
 
     def end(self) -> None:
-        """The command has ended: the whole analysis follows. Waits until no more is said."""
+        """Stop the analysis, because the command has ended and the full analysis follows."""
         with self._lock:
             self._ended = True
             if self._pid is not None:
                 with contextlib.suppress(OSError):
-                    os.killpg(self._pid, signal.SIGKILL)  # with the processes that read traces for it
+                    os.killpg(self._pid, signal.SIGKILL)  # with its child processes that read traces
         if self._thread is not None:
             self._thread.join()
 
@@ -74,7 +74,7 @@ def _start(run_dir: Path, output: int) -> int:
     command = [sys.executable, "-P", "-c", program, "analyze", str(run_dir), "--json"]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        # The signals that are for the command are blocked in this process, and must not be in that one.
+        # This process blocks the signals that are for the command; the analysis must not.
         pid = os.posix_spawn(
             sys.executable,
             command,

@@ -1,16 +1,22 @@
-"""Every choice that a run leaves open, made before anything starts, and everything refused that cannot be."""
+"""Prepare a run: make every open choice, refuse what is impossible, and measure links."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.app.profile.refusals import check_options
 from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UsageError
 from gpudiag.machine.inventory.gather import gather_inventory
-from gpudiag.model.facts import Facts
+from gpudiag.machine.measure import failed_probes, probe_machine
+from gpudiag.machine.probes.cache import cached_measurements, keep_measurements
+from gpudiag.machine.probes.plan import installed
+from gpudiag.machine.probes.runner import ProbeStep
+from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.model.job import OWN_STRATEGY, Job, RunOptions
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Interpreter, Plan, inspect_interpreter
@@ -23,55 +29,80 @@ _CPU_PROCESSES = 2
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A run with every choice made."""
+    """A run for which every choice is made."""
 
     plan: Plan
     interpreter: Interpreter
     facts: Facts
 
     def describe(self) -> str:
-        """What is about to run, in one line."""
+        """Describe the run in one line."""
         plan = self.plan
         several = plan.job.devices > 1
         devices = plan.processes * plan.job.devices
-        what = "GPU" if plan.job.device == "cuda" else "CPU device" if several else "CPU process"
-        count = f"{devices} {what}{'' if devices == 1 else 'es' if what.endswith('s') else 's'}"
+        noun = "GPU" if plan.job.device == "cuda" else "CPU device" if several else "CPU process"
+        count = f"{devices} {noun}{'' if devices == 1 else 'es' if noun.endswith('s') else 's'}"
         if several:
             count += " in one process"
         nodes = f" on each of {plan.job.nodes} nodes" if plan.job.nodes > 1 else ""
         strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
-        with_what = framework_named(plan.job.framework).title
-        return f"training {plan.job.title}{strategy}, {count}{nodes}, {with_what} {self.interpreter.framework}"
+        framework = framework_named(plan.job.framework).title
+        return f"training {plan.job.title}{strategy}, {count}{nodes}, {framework} {self.interpreter.framework}"
 
 
 def prepare(options: RunOptions) -> Prepared:
-    """Choose what the options leave open, and refuse what cannot be.
+    """Choose what the options leave open, and refuse what is impossible.
 
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
-        HardwareMissingError: more devices than there are, or GPUs where there is none.
+        HardwareMissingError: more devices than there are, or a strategy that needs GPUs without any.
         FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
     """
     options = check_options(options)
     framework = framework_named(options.framework)
     entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
-    interpreter = inspect_interpreter(options.python, options.framework)
-    facts = gather_inventory()
-    gpus = usable_gpus(facts)
-    _check_framework(options, interpreter, gpus)
+    interpreter, facts = _inspect(options)
     _check_gpus(options, entry, facts)
     devices = _devices(options, facts)
     if entry is None and not is_own(options.workload):
-        entry = strategy_entry(default_strategy(framework.name, on_gpu=gpus > 0), framework.name)
+        entry = strategy_entry(default_strategy(framework.name, on_gpu=usable_gpus(facts) > 0), framework.name)
     processes = _processes(options, entry, devices)
     if entry is not None:
         check_communication(entry, options.exchange, devices=devices, nodes=options.nodes, precision=options.precision)
+    strategy = OWN_STRATEGY if entry is None else entry.name
+    return _prepared(options, interpreter, facts, strategy=strategy, devices=devices, processes=processes)
+
+
+def prepare_program(options: RunOptions) -> Prepared:
+    """Prepare one process per device for one of gpudiag's own training programs, whose plan says what it trains.
+
+    Raises:
+        HardwareMissingError: more devices than there are.
+        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
+    """
+    interpreter, facts = _inspect(options)
+    devices = _devices(options, facts)
+    return _prepared(options, interpreter, facts, strategy=OWN_STRATEGY, devices=devices, processes=devices)
+
+
+def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
+    """Inspect the interpreter and the machine, and check that they go together."""
+    interpreter = inspect_interpreter(options.python, options.framework)
+    facts = gather_inventory()
+    _check_framework(options, interpreter, usable_gpus(facts))
+    return interpreter, facts
+
+
+def _prepared(
+    options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
+) -> Prepared:
+    """Put the choices together."""
     job = Job.chosen(
         options,
         devices=devices // processes,
-        strategy=OWN_STRATEGY if entry is None else entry.name,
-        device="cuda" if gpus else "cpu",
-        memory_format=options.memory_format or framework.memory_format,
+        strategy=strategy,
+        device="cuda" if usable_gpus(facts) else "cpu",
+        memory_format=options.memory_format or framework_named(options.framework).memory_format,
     )
     plan = Plan(
         job=job,
@@ -83,12 +114,12 @@ def prepare(options: RunOptions) -> Prepared:
 
 
 def usable_gpus(facts: Facts) -> int:
-    """How many GPUs training may use."""
+    """Return the number of GPUs that training may use."""
     return sum(gpu.visible for gpu in facts.gpus)
 
 
 def _check_framework(options: RunOptions, interpreter: Interpreter, gpus: int) -> None:
-    """Can this framework use what the machine has?"""
+    """Refuse a framework that cannot use this machine."""
     framework = framework_named(options.framework)
     if gpus and interpreter.cuda is None:
         raise FrameworkMissingError(
@@ -104,7 +135,7 @@ def _check_framework(options: RunOptions, interpreter: Interpreter, gpus: int) -
 
 
 def _check_gpus(options: RunOptions, entry: type[Strategy] | None, facts: Facts) -> None:
-    """Does the strategy need GPUs where there is none?"""
+    """Refuse a strategy that needs GPUs if there are none."""
     if entry is not None and entry.needs_gpu and not usable_gpus(facts):
         why = facts.host.reasons.get("visible") or facts.host.reasons.get("gpus") or "none found"
         raise HardwareMissingError(
@@ -114,7 +145,7 @@ def _check_gpus(options: RunOptions, entry: type[Strategy] | None, facts: Facts)
 
 
 def _devices(options: RunOptions, facts: Facts) -> int:
-    """As many as were asked for, else all GPUs, else two CPU processes."""
+    """Return the requested number of devices, else all GPUs, else two CPU processes."""
     gpus, cpus = usable_gpus(facts), facts.host.usable_cpus or 1
     available = gpus or max(cpus, _CPU_PROCESSES)
     devices = options.devices or (gpus or _CPU_PROCESSES)
@@ -125,7 +156,7 @@ def _devices(options: RunOptions, facts: Facts) -> int:
 
 
 def _processes(options: RunOptions, entry: type[Strategy] | None, devices: int) -> int:
-    """As the strategy has it; of a program of the user's own, as the framework has it unless told otherwise."""
+    """Return the strategy's number of processes; for a user-defined function, that of the framework."""
     if entry is not None:
         return entry.processes(devices)
     return 1 if framework_named(options.framework).one_process and not options.process_per_device else devices
@@ -135,5 +166,26 @@ def _run_directory(job: Job) -> Path:
     name = job.workload.replace(":", ".")
     directory = Path(job.output or f"gpudiag-runs/{time.strftime('%Y%m%d-%H%M%S')}-{name}-{job.strategy}")
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--output {directory} is a file", "Give a directory; it is made if it is not there.")
+        raise UsageError(f"--output {directory} is a file", "Give a directory; it is created if missing.")
     return directory
+
+
+def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] | None = None) -> Prepared:
+    """Add measurements of the machine's links if several GPUs will communicate over them.
+
+    Args:
+        prepared: the run; its options say whether to measure, which takes about 5 s.
+        on_progress: called from several threads with the current probe.
+    """
+    facts, job = prepared.facts, prepared.plan.job
+    several = job.device == "cuda" and prepared.plan.ranks > 1 and usable_gpus(facts) > 1
+    measured: Facts | None = None
+    if several and job.probe is not False and installed("cuda.bindings"):
+        if job.probe is None:
+            measured = cached_measurements(facts, nccl_transport(p2p=job.p2p))
+        if measured is None:
+            measured = probe_machine(facts, quick=True, p2p=job.p2p, on_progress=on_progress)
+            if not failed_probes(measured):
+                keep_measurements(measured)
+    facts = measured or facts
+    return msgspec.structs.replace(prepared, facts=msgspec.structs.replace(facts, findings=examine_facts(facts)))

@@ -1,4 +1,4 @@
-"""`gpudiag profile` from its options to the analysis: prepare, train, analyse."""
+"""`gpudiag profile`: prepare, train and analyse."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import Protocol
 import msgspec
 
 from gpudiag.app.analyze import analyze_run
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, measure_links, prepare
 from gpudiag.app.profile.train import train
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
 from gpudiag.machine.probes.runner import ProbeStep
@@ -22,36 +21,36 @@ from gpudiag.training.session.progress import Progress
 
 
 class Watcher(Protocol):
-    """Whoever shows how far a run is."""
+    """Shows the progress of a run."""
 
     def prepared(self, prepared: Prepared) -> None:
-        """Every choice is made; nothing has started."""
+        """Called when every choice is made and before anything starts."""
 
     def probing(self) -> AbstractContextManager[Callable[[ProbeStep], None]]:
-        """While links are measured: what is called, from several threads, with what is measured now."""
+        """Return the callback for the probes of links, which is called from several threads."""
 
     def heard(self, message: Progress) -> None:
-        """A training process says how far it is."""
+        """Called with each message of a training process."""
 
     def say(self, phase: str) -> None:
-        """Something else is done now."""
+        """Called when another phase begins."""
 
 
-class Profiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A run and what came of it."""
+class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run directory and its analysis."""
 
     run_dir: Path
     analysis: Analysis
 
 
-def profile(options: RunOptions, watcher: Watcher) -> Profiled:
-    """Train, record and analyse. Whatever was measured is in the run directory, also after a failure.
+def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
+    """Train, record and analyse; after a failure the run directory has what was measured.
 
     Raises:
-        UsageError, HardwareMissingError, FrameworkMissingError: before anything starts, as `prepare`; and where
-            another gpudiag is writing to the run directory.
+        UsageError, HardwareMissingError, FrameworkMissingError: as `prepare`, before anything starts; UsageError also
+            if another gpudiag is writing to the run directory.
         WorkerFailedError: as `gpudiag.training.launch.launch`.
-        UnreadableInputError: nothing that was recorded can be analysed.
+        UnreadableInputError: the recording cannot be analysed.
     """
     prepared = prepare(options)
     watcher.prepared(prepared)
@@ -66,4 +65,4 @@ def profile(options: RunOptions, watcher: Watcher) -> Profiled:
         watcher.say("analysing")
         analysis = analyze_run(run_dir)
         run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
-    return Profiled(run_dir=run_dir, analysis=analysis)
+    return ProfiledRun(run_dir=run_dir, analysis=analysis)

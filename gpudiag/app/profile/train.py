@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from gpudiag.app.profile.prepare import Prepared
+from gpudiag.model.benchmarks.launch_request import ProgramPlan
 from gpudiag.model.run import INFERENCE_FILE, RunRecord
 from gpudiag.model.run_directory import FACTS_FILE, write_json
 from gpudiag.training.jobs.volume.storage import remove_volumes
@@ -13,21 +16,26 @@ from gpudiag.training.models.registry import WORKLOADS
 from gpudiag.training.session.progress import Progress
 
 
-def train(prepared: Prepared, observer: Callable[[Progress], None]) -> RunRecord:
+def train(prepared: Prepared, observer: Callable[[Progress], None], program: ProgramPlan | None = None) -> RunRecord:
     """Train and record; leaves run.json, facts.json, traces and logs in the run directory.
 
-    Raises: what `gpudiag.training.launch.launch` raises; what was measured before is kept.
+    Args:
+        prepared: the run.
+        observer: called with each message of each process.
+        program: the program to run instead of the job's workload, if it was prepared by `prepare_program`.
+
+    Raises as `gpudiag.training.launch.launch`; what was measured before is kept.
     """
-    plan = prepared.plan
+    plan = msgspec.structs.replace(prepared.plan, program=program)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     if plan.has_rank_0:
-        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # of an earlier run
+        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # from an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
     try:
         return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
     except BaseException:
         entry = WORKLOADS.get(plan.job.workload)
-        if entry is not None and not entry.trains:
-            # Volumes are gigabytes; half of one is no measurement, and whoever was killed could not remove it.
+        if program is None and entry is not None and not entry.trains:
+            # A partial volume is gigabytes and no measurement, and a killed process could not remove it.
             remove_volumes(plan.run_dir)
         raise

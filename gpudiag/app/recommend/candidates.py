@@ -1,4 +1,4 @@
-"""Which strategies come into question on a machine, and why others do not."""
+"""List the candidate strategies, and the reasons why some cannot run on a machine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Every strategy that there is, plain, and those that can with gradients that travel as `compress`."""
-    known_first = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
-    return tuple(candidate for strategy in known_first for candidate in strategy.candidates(compress))
+    """Return every strategy without options, and with compressed gradients if it supports them."""
+    by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
+    return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 
 
 def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
-    """The candidates that the request leaves. Raises UsageError where it names one that there is not."""
+    """Return the candidates of the request; raise UsageError if it names an unknown one."""
     every = candidates(compress=None if request.exact else request.compress, framework=request.run.framework)
     if not request.only:
         return every
@@ -30,36 +30,36 @@ def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
 
 
 def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[str, str]:
-    """Labels of candidates that cannot run on so many devices of this machine, each with the reason."""
-    reasons = {one.label: strategy_entry(one.strategy, one.framework).why_not(facts, one, devices) for one in chosen}
+    """Return the reason for each candidate, by label, that cannot run on this number of devices of the machine."""
+    reasons = {
+        candidate.label: strategy_entry(candidate.strategy, candidate.framework).why_not(facts, candidate, devices)
+        for candidate in chosen
+    }
     return {label: reason for label, reason in reasons.items() if reason is not None}
 
 
 def flags(candidate: Candidate, *, p2p: bool = True) -> tuple[str, ...]:
-    """Options for `gpudiag profile`; none for what gpudiag predicts and does not run."""
+    """Return the options for `gpudiag profile`; none for strategies that gpudiag only predicts."""
     if candidate.framework == PREDICTED_ONLY:
         return ()
     return ("--strategy", candidate.strategy, *candidate.options, *(() if p2p else ("--no-p2p",)))
 
 
 def code_change(candidate: Candidate) -> str:
-    """The lines for a PyTorch training loop, one per line."""
+    """Return the lines to add to a PyTorch training loop."""
     return "\n".join(strategy_entry(candidate.strategy, candidate.framework).code(candidate))
 
 
 def check_possible(chosen: tuple[Candidate, ...], refused: dict[str, str], devices: int) -> None:
-    """Say before anything starts when there is nothing to choose between.
-
-    Raises:
-        HardwareMissingError: one device, or none of the candidates can run.
-    """
+    """Raise HardwareMissingError if there is only one device, or no candidate can run."""
     if devices < 2:
         raise HardwareMissingError(
-            "one device exchanges nothing, so there is no strategy to choose",
+            "one device does not communicate, so there is no strategy to choose",
             f"Train with --strategy {INDEPENDENT}, or choose two or more devices with --devices.",
         )
     reasons = [f"{label}: {why}" for label, why in refused.items()]
-    if all(one.label in refused for one in chosen if one.strategy != INDEPENDENT):
+    if all(candidate.label in refused for candidate in chosen if candidate.strategy != INDEPENDENT):
         raise HardwareMissingError(
-            f"no strategy that was asked for can run here ({'; '.join(reasons)})", "Leave --only out, or change that."
+            f"none of the requested strategies can run here ({'; '.join(reasons)})",
+            "Leave --only out, or name other strategies.",
         )

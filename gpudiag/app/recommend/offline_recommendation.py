@@ -1,4 +1,4 @@
-"""A recommendation without running anything: from saved facts and a model, on any machine."""
+"""`gpudiag recommend --predict-only`: recommend from facts and gradient sizes, on any machine."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from gpudiag.training.models.registry import training_entry
 from gpudiag.training.strategies.predict import predict
 
 _DESCRIBE_S = 120.0
-#: Gradients of a model that somebody trains; beyond these a file is no such thing.
+#: Limits on the number and the bytes of gradients in a file.
 _MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
 
 
-class _Described(msgspec.Struct):
+class _WorkloadDescription(msgspec.Struct):
     sizes: tuple[int, ...]
     flops: int | None
     batch_size: int
@@ -40,62 +40,62 @@ class _Described(msgspec.Struct):
     blocks: int | None = None
 
 
-class _Labelled(msgspec.Struct):
+class _SchemaOnly(msgspec.Struct):
     schema: str = ""
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """A model as it was described: its gradients, and the work of a step per sample where that is known."""
+    """The gradients of a model, and its FLOPs per sample if known."""
 
     gradients: Gradients
     flops: int | None = None
 
 
 def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
-    """Gradient sizes of a built-in workload, from a process of its own that imports the framework.
+    """List the gradients of a built-in workload, in a process that imports the framework.
 
     Raises:
-        FrameworkMissingError: the interpreter has none.
-        WorkerFailedError: it fails or takes too long.
+        FrameworkMissingError: the interpreter has no framework.
+        WorkerFailedError: the process fails or takes too long.
     """
     command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}", "Check --python.") from error
-    said = done.stderr.decode(errors="replace").strip().splitlines()
+    output = done.stderr.decode(errors="replace").strip().splitlines()
     if done.returncode != 0:
-        if any("No module named 'torch'" in line for line in said):
-            raise FrameworkMissingError(f"{python} has no PyTorch, which knows the model {name}")
+        if any("No module named 'torch'" in line for line in output):
+            raise FrameworkMissingError(f"{python} has no PyTorch, which is needed to list the gradients of {name}")
         raise WorkerFailedError(
-            f"the gradients of {name} could not be listed: {said[-1] if said else 'no reason given'}"
+            f"the gradients of {name} could not be listed: {output[-1] if output else 'no reason given'}"
         )
     try:
-        found = msgspec.json.decode(done.stdout, type=_Described)
+        description = msgspec.json.decode(done.stdout, type=_WorkloadDescription)
     except msgspec.MsgspecError as error:
         raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}") from error
     gradients = Gradients(
         name=name,
-        sizes=found.sizes,
-        batch_size=found.batch_size,
-        input_bytes=found.input_bytes * found.batch_size,
-        blocks=found.blocks,
+        sizes=description.sizes,
+        batch_size=description.batch_size,
+        input_bytes=description.input_bytes * description.batch_size,
+        blocks=description.blocks,
     )
-    return Model(gradients=gradients, flops=found.flops)
+    return Model(gradients=gradients, flops=description.flops)
 
 
 def read_gradients(path: Path) -> Model:
-    """Gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
+    """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
 
     Raises:
-        UnreadableInputError: it is none of these, or its sizes cannot be.
+        UnreadableInputError: it is none of these, or its sizes are out of range.
     """
     data = read_bounded(path)
     try:
         if data.lstrip()[:1] == b"[":
             gradients = Gradients(name=path.stem, sizes=msgspec.json.decode(data, type=tuple[int, ...]))
-        elif msgspec.json.decode(data, type=_Labelled).schema == RUN_SCHEMA:
-            gradients = _of_run(path)
+        elif msgspec.json.decode(data, type=_SchemaOnly).schema == RUN_SCHEMA:
+            gradients = _gradients_of_run(path)
         else:
             gradients = read_json(path, Gradients, GRADIENTS_SCHEMA)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -107,14 +107,14 @@ def read_gradients(path: Path) -> Model:
     return Model(gradients=gradients)
 
 
-def _of_run(path: Path) -> Gradients:
+def _gradients_of_run(path: Path) -> Gradients:
     run = read_json(path, RunRecord, RUN_SCHEMA)
     if run.model is None or not run.model.gradient_sizes:
-        raise UnreadableInputError(f"{path}: this run did not record its model", "Give gpudiag.profile(model=...).")
+        raise UnreadableInputError(f"{path}: this run has no record of its model", "Give gpudiag.profile(model=...).")
     compute = None
-    timed = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
-    if run.strategy == INDEPENDENT and timed:
-        compute = parts_of(max(timed), "measured by the run")
+    step_ms = [rank.unprofiled.mean_ms for rank in run.ranks if rank.unprofiled is not None]
+    if run.strategy == INDEPENDENT and step_ms:
+        compute = parts_of(max(step_ms), "measured by the run")
     return Gradients(
         name=run.workload, sizes=run.model.gradient_sizes, compute=compute, batch_size=run.batch_size_per_device
     )
@@ -140,18 +140,18 @@ def recommend_offline(
     gradients: Path | None = None,
     compute_ms: float | None = None,
 ) -> Recommendation:
-    """Predict and judge; runs nothing on a device.
+    """Predict every candidate and choose, without running anything on a device.
 
     Args:
-        request: what is asked.
-        facts: the machine; None for this one, with what was measured of it within a day.
-        gradients: the model, as `read_gradients` takes it; None for the workload that is asked about.
-        compute_ms: a step without exchange, where the person knows it.
+        request: what to do.
+        facts: the machine's facts; None for this machine, with measurements of the last day.
+        gradients: the model, as for `read_gradients`; None for the request's workload.
+        compute_ms: the step without communication, if known.
 
     Raises:
         UsageError: a name that does not exist, or more devices than there are.
         HardwareMissingError: no strategy can run.
-        UnreadableInputError: a file is not what it should be.
+        UnreadableInputError: a file cannot be read.
     """
     run = request.run
     candidates = considered(request)
@@ -173,7 +173,7 @@ def _this_machine(run: RunOptions) -> Facts:
 
 
 def _devices(facts: Facts, run: RunOptions) -> int:
-    """As many as were asked for, or all GPUs, or two processes without any. Raises UsageError where there are fewer."""
+    """Return the requested devices, else all GPUs, else two processes; raise UsageError if there are fewer GPUs."""
     gpus = usable_gpus(facts)
     count = run.devices or gpus or 2
     if gpus and count > gpus:
@@ -196,9 +196,9 @@ def _predicted(
     compute = _compute(facts, model, run, count, compute_ms)
     notes = []
     if compute is None:
-        notes.append("the compute of a step is not known: only the exchange is predicted; give --compute-ms")
+        notes.append("the compute of a step is unknown, so only communication is predicted; give --compute-ms")
     elif compute.source.startswith("estimated"):
-        notes.append(f"the compute of a step is {compute.source}; give --compute-ms where you know it")
+        notes.append(f"the compute of a step is {compute.source}; give --compute-ms if you know it")
     gradients = msgspec.structs.replace(gradients, compute=compute, batch_size=batch)
     predictions = predict(facts, gradients, candidates, count, p2p=run.p2p, cannot=refused)
     situation = Situation(facts, gradients, count, p2p=run.p2p)
@@ -220,7 +220,7 @@ def _predicted(
 
 
 def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
-    """A step without exchange: as given, as measured, or estimated from the work per sample."""
+    """Return the step without communication: given, measured, or estimated from the FLOPs per sample."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     if compute_ms is not None:

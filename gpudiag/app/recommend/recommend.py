@@ -1,4 +1,4 @@
-"""`gpudiag recommend`, measured: strategies by turns, from what is asked to the verdict."""
+"""`gpudiag recommend`: measure strategies by turns, and choose one."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpudiag.app.profile.links import measure_links
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, measure_links, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.recommend.candidates import check_possible, considered, why_not
 from gpudiag.app.recommend.forecast import expected_scaling
@@ -17,7 +16,6 @@ from gpudiag.errors import UsageError
 from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.benchmarks.recommendation import RECOMMENDATION_FILE, ExpectedStep, Recommendation, RecommendRequest
 from gpudiag.model.benchmarks.strategy_benchmark import (
-    PLAN_FILE,
     STRATEGY_BENCHMARK_SCHEMA,
     Entry,
     StrategyBenchmark,
@@ -31,9 +29,7 @@ from gpudiag.prediction.curves import curves_of
 from gpudiag.training.models.registry import is_own, training_entry
 from gpudiag.training.session.progress import Progress
 
-#: What the launcher starts in each training process.
-_JOB = "gpudiag.training.jobs.strategy_benchmark.job:run"
-#: Seconds for starting processes and warming up, for each finalist, and for all turns, by experience.
+#: Usual seconds for starting and warming up, for each finalist, and for all turns.
 _START_S, _FINALIST_S, _TURNS_S = 30.0, 6.0, 25.0
 
 
@@ -43,24 +39,20 @@ def recommend(
     say: Callable[[str], None],
     on_probe: Callable[[ProbeStep], None] | None = None,
 ) -> Recommendation:
-    """Predict, measure the best few by turns, and judge. What was measured is in the run directory.
+    """Predict, measure the best few by turns, and choose; measurements are kept in the run directory.
 
-    Args:
-        request: what to do.
-        observer: called with each message of each training process.
-        say: called with each thing that is done, in words.
-        on_probe: called with what the probes do.
+    `on_probe` is called from several threads.
 
     Raises:
-        UsageError: a name that does not exist, or a function of the user's own.
-        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+        UsageError: a name that does not exist, or a user-defined function.
+        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
-    began = time.time()  # which the training processes know too
+    began = time.time()  # wall-clock time, because the training processes compare with it
     run = request.run
     if is_own(run.workload):
         raise UsageError(
             f"gpudiag cannot change how {run.workload} exchanges gradients",
-            "Name a built-in workload like it, or give --gradients with its gradient sizes and --predict-only.",
+            "Name a similar built-in workload, or give --gradients with its gradient sizes and --predict-only.",
         )
     entry = training_entry(run.workload, "gpudiag recommend")
     if run.memory_format == "nhwc" and not entry.images:
@@ -89,7 +81,7 @@ def recommend(
                 seconds=_TURNS_S,
             ),
         ),
-        # Cores that are shared need more repetition than GPUs that are ours alone.
+        # Shared CPU cores need more repetition than GPUs.
         block_ms=300.0 if prepared.plan.job.device == "cuda" else 600.0,
         began=began,
         limit_s=request.budget_s,
@@ -97,27 +89,24 @@ def recommend(
     estimate = min(request.budget_s, time.time() - began + _START_S + number * _FINALIST_S + _TURNS_S)
     say(f"{run.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")
     run_dir = prepared.plan.run_dir
-    run_dir.mkdir(parents=True, exist_ok=True)
-    write_json(run_dir / PLAN_FILE, plan)
-    train(prepared, observer)
+    train(prepared, observer, plan)
     benchmark = read_json(run_dir / benchmark_file(run.workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
-    found = judge(benchmark, seconds=round(time.time() - began, 1))
-    found = msgspec.structs.replace(
-        found,
-        scaling=_scaling(prepared.facts, benchmark, found),
-        notes=(*found.notes, *_over_budget(request, benchmark, found)),
+    verdict = judge(benchmark, seconds=round(time.time() - began, 1))
+    recommendation = msgspec.structs.replace(
+        verdict,
+        scaling=_scaling(prepared.facts, benchmark, verdict),
+        notes=(*verdict.notes, *_over_budget(request, benchmark, verdict)),
     )
-    write_json(run_dir / RECOMMENDATION_FILE, found)
-    return found
+    write_json(run_dir / RECOMMENDATION_FILE, recommendation)
+    return recommendation
 
 
 def _prepared(run: RunOptions) -> Prepared:
-    """The processes that measure: the benchmark chooses batch, precision and layout itself."""
+    """Prepare the processes; the benchmark's plan has batch size, precision and layout."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
-    return prepare(
+    return prepare_program(
         msgspec.structs.replace(
             run,
-            workload=_JOB,
             batch_size=None,
             precision=None,
             memory_format=None,
@@ -126,15 +115,16 @@ def _prepared(run: RunOptions) -> Prepared:
     )
 
 
-def _scaling(facts: Facts, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[ExpectedStep, ...]:
-    by_label = {one.candidate.label: one.candidate for one in benchmark.predictions}
-    chosen = next(one for one in found.ranking if one.strategy == found.recommended)
+def _scaling(facts: Facts, benchmark: StrategyBenchmark, verdict: Recommendation) -> tuple[ExpectedStep, ...]:
+    """Return the expected scaling of the recommended strategy; empty if its measurement is not ranked."""
+    candidates = {prediction.candidate.label: prediction.candidate for prediction in benchmark.predictions}
+    chosen = next(row for row in verdict.ranking if row.strategy == verdict.recommended)
     if chosen.unranked is not None:
         return ()
     return expected_scaling(
         facts,
         benchmark.gradients,
-        by_label[found.recommended],
+        candidates[verdict.recommended],
         benchmark.devices,
         p2p=benchmark.p2p,
         curves=curves_of(benchmark.transports),
@@ -142,10 +132,10 @@ def _scaling(facts: Facts, benchmark: StrategyBenchmark, found: Recommendation) 
     )
 
 
-def _over_budget(request: RecommendRequest, benchmark: StrategyBenchmark, found: Recommendation) -> tuple[str, ...]:
-    """Said where it took a tenth longer than it might."""
-    if (found.seconds or 0.0) <= 1.1 * request.budget_s:
+def _over_budget(request: RecommendRequest, benchmark: StrategyBenchmark, verdict: Recommendation) -> tuple[str, ...]:
+    """Say that it took a tenth longer than the budget."""
+    if (verdict.seconds or 0.0) <= 1.1 * request.budget_s:
         return ()
-    there = f"the processes were there after {benchmark.seconds.get('start', 0.0):.0f} s"
-    took = f"took {found.seconds:.0f} s of a budget of {request.budget_s:.0f}"
-    return (f"{took}: {there}, and one strategy is measured in any case",)
+    start = f"starting the processes took {benchmark.seconds.get('start', 0.0):.0f} s"
+    took = f"took {verdict.seconds:.0f} s of a budget of {request.budget_s:.0f}"
+    return (f"{took}: {start}, and one strategy is always measured",)

@@ -1,77 +1,70 @@
-"""Which points share a set of processes, and in which order each set goes through its own.
+"""Group points into launches, and choose the points that are started again.
 
-Points whose processes have the same environment share one launch: it has as many processes as its largest point, and
-the others wait while a smaller one trains. Profiled windows come last, because the profiler leaves its library loaded,
-which slows what is timed after it.
+Points whose processes have the same environment share one launch, which has as many processes as its largest point;
+the others wait while a smaller point trains. Profiled windows come last, because the profiler's library stays loaded
+and slows later steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
-from gpudiag.app.scale.points import Point
+from gpudiag.analysis.scaling.measured import together
+from gpudiag.analysis.scaling.trust import again
+from gpudiag.app.scale.points import NEED_PEERS, Point
 from gpudiag.app.scale.store import Store
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
+from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Share of a launch's time that is kept for profiled windows, where there are any: each takes about as long as a point.
+#: Largest share of a launch's time for profiled windows, each of which takes about as long as a point.
 _MOST_FOR_PROFILES = 0.3
-#: Timed steps before a profiled window: they are measured elsewhere.
+#: Time of the unprofiled steps before a profiled window; the timed point measures them well.
 _PROFILED_SECONDS = 0.5
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """One set of processes: its timed points in order, then its profiled ones."""
+    """The points of one set of processes: timed ones in order, then profiled ones."""
 
     timed: tuple[Point, ...]
     profiled: tuple[Point, ...]
 
     @property
     def points(self) -> tuple[Point, ...]:
-        """In the order of the plan's entries."""
+        """All points, in the order of the plan's entries."""
         return (*self.timed, *self.profiled)
 
     @property
     def p2p(self) -> bool:
-        """Whether its processes have peer access."""
+        """True if the processes have peer access."""
         return all(point.job.p2p for point in self.points)
 
     @property
     def processes(self) -> int:
-        """As many as the highest device that takes part asks for."""
+        """Number of processes, given by the highest device index."""
         return 1 + max(point.record.device_indices[-1] for point in self.points)
 
 
 def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
-    """The launch that measures the most important point, and whatever can go with it.
+    """Return the launch that measures the most important point and all others with the same peer access.
+
+    Processes read the setting of peer access once, when they start.
 
     Args:
-        timed: points still to be timed, most important first; may be empty when some are to be profiled.
+        timed: points still to be timed, most important first; may be empty if some are to be profiled.
         profiled: points still to be profiled.
     """
-    key = _environment((*timed, *profiled)[0])
-    # One device has no peers: a baseline needs no launch without peer access of its own.
+    p2p = (*timed, *profiled)[0].job.p2p
     return Launch(
-        timed=tuple(point for point in timed if _environment(point) == key),
-        profiled=tuple(point for point in profiled if _environment(point) == key),
+        timed=tuple(point for point in timed if point.job.p2p == p2p),
+        profiled=tuple(point for point in profiled if point.job.p2p == p2p),
     )
 
 
-def _environment(point: Point) -> bool:
-    """What processes read once, when they start: whether they have peer access."""
-    return point.job.p2p
-
-
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
-    """What the launch's processes are told.
-
-    Args:
-        launch: its points.
-        request: how well they are to be known.
-        left_s: begin nothing after this many seconds; None for no limit.
-    """
+    """Return the plan of the launch's processes, which begin no entry after `left_s` seconds."""
     timed_s = left_s
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)
@@ -105,3 +98,37 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
             ),
         )
     )
+
+
+def started_again(
+    request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
+) -> list[Point]:
+    """Return the points to start again: each until it has the requested starts, then doubtful baselines.
+
+    Args:
+        request: the number of starts.
+        wanted: the points of this call, by id, in order.
+        known: the records of points, by id.
+        tried: directories of starts that this call has begun, whatever their outcome; they are not repeated.
+    """
+    records = [known[point_id] for point_id in wanted if point_id in known]
+    chosen = {record.id for record in again(records, request.starts, NEED_PEERS)}
+    points = [
+        msgspec.structs.replace(point, start=max(1, len(known[point_id].starts)) + 1)
+        for point_id, point in wanted.items()
+        if point_id in chosen
+    ]
+    return [point for point in points if point.directory not in tried]
+
+
+def with_start(
+    point: Point, known: Mapping[str, PointRecord], record: PointRecord
+) -> tuple[PointRecord, Remark | None]:
+    """Merge the record of another start with the known one; add a remark if that start failed."""
+    before = known.get(point.record.id)
+    if point.start == 1 or before is None:
+        return record, None
+    if record.status == "measured":
+        return together(before, record), None
+    message = f"{record.id}: start {point.start} failed: {record.error}; the result rests on {point.start - 1}"
+    return before, Remark(code="failed-start", message=message)

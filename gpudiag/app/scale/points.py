@@ -1,9 +1,8 @@
-"""From what is asked to the points to measure, most important first.
+"""List the requested points, most important first.
 
-A point's priority is what would be missing without it. Worked example, with strategies nccl and cpu-reduce on up to 4
-GPUs: first nccl on 4 and its baseline on 1, which give one efficiency; then `independent` on 4, the floor; then
-cpu-reduce on 4 and on 1; then the sizes between. Of several batch sizes, precisions and so on, the first of each makes
-a complete picture before the second adds to it.
+Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs: first nccl on 4 and its baseline on 1, which give
+one efficiency; then `independent` on 4, the floor; then cpu-reduce on 4 and on 1; then the sizes between. Of several
+batch sizes, precisions and so on, all points of the first come before those of the second.
 """
 
 from __future__ import annotations
@@ -42,13 +41,18 @@ NEED_PEERS = frozenset(
     if strategy.least_devices > 1
 )
 
-#: Fields of a job that say what is trained, beside those that a point names itself.
+#: Fields of a job that define what is trained, in addition to a point's own fields.
 _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", "steps", "warmup", "compile")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point before it is measured: its job, its record so far, its place in the queue (0 comes
-    first), and which start of it is meant."""
+    """One point to measure.
+
+    Attributes:
+        record: its record so far.
+        priority: lowest first.
+        start: number of the start, from 1.
+    """
 
     job: Job
     record: PointRecord
@@ -57,30 +61,30 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def directory(self) -> str:
-        """Of this start, relative to the benchmark's."""
+        """Directory of this start, relative to the benchmark's."""
         return Store.relative(self.record.id, start=self.start)
 
     @property
     def by_itself(self) -> bool:
-        """It needs a launch of its own: one process drives all devices, or the framework's jobs share no processes."""
+        """True if it needs its own launch: one process drives all devices, or jobs cannot share processes."""
         shared = framework_named(self.job.framework).shares_launches
         return not shared or strategy_entry(self.job.strategy, self.job.framework).one_process
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
-    """Where it will be measured: `gpus` that training may use, 0 for CPU processes, and `cpus` that it may use."""
+    """The GPUs (0 for CPU processes) and CPU cores that training may use."""
 
     gpus: int
     cpus: int
 
     @property
     def most(self) -> int:
-        """As many devices as a point can have. On CPUs at least two processes, which then share a core."""
+        """Largest number of devices of a point; on CPUs at least two processes, which may share a core."""
         return self.gpus or max(self.cpus, 2)
 
 
 def all_points(request: ScaleRequest, site: Site) -> list[Point]:
-    """All points that were asked for, most important first. Those that cannot be are there too, with their error.
+    """Return all requested points, most important first; impossible ones with their error.
 
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
@@ -88,45 +92,38 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
     """
     sizes = _sizes(request, site)
     chosen = _strategies(request, site)
-    found: dict[str, Point] = {}
+    points: dict[str, Point] = {}
     workloads = request.workloads or (("resnet20-cifar",) if site.gpus == 0 else ("resnet50",))
-    for place, name in enumerate(workloads):
-        for number, variant in enumerate(_variants(request, site, name)):
-            exchanging = chosen if workload_entry(name).trains else (INDEPENDENT,)
-            for devices, strategy in itertools.product(sizes, exchanging):
-                priority = (_tier(devices, strategy, sizes, chosen) + 10 * number, place)
-                _add(found, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
-        if place == 0:
-            first = next(iter(_variants(request, site, name)))
-            _add_subsets(found, request, site, first, chosen)
-    return in_order(found.values())
+    for position, name in enumerate(workloads):
+        variants = _variants(request, site, name)
+        for number, variant in enumerate(variants):
+            applicable = chosen if workload_entry(name).trains else (INDEPENDENT,)
+            for devices, strategy in itertools.product(sizes, applicable):
+                priority = (_tier(devices, strategy, sizes, chosen) + 10 * number, position)
+                _add(points, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
+        if position == 0:
+            _add_subsets(points, request, site, variants[0], chosen)
+    return in_order(points.values())
 
 
-def in_order(found: Iterable[Point]) -> list[Point]:
-    """Most important first; of equal ones that with most devices, so that they all load their libraries at once.
+def in_order(points: Iterable[Point]) -> list[Point]:
+    """Sort by priority, then by devices, most first, so that all processes load their libraries at once.
 
-    On 4 H200s a process's first three steps of ResNet-50 took 9 s; with one device before four that was paid twice.
+    On 4 H200s a process's first three steps of ResNet-50 took 9 s, which one device before four would pay twice.
     """
-    return sorted(found, key=lambda point: (point.priority, -point.record.devices))
+    return sorted(points, key=lambda point: (point.priority, -point.record.devices))
 
 
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
-    """What all points of one curve share; in strong mode the batch is the whole step's."""
+    """Return the options of each curve's points; in strong mode the batch is the whole step's."""
     entry = workload_entry(name)
     batch = entry.default_batch(on_gpu=bool(site.gpus))
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
     default = framework_named(request.run.framework).memory_format
-    for values, valid, option in (
-        (request.precisions, PRECISIONS, "--precision"),
-        (request.memory_formats, MEMORY_FORMATS, "--memory-format"),
-        (request.data, DATA_SOURCES, "--data"),
-    ):
-        for value in values:
-            if value not in valid:
-                raise UsageError(f"{option} knows no '{value}'", there_are(value, valid))
+    _check_words(request)
     layouts = [value for value in request.memory_formats if value == default or entry.images] or [default]
-    asked = cast("Sequence[Precision | None]", request.precisions or (None,))
-    precisions = dict.fromkeys(computed_in(one, on_gpu=site.gpus > 0) for one in asked)
+    requested = cast("Sequence[Precision | None]", request.precisions or (None,))
+    precisions = dict.fromkeys(computed_in(precision, on_gpu=site.gpus > 0) for precision in requested)
     return [
         msgspec.structs.replace(
             request.run,
@@ -141,6 +138,17 @@ def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
             batches, precisions, layouts, request.data or ("device",), request.compiled or (request.run.compile,)
         )
     ]
+
+
+def _check_words(request: ScaleRequest) -> None:
+    for values, valid, option in (
+        (request.precisions, PRECISIONS, "--precision"),
+        (request.memory_formats, MEMORY_FORMATS, "--memory-format"),
+        (request.data, DATA_SOURCES, "--data"),
+    ):
+        for value in values:
+            if value not in valid:
+                raise UsageError(f"{option} knows no '{value}'", there_are(value, valid))
 
 
 def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
@@ -159,7 +167,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     chosen = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in chosen:
-        # Peer access is switched off for a launch, which only jobs that share one are compared in.
+        # Peer access is a setting of a launch, so it is compared only where jobs share launches.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -181,33 +189,33 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
     return 2 if at_the_ends else 5
 
 
-def _add(found: dict[str, Point], point: Point) -> None:
-    """Note a point once, at the earlier of its places in the queue."""
-    known = found.get(point.record.id)
+def _add(points: dict[str, Point], point: Point) -> None:
+    """Add a point, or raise the priority of the one that is there."""
+    known = points.get(point.record.id)
     if known is None:
-        found[point.record.id] = point
+        points[point.record.id] = point
     elif point.priority < known.priority:
-        found[point.record.id] = msgspec.structs.replace(known, priority=point.priority)
+        points[point.record.id] = msgspec.structs.replace(known, priority=point.priority)
 
 
 def _add_subsets(
-    found: dict[str, Point], request: ScaleRequest, site: Site, variant: RunOptions, strategies: Sequence[str]
+    points: dict[str, Point], request: ScaleRequest, site: Site, variant: RunOptions, strategies: Sequence[str]
 ) -> None:
-    """Each GPU by itself, and each pair, compared on one workload."""
+    """Add each GPU alone, and each pair."""
     if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
-        return  # jobs by themselves take the first devices; what a device does alone is a question of weak scaling
-    everyone = range(site.most if site.gpus else max(_sizes(request, site)))
+        return  # jobs with their own launch take the first devices; single devices are compared in weak scaling only
+    devices = range(site.most if site.gpus else max(_sizes(request, site)))
     if (request.alone and site.gpus > 1) or request.pairs:
-        for device in everyone:
+        for device in devices:
             point = _point(request, site, variant, INDEPENDENT, (device,), priority=(1, -1))
             record = msgspec.structs.replace(point.record, alone=True)
-            known = found.get(record.id, point)
-            found[record.id] = Point(job=point.job, record=record, priority=min(point.priority, known.priority))
+            known = points.get(record.id, point)
+            points[record.id] = Point(job=point.job, record=record, priority=min(point.priority, known.priority))
     if request.pairs:
-        for pair in itertools.combinations(everyone, 2):
+        for pair in itertools.combinations(devices, 2):
             for strategy in strategies:
                 if strategy != INDEPENDENT:
-                    _add(found, _point(request, site, variant, strategy, pair, priority=(4, -1)))
+                    _add(points, _point(request, site, variant, strategy, pair, priority=(4, -1)))
 
 
 def _point(
@@ -221,16 +229,16 @@ def _point(
 ) -> Point:
     devices = len(indices)
     error = None
-    batch = whole = variant.batch_size or 1
+    batch = step_batch = variant.batch_size or 1
     if request.mode == "strong":
-        batch, left = divmod(whole, devices)
-        if left or batch == 0:
+        batch, remainder = divmod(step_batch, devices)
+        if remainder or batch == 0:
             error = (
-                f"a batch of {whole} samples does not divide among {devices} devices: "
-                "partial batches are no strong scaling; choose --batch-size as a multiple of every number of devices"
+                f"a batch of {step_batch} samples does not divide among {devices} devices; "
+                "choose --batch-size as a multiple of every number of devices"
             )
             batch = max(1, batch)
-    # One device has no peers whose access could be switched off, and some strategies need peers to exchange with.
+    # One device has no peer access to switch off, and some strategies need peers.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
     bare = on_one_device(strategy, request.run.framework) if devices == 1 else strategy.removesuffix(NO_P2P)
     job = Job.chosen(
@@ -244,7 +252,7 @@ def _point(
         devices=devices,
         device_indices=indices,
         batch_per_device=batch,
-        global_batch=whole if request.mode == "strong" else batch * devices,
+        global_batch=step_batch if request.mode == "strong" else batch * devices,
         mode=request.mode,
         precision=job.precision or "",
         memory_format=job.memory_format,
@@ -258,34 +266,37 @@ def _point(
 
 
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Points to record: for `auto`, the largest of each curve that exchanges, and the baselines of those; for `first`,
-    those of the strategy that was named first."""
+    """Return the points to record: for `auto`, the largest of each strategy that communicates, and their baselines."""
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":
         return []
     if request.recorded == "all":
         return possible
-    whole = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
-    most = max((point.record.devices for point in whole), default=1)
+    no_subsets = [point for point in possible if point.record.device_indices == tuple(range(point.record.devices))]
+    most = max((point.record.devices for point in no_subsets), default=1)
     if most == 1:
-        return whole[:1]
-    first = [point for point in whole if point.priority[0] < 10]  # of several batches, precisions ... the first
-    largest = [point for point in first if point.record.devices == most and point.record.strategy != INDEPENDENT]
-    if request.recorded == "first":
+        return no_subsets[:1]
+    first_variant = [point for point in no_subsets if point.priority[0] < 10]
+    return _largest_and_baselines(first_variant, most, first_strategy_only=request.recorded == "first")
+
+
+def _largest_and_baselines(points: list[Point], most: int, *, first_strategy_only: bool) -> list[Point]:
+    largest = [point for point in points if point.record.devices == most and point.record.strategy != INDEPENDENT]
+    if first_strategy_only:
         largest = [point for point in largest if point.priority[0] == 0]
     strategies = {on_one_device(point.record.strategy, point.record.framework) for point in largest}
-    ones = [point for point in first if point.record.devices == 1 and point.record.strategy in strategies]
-    return in_order([*largest, *ones])
+    baselines = [point for point in points if point.record.devices == 1 and point.record.strategy in strategies]
+    return in_order([*largest, *baselines])
 
 
 def on_one_device(strategy: str, framework: str) -> str:
-    """What a strategy comes to on a single device, which has nobody to exchange with: itself, or no exchange."""
+    """Return the strategy that a single device runs: `independent` if the given one needs peers."""
     bare = strategy.removesuffix(NO_P2P)
     return INDEPENDENT if (framework, bare) in NEED_PEERS else bare
 
 
 def halved(point: Point) -> Point:
-    """The same point with half the samples per device."""
+    """Return the point with half the samples per device."""
     batch = point.record.batch_per_device // 2
     record = msgspec.structs.replace(
         point.record,
@@ -300,9 +311,9 @@ def halved(point: Point) -> Point:
 
 
 def point_id(record: PointRecord) -> str:
-    """A name that says what the point is, with a digest of all that makes it so: `resnet50-nccl-4x64-bf16-1f3a9c`.
+    """Return a readable name with a digest of the point's settings: `resnet50-nccl-4x64-bf16-1f3a9c42`.
 
-    Independent of the order in which points are asked for, so that a later call knows what an earlier one has measured.
+    It does not depend on the order of points, so that a later call finds what an earlier one measured.
     """
     identity = (
         record.workload,
@@ -324,7 +335,7 @@ def point_id(record: PointRecord) -> str:
 
 
 def _options(job: Job) -> dict[str, str]:
-    """What of a job is neither named by the point nor the default."""
+    """Return the options of a job that are no fields of a point and differ from the defaults."""
     default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
     changed = {name: str(getattr(job, name)) for name in _OPTIONS if getattr(job, name) != getattr(default, name)}
     return {**changed, **job.exchange.given()}

@@ -1,6 +1,6 @@
-"""Recorded steps of points: their analyses, and what a step without the profiler consists of.
+"""Analyse the recorded steps of points, and split an unprofiled step into parts.
 
-Both are saved beside the traces, so that conclusions can be drawn again when those are gone.
+Both results are saved with the traces, so that conclusions can be drawn again without traces.
 """
 
 from __future__ import annotations
@@ -28,70 +28,76 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.run_directory import ANALYSIS_FILE, TRACES_DIR, read_json, readable_json, write_json
 from gpudiag.training.strategies.registry import strategies
 
-#: Parts of a step that took as long as this close to the timed ones need no new replay.
+#: Saved parts are used again if their step time differs from the timed one by less than this share.
 _SAME = 0.001
 
 
-class _Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded point to analyse. Plain enough to be sent to another process."""
+class _RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One recorded point to analyse, possibly in another process."""
 
     point: PointRecord
     directory: Path
 
 
 def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, RecordedSteps], list[Remark]]:
-    """What was recorded of points, by id; analysed where that was not done yet, side by side; and what went wrong.
+    """Analyse the recorded points that are not analysed yet, in parallel.
 
     Args:
         output: the benchmark's directory.
         points: its points.
+
+    Returns:
+        The recorded steps by point id, and remarks on failures.
     """
-    work = [
-        _Work(point=point, directory=directory)
+    recorded_points = [
+        _RecordedPoint(point=point, directory=directory)
         for point in points
         if point.status == "measured" and (directory := recorded_directory(output, point.id)) is not None
     ]
-    undone = [item for item in work if not _is_done(item)]
-    outcomes = side_by_side(_try, undone)
-    problems = {item.directory: why for item, why in zip(undone, outcomes, strict=True) if why is not None}
-    recorded: dict[str, RecordedSteps] = {}
-    for item in work:
+    undone = [recorded for recorded in recorded_points if not _is_done(recorded)]
+    errors = side_by_side(_analyse, undone)
+    problems = {failed.directory: error for failed, error in zip(undone, errors, strict=True) if error is not None}
+    steps: dict[str, RecordedSteps] = {}
+    for recorded in recorded_points:
         try:
-            read_json(item.directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
+            read_json(recorded.directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
         except UnreadableInputError as error:
-            problems.setdefault(item.directory, str(error))
+            problems.setdefault(recorded.directory, str(error))
             continue
-        recorded[item.point.id] = RecordedSteps(
-            directory=str(item.directory.relative_to(output)), parts=_saved_parts(item.directory)
+        steps[recorded.point.id] = RecordedSteps(
+            directory=str(recorded.directory.relative_to(output)), parts=_saved_parts(recorded.directory)
         )
     remarks = [
-        Remark(code="not-analysed", message=f"{path.relative_to(output)}: {why}") for path, why in problems.items()
+        Remark(code="not-analysed", message=f"{path.relative_to(output)}: {error}") for path, error in problems.items()
     ]
-    return recorded, remarks
+    return steps, remarks
 
 
-def _is_done(work: _Work) -> bool:
-    """Is there an analysis, and parts of steps as long as the timed ones? Without traces no more can be had."""
-    if not (work.directory / TRACES_DIR).is_dir() or not any((work.directory / TRACES_DIR).iterdir()):
+def _is_done(recorded: _RecordedPoint) -> bool:
+    """Return whether the analysis and the parts are saved, or there are no traces to make them from."""
+    traces = recorded.directory / TRACES_DIR
+    if not traces.is_dir() or not any(traces.iterdir()):
         return True
-    parts, timed_ms = _saved_parts(work.directory), pace_ms(work.point)
+    parts, timed_ms = _saved_parts(recorded.directory), pace_ms(recorded.point)
     same = parts is not None and abs(parts.timed_ms - timed_ms) <= _SAME * timed_ms
-    return same and (work.directory / ANALYSIS_FILE).is_file()
+    return same and (recorded.directory / ANALYSIS_FILE).is_file()
 
 
 def _saved_parts(directory: Path) -> StepParts | None:
     return readable_json(directory / PARTS_FILE, StepParts, PARTS_SCHEMA)
 
 
-def _try(work: _Work) -> str | None:
-    """Analyse a recorded point and save the parts of its step; return why that failed."""
-    strategy = strategies(work.point.framework).get(work.point.strategy.removesuffix(NO_P2P))
-    staged = strategy is None or strategy.through_host  # an unknown strategy may be
+def _analyse(recorded: _RecordedPoint) -> str | None:
+    """Save analysis and parts; return the error if that fails."""
+    point = recorded.point
+
+    strategy = strategies(point.framework).get(point.strategy.removesuffix(NO_P2P))
+    staged = strategy is None or strategy.through_host  # an unknown one may be
     try:
-        timeline = analyze_run_traces(work.directory).timeline
-        parts = step_parts(timeline, pace_ms(work.point), staged=staged, fed=work.point.data != "device")
+        timeline = analyze_run_traces(recorded.directory).timeline
+        parts = step_parts(timeline, pace_ms(point), staged=staged, fed=point.data != "device")
         if parts is not None:
-            write_json(work.directory / PARTS_FILE, parts)
+            write_json(recorded.directory / PARTS_FILE, parts)
     except GpudiagError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""`gpudiag scale` from beginning to end: measure what is missing, then say what it means."""
+"""`gpudiag scale`: measure the missing points, then draw conclusions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ import msgspec
 import gpudiag
 from gpudiag.analysis.scaling.conclude import conclude
 from gpudiag.analysis.scaling.measured import which_gpus, with_figures
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, prepare, prepare_program
 from gpudiag.app.profile.train import train
 from gpudiag.app.report import write_scaling
-from gpudiag.app.scale.launches import Launch, next_launch, plan
+from gpudiag.app.scale.launches import Launch, next_launch, plan, started_again, with_start
 from gpudiag.app.scale.points import NEED_PEERS, Point, Site, all_points, halved, to_profile
 from gpudiag.app.scale.recordings import analysed
-from gpudiag.app.scale.starts import started_again, with_start
 from gpudiag.app.scale.store import POINTS, Store, check_machine, writing
 from gpudiag.errors import (
     GpudiagError,
@@ -30,114 +29,64 @@ from gpudiag.errors import (
 from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, PointRecord, Remark, Scaling
-from gpudiag.model.benchmarks.sweep import SWEEP_FILE
 from gpudiag.model.facts import Facts
 from gpudiag.model.run_directory import FACTS_FILE, below, locked, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
 
-#: The launcher's name for the sweep, as for any function of a user's own.
-_JOB = "gpudiag.training.jobs.sweep:run"
-
-#: Starting processes, before their first point begins: nothing is launched for less.
+#: Time to start processes; with less of the budget left nothing is launched.
 _START_S = 12.0
 
 #: Called with each message of a training process and the points of its launch.
 Observer = Callable[["Progress", "Launch"], None]
 
 
-class _State(msgspec.Struct, kw_only=True):
-    """What is measured and what is left."""
-
-    store: Store
-    first: Prepared
-    machine: Machine
-    points: dict[str, PointRecord]
-    timed: list[Point]
-    profiled: list[Point]
-    remarks: list[Remark]
-    wanted: dict[str, Point]
-    tried: set[str]
-
-
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
-    """Measure all points that are asked for and not there yet, and write `scaling.json`; None when only to measure.
-
-    Args:
-        request: what to measure.
-        observer: called with each message of each training process.
-        say: called with each thing that is done, in words.
+    """Measure the requested points that are missing, and write `scaling.json`; None if only measuring.
 
     Raises:
         UsageError: a name that does not exist, or an output directory with points of another machine.
         HardwareMissingError: more devices than there are.
         FrameworkMissingError: the interpreter cannot train.
         GpudiagError: results cannot be written; what was measured is kept.
-        WorkerFailedError: not one point could be measured.
+        WorkerFailedError: no point could be measured.
     """
     store = Store(request.output)
     with locked(request.output):
-        return _scale(store, request, observer, say)
+        # The plans say what is trained, so the launch itself has no options of it.
+        run = msgspec.structs.replace(request.run, output=str(request.output / "launch-0"))
+        benchmark = _ScalingBenchmark(request, store, prepare_program(run), observer, say)
+        benchmark.measure()
+        if request.measure_only:
+            _check_any(benchmark.points.values(), request)
+            return None
+        say("analysing")
+        return _conclude(request, benchmark.points, benchmark.facts, benchmark.remarks + _unreadable_points(store))
 
 
-def _scale(store: Store, request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
-    first = _prepared(request)
-    facts = first.facts
-    gpus = tuple(gpu.name for gpu in facts.gpus if gpu.visible)
-    site = Site(gpus=len(gpus), cpus=facts.host.usable_cpus or 1)
-    machine = Machine(
-        host=facts.host.name,
-        cpu=facts.host.cpu,
-        usable_cpus=facts.host.usable_cpus,
-        gpus=gpus,
-        which=which_gpus(facts),
-        software=_software(first),
-    )
-    wanted = all_points(request, site)
-    known = store.points()
-    check_machine(known, machine, request.output)
-    state = _State(
-        store=store,
-        first=first,
-        machine=machine,
-        points=known,
-        timed=[],
-        profiled=[],
-        remarks=[],
-        wanted={},
-        tried=set(),
-    )
-    for point in wanted:
-        before = known.get(point.record.id)
-        if point.record.status == "failed":  # it cannot be, whatever runs
-            _note(state, point.record)
-            continue
-        missing = before is None or (before.status != "measured" and (request.again or before.status == "not measured"))
-        state.wanted[point.record.id] = point
-        if missing and not _harvest(state, point):
-            state.timed.append(point)
-    state.profiled = [
-        point
-        for point in to_profile(request, wanted)
-        if not point.by_itself and not _is_profiled(store, point.record.id)
-    ]
-    with writing(request.output):
-        write_json(request.output / FACTS_FILE, facts)
-    there = sum(point.record.id in known and known[point.record.id].status == "measured" for point in wanted)
-    say(f"{len(wanted)} points, {there} of them there already" if there else f"{len(wanted)} points")
-    _measure(request, state, observer, say)
-    if request.measure_only:
-        _check_any(state.points.values(), request)
-        return None
-    say("analysing")
-    return finish(request, state.points, facts, state.remarks + _notes(store))
+def conclude_again(request: ScaleRequest) -> Scaling:
+    """Draw conclusions from the points in `request.output`; this trains nothing and needs no GPU.
+
+    Raises:
+        UnreadableInputError: there are no points.
+    """
+    store = Store(request.output, reading=True) if (request.output / POINTS).is_dir() else None
+    points = store.points() if store is not None else {}
+    if store is None or not points:
+        raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
+    facts = request.output / FACTS_FILE
+    modes = {record.mode for record in points.values()}
+    mode = request.mode if request.mode in modes else modes.pop()
+    run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
+    request = msgspec.structs.replace(request, mode=mode, run=run)
+    return _conclude(request, points, load_facts(facts) if facts.is_file() else None, _unreadable_points(store))
 
 
-def finish(
+def _conclude(
     request: ScaleRequest, points: dict[str, PointRecord], facts: Facts | None, remarks: list[Remark]
 ) -> Scaling:
-    """Draw all conclusions from saved points and write them down."""
+    """Draw all conclusions from saved points and write them."""
     recorded, problems = analysed(request.output, [point for point in points.values() if point.mode == request.mode])
     scaling = conclude(
         points.values(),
@@ -159,239 +108,255 @@ def finish(
 
 def _check_any(points: Collection[PointRecord], request: ScaleRequest) -> None:
     if not any(record.status == "measured" for record in points):
-        why = next((record.error for record in points if record.error), None)
+        error = next((record.error for record in points if record.error), None)
         raise WorkerFailedError(
-            f"no point could be measured{f': {why}' if why else ''}", f"See {request.output}/points."
+            f"no point could be measured{f': {error}' if error else ''}", f"See {request.output}/points."
         )
 
 
-def _measure(request: ScaleRequest, state: _State, observer: Observer, say: Callable[[str], None]) -> None:
-    """Launch after launch, until nothing is left or the budget is used up."""
-    began_s = time.monotonic()
-    number = 0
-    while state.timed or state.profiled or _start_again(request, state):
-        left_s = None if request.budget_s is None else request.budget_s - (time.monotonic() - began_s)
-        if left_s is not None and left_s < _START_S:
-            say(f"the budget is used up: {len(state.timed)} points are left for another call")
-            state.remarks.append(_budget_remark(state))
-            return
-        lone = next((point for point in state.timed if point.by_itself), None)
-        if lone is not None and (lone is state.timed[0] or all(point.by_itself for point in state.timed)):
-            say(f"measuring {lone.record.id}, in processes of its own ({len(state.timed)} left)")
-            _run_by_itself(request, state, lone, observer)
-            continue
-        launch = next_launch([point for point in state.timed if not point.by_itself], state.profiled)
-        number += 1
-        if left_s is not None:
-            # Launches share what is left by the number of their points.
-            of_all = len(state.timed) + len(state.profiled)
-            left_s = max(5.0, left_s * len(launch.points) / of_all - _START_S)
-        _run(
-            request,
-            state,
-            launch,
-            directory=below(request.output, f"launch-{number}"),
-            left_s=left_s,
-            observer=observer,
-        )
-
-
-def _start_again(request: ScaleRequest, state: _State) -> bool:
-    state.timed = started_again(request, state.wanted, state.points, state.tried)
-    state.tried.update(point.directory for point in state.timed)
-    return bool(state.timed)
-
-
-def _run(
-    request: ScaleRequest, state: _State, launch: Launch, *, directory: Path, left_s: float | None, observer: Observer
-) -> None:
-    """One launch; afterwards every point of it whose turn came is out of the queue."""
-    store = state.store
-    prepared = _for_launch(state.first, launch, directory)
-    with writing(request.output):
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(directory / SWEEP_FILE, plan(launch, request, left_s))
-    for point in launch.timed:
-        store.clear(point.record.id, start=point.start)
-    for point in launch.profiled:
-        store.clear(point.record.id, profile=True)
-    failure: GpudiagError | None = None
-    try:
-        train(prepared, lambda message: observer(message, launch))
-    except WorkerFailedError as error:
-        failure = error
-    except OSError as error:
-        with writing(request.output):
-            raise error from None
-    _take_in(request, state, launch, failure)
-    if failure is None:
-        shutil.rmtree(directory, ignore_errors=True)
-
-
-def _run_by_itself(request: ScaleRequest, state: _State, point: Point, observer: Observer) -> None:
-    """A point that cannot share its processes: timed and recorded in one run, as `gpudiag profile` does it."""
-    record, job = point.record, point.job
-    state.timed.remove(point)
-    directory = state.store.directory(record.id, start=point.start)
-    began_s = time.monotonic()
-    try:
-        prepared = prepare(
-            msgspec.structs.replace(
-                job,
-                devices=record.devices,
-                memory_format=job.memory_format if workload_entry(job.workload).images else None,
-                model=None,
-                output=str(directory),
-            )
-        )
-        state.store.clear(record.id, start=point.start)
-        train(prepared, lambda message: observer(message, Launch(timed=(), profiled=())))
-    except (WorkerFailedError, UsageError, HardwareMissingError) as error:
-        _note_start(state, point, msgspec.structs.replace(record, status="failed", error=str(error)))
-        if request.halve and point.start == 1 and "memory" in str(error).lower() and record.batch_per_device > 1:
-            _halve(state, point)
-        return
-    timed = msgspec.structs.replace(record, seconds=time.monotonic() - began_s)
-    run = state.store.run(record.id, start=point.start)
-    volume = state.store.volume(record.id, start=point.start)
-    _note_start(state, point, with_figures(timed, run, None, state.machine, volume))
-
-
-def _take_in(request: ScaleRequest, state: _State, launch: Launch, failure: GpudiagError | None) -> None:
-    store = state.store
-    begun = 0
-    for point in launch.timed:
-        outcome = store.outcome(point.record.id, start=point.start)
-        if outcome is None:
-            continue
-        begun += 1
-        state.timed.remove(point)
-        if not outcome.done and outcome.error is None:
-            outcome = msgspec.structs.replace(outcome, error=str(failure) if failure else "its processes were ended")
-        run = store.run(point.record.id, start=point.start)
-        volume = store.volume(point.record.id, start=point.start)
-        record = with_figures(point.record, run, outcome, state.machine, volume)
-        _note_start(state, point, record)
-        memory = outcome.out_of_memory or "out of memory" in (record.error or "").lower()
-        first = record.status == "failed" and point.start == 1
-        if first and request.halve and memory and record.batch_per_device > 1:
-            _halve(state, point)
-    for point in launch.profiled:
-        outcome = store.outcome(point.record.id, profile=True)
-        if outcome is None:
-            continue
-        begun += 1
-        state.profiled.remove(point)
-        if not outcome.done:
-            why = outcome.error or (str(failure) if failure else "its processes were ended")
-            state.remarks.append(Remark(code="not-profiled", message=f"{point.record.id} was not profiled: {why}"))
-    if begun == 0:
-        # Nothing will be different the next time.
-        if failure is not None and not any(record.status == "measured" for record in state.points.values()):
-            raise failure
-        why = str(failure) if failure is not None else "no time was left for it"
-        state.remarks.append(Remark(code="not-measured", message=f"{len(launch.points)} points: {why}"))
-        for point in launch.timed:
-            state.timed.remove(point)
-        for point in launch.profiled:
-            state.profiled.remove(point)
-
-
-def _halve(state: _State, point: Point) -> None:
-    smaller = halved(point)
-    state.wanted[smaller.record.id] = smaller
-    state.timed.insert(0, smaller)
-
-
-def _note_start(state: _State, point: Point, record: PointRecord) -> None:
-    """Note a point after another start, or what became of that."""
-    known, remark = with_start(point, state.points, record)
-    if remark is not None:
-        state.remarks.append(remark)
-    _note(state, known)
-
-
-def _note(state: _State, record: PointRecord) -> None:
-    state.points[record.id] = record
-    state.store.save(record)
-
-
-def _harvest(state: _State, point: Point) -> bool:
-    """Take a point whose job was done when an earlier call was ended before it could note that."""
-    outcome = state.store.outcome(point.record.id)
-    if outcome is None or not outcome.done:
-        return False
-    run, volume = state.store.run(point.record.id), state.store.volume(point.record.id)
-    record = with_figures(point.record, run, outcome, state.machine, volume)
-    if record.status == "measured":
-        _note(state, record)
-    return record.status == "measured"
-
-
-def _is_profiled(store: Store, point_id: str) -> bool:
-    outcome = store.outcome(point_id, profile=True)
-    return outcome is not None and outcome.done
-
-
-def _notes(store: Store) -> list[Remark]:
+def _unreadable_points(store: Store) -> list[Remark]:
     return [Remark(code="unreadable-point", message=note) for note in store.notes]
 
 
-def _budget_remark(state: _State) -> Remark:
-    names = ", ".join(point.record.id for point in (*state.timed, *state.profiled)[:5])
-    count = len(state.timed) + len(state.profiled)
-    return Remark(
-        code="budget",
-        message=f"{count} points were left out when the budget was used up ({names}{', ...' if count > 5 else ''}); "
-        "the same command goes on with them",
+class _ScalingBenchmark:
+    """The points of one call: measured ones, and those left to time or to profile, most important first."""
+
+    def __init__(
+        self, request: ScaleRequest, store: Store, first: Prepared, observer: Observer, say: Callable[[str], None]
+    ) -> None:
+        self.request, self.store, self.first = request, store, first
+        self.observer, self.say = observer, say
+        self.facts = first.facts
+        self.machine = _machine(first)
+        self.remarks: list[Remark] = []
+        requested = all_points(request, Site(gpus=len(self.machine.gpus), cpus=self.facts.host.usable_cpus or 1))
+        self.points = store.points()
+        check_machine(self.points, self.machine, request.output)
+        #: The points of this call that can run, by id.
+        self.wanted: dict[str, Point] = {}
+        #: Directories of starts that this call has begun.
+        self.tried: set[str] = set()
+        self.timed: list[Point] = []
+        for point in requested:
+            self._enqueue(point)
+        self.profiled = [
+            point
+            for point in to_profile(request, requested)
+            if not point.by_itself and not self._is_profiled(point.record.id)
+        ]
+        with writing(request.output):
+            write_json(request.output / FACTS_FILE, self.facts)
+        records = [self.points.get(point.record.id) for point in requested]
+        there = sum(record is not None and record.status == "measured" for record in records)
+        say(f"{len(requested)} points, {there} of them already measured" if there else f"{len(requested)} points")
+
+    def _enqueue(self, point: Point) -> None:
+        """Queue a point unless it cannot run or has been measured."""
+        if point.record.status == "failed":
+            self._note(point.record)
+            return
+        self.wanted[point.record.id] = point
+        known = self.points.get(point.record.id)
+        missing = known is None or (
+            known.status != "measured" and (self.request.again or known.status == "not measured")
+        )
+        if missing and not self._harvest(point):
+            self.timed.append(point)
+
+    def _harvest(self, point: Point) -> bool:
+        """Take the result of a job that was complete when an earlier call ended before it could save the point."""
+        outcome = self.store.outcome(point.record.id)
+        if outcome is None or not outcome.done:
+            return False
+        run, volume = self.store.run(point.record.id), self.store.volume(point.record.id)
+        record = with_figures(point.record, run, outcome, self.machine, volume)
+        if record.status == "measured":
+            self._note(record)
+        return record.status == "measured"
+
+    def _is_profiled(self, point_id: str) -> bool:
+        outcome = self.store.outcome(point_id, profile=True)
+        return outcome is not None and outcome.done
+
+    def measure(self) -> None:
+        """Launch until no point is left or the budget is spent."""
+        budget_s, began_s = self.request.budget_s, time.monotonic()
+        launches = 0
+        while self.timed or self.profiled or self._start_again():
+            left_s = None if budget_s is None else budget_s - (time.monotonic() - began_s)
+            if left_s is not None and left_s < _START_S:
+                self.say(f"the budget is used up: {len(self.timed)} points are left for another call")
+                self.remarks.append(self._budget_remark())
+                return
+            alone = self._next_alone()
+            if alone is not None:
+                self.say(f"measuring {alone.record.id}, in its own processes ({len(self.timed)} left)")
+                self._run_alone(alone)
+                continue
+            launch = next_launch([point for point in self.timed if not point.by_itself], self.profiled)
+            launches += 1
+            if left_s is not None:
+                # Launches share the remaining time in proportion to their points.
+                share = len(launch.points) / (len(self.timed) + len(self.profiled))
+                left_s = max(5.0, left_s * share - _START_S)
+            self._run(launch, below(self.request.output, f"launch-{launches}"), left_s)
+
+    def _next_alone(self) -> Point | None:
+        """Return a point that needs its own processes, if it is first in the queue or only such points are left."""
+        alone = next((point for point in self.timed if point.by_itself), None)
+        if alone is not None and (alone is self.timed[0] or all(point.by_itself for point in self.timed)):
+            return alone
+        return None
+
+    def _start_again(self) -> bool:
+        """Queue the points that need another start."""
+        self.timed = started_again(self.request, self.wanted, self.points, self.tried)
+        self.tried.update(point.directory for point in self.timed)
+        return bool(self.timed)
+
+    def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
+        """Run one launch, and remove each point from the queue whose turn came."""
+        prepared = _for_launch(self.first, launch, directory)
+        with writing(self.request.output):
+            directory.mkdir(parents=True, exist_ok=True)
+        for point in launch.timed:
+            self.store.clear(point.record.id, start=point.start)
+        for point in launch.profiled:
+            self.store.clear(point.record.id, profile=True)
+        failure: GpudiagError | None = None
+        try:
+            train(prepared, lambda message: self.observer(message, launch), plan(launch, self.request, left_s))
+        except WorkerFailedError as error:
+            failure = error
+        except OSError as error:
+            with writing(self.request.output):
+                raise error from None
+        self._take_in(launch, failure)
+        if failure is None:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    def _run_alone(self, point: Point) -> None:
+        """Time and record a point in its own processes, as `gpudiag profile` does."""
+        record, job, store = point.record, point.job, self.store
+        self.timed.remove(point)
+        directory = store.directory(record.id, start=point.start)
+        began_s = time.monotonic()
+        try:
+            prepared = prepare(
+                msgspec.structs.replace(
+                    job,
+                    devices=record.devices,
+                    memory_format=job.memory_format if workload_entry(job.workload).images else None,
+                    model=None,
+                    output=str(directory),
+                )
+            )
+            store.clear(record.id, start=point.start)
+            train(prepared, lambda message: self.observer(message, Launch(timed=(), profiled=())))
+        except (WorkerFailedError, UsageError, HardwareMissingError) as error:
+            failed = msgspec.structs.replace(record, status="failed", error=str(error))
+            self._note_start(point, failed)
+            self._halve_if_out_of_memory(point, failed, out_of_memory="memory" in str(error).lower())
+            return
+        timed = msgspec.structs.replace(record, seconds=time.monotonic() - began_s)
+        run, volume = store.run(record.id, start=point.start), store.volume(record.id, start=point.start)
+        self._note_start(point, with_figures(timed, run, None, self.machine, volume))
+
+    def _take_in(self, launch: Launch, failure: GpudiagError | None) -> None:
+        """Take the results of a launch; give up its points if none of them began."""
+        error = str(failure) if failure else "its processes were ended"
+        begun = [self._take_in_timed(point, error) for point in launch.timed]
+        begun += [self._take_in_profiled(point, error) for point in launch.profiled]
+        if not any(begun):
+            self._give_up(launch, failure)
+
+    def _take_in_timed(self, point: Point, error: str) -> bool:
+        """Save the result of a timed point; return whether it began."""
+        store = self.store
+        outcome = store.outcome(point.record.id, start=point.start)
+        if outcome is None:
+            return False
+        self.timed.remove(point)
+        if not outcome.done and outcome.error is None:
+            outcome = msgspec.structs.replace(outcome, error=error)
+        run, volume = store.run(point.record.id, start=point.start), store.volume(point.record.id, start=point.start)
+        record = with_figures(point.record, run, outcome, self.machine, volume)
+        self._note_start(point, record)
+        out_of_memory = outcome.out_of_memory or "out of memory" in (record.error or "").lower()
+        self._halve_if_out_of_memory(point, record, out_of_memory=out_of_memory)
+        return True
+
+    def _take_in_profiled(self, point: Point, error: str) -> bool:
+        """Remove a profiled point from the queue, with a remark if it failed; return whether it began."""
+        outcome = self.store.outcome(point.record.id, profile=True)
+        if outcome is None:
+            return False
+        self.profiled.remove(point)
+        if not outcome.done:
+            message = f"{point.record.id} was not profiled: {outcome.error or error}"
+            self.remarks.append(Remark(code="not-profiled", message=message))
+        return True
+
+    def _give_up(self, launch: Launch, failure: GpudiagError | None) -> None:
+        """Drop a launch's points, because another attempt would fail the same way."""
+        if failure is not None and not any(record.status == "measured" for record in self.points.values()):
+            raise failure
+        error = str(failure) if failure is not None else "no time was left for it"
+        self.remarks.append(Remark(code="not-measured", message=f"{len(launch.points)} points: {error}"))
+        self.timed = [point for point in self.timed if point not in launch.timed]
+        self.profiled = [point for point in self.profiled if point not in launch.profiled]
+
+    def _halve_if_out_of_memory(self, point: Point, record: PointRecord, *, out_of_memory: bool) -> None:
+        failed = record.status == "failed" and point.start == 1
+        if failed and out_of_memory and self.request.halve and record.batch_per_device > 1:
+            smaller = halved(point)
+            self.wanted[smaller.record.id] = smaller
+            self.timed.insert(0, smaller)
+
+    def _note_start(self, point: Point, record: PointRecord) -> None:
+        """Save a point after another start, with a remark if the start failed."""
+        merged, remark = with_start(point, self.points, record)
+        if remark is not None:
+            self.remarks.append(remark)
+        self._note(merged)
+
+    def _note(self, record: PointRecord) -> None:
+        self.points[record.id] = record
+        self.store.save(record)
+
+    def _budget_remark(self) -> Remark:
+        left = [*self.timed, *self.profiled]
+        names = ", ".join(point.record.id for point in left[:5])
+        return Remark(
+            code="budget",
+            message=f"{len(left)} points were left out when the budget was used up "
+            f"({names}{', ...' if len(left) > 5 else ''}); repeat the command to measure them",
+        )
+
+
+def _machine(first: Prepared) -> Machine:
+    host = first.facts.host
+    software = {framework_named(first.plan.job.framework).package: first.interpreter.framework}
+    if host.driver:
+        software["driver"] = host.driver
+    return Machine(
+        host=host.name,
+        cpu=host.cpu,
+        usable_cpus=host.usable_cpus,
+        gpus=tuple(gpu.name for gpu in first.facts.gpus if gpu.visible),
+        which=which_gpus(first.facts),
+        software=software,
     )
-
-
-def _prepared(request: ScaleRequest) -> Prepared:
-    """The machine and the interpreter, looked at once."""
-    # What is trained is the points' own affair, so that the launch has no options of it.
-    run = msgspec.structs.replace(request.run, workload=_JOB, compile=False, output=str(request.output / "launch-0"))
-    return prepare(run)
 
 
 def _for_launch(first: Prepared, launch: Launch, directory: Path) -> Prepared:
-    """What a launch's processes need: the same on the same machine, in as many processes as it takes."""
+    """Return the first preparation with the launch's number of processes."""
     cpus = first.facts.host.usable_cpus or 1
-    plan_of_first = first.plan
-    return msgspec.structs.replace(
-        first,
-        plan=msgspec.structs.replace(
-            plan_of_first,
-            job=msgspec.structs.replace(plan_of_first.job, p2p=launch.p2p),
-            run_dir=directory,
-            processes=launch.processes,
-            threads=max(1, cpus // launch.processes),
-        ),
+    launch_plan = msgspec.structs.replace(
+        first.plan,
+        job=msgspec.structs.replace(first.plan.job, p2p=launch.p2p),
+        run_dir=directory,
+        processes=launch.processes,
+        threads=max(1, cpus // launch.processes),
     )
-
-
-def _software(prepared: Prepared) -> dict[str, str]:
-    known = {framework_named(prepared.plan.job.framework).package: prepared.interpreter.framework}
-    if prepared.facts.host.driver:
-        known["driver"] = prepared.facts.host.driver
-    return known
-
-
-def conclude_again(request: ScaleRequest) -> Scaling:
-    """Conclude anew from the points in `request.output`; trains nothing and needs no GPU.
-
-    Raises:
-        UnreadableInputError: there are none.
-    """
-    if not (request.output / POINTS).is_dir():
-        raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
-    store = Store(request.output, reading=True)
-    known = store.points()
-    if not known:
-        raise UnreadableInputError(f"{request.output}: holds no points", "Give a directory that `gpudiag scale` wrote.")
-    facts = request.output / FACTS_FILE
-    modes = {record.mode for record in known.values()}
-    mode = request.mode if request.mode in modes else modes.pop()
-    run = msgspec.structs.replace(request.run, command=store.command(request.run.command))
-    request = msgspec.structs.replace(request, mode=mode, run=run)
-    return finish(request, known, load_facts(facts) if facts.is_file() else None, remarks=_notes(store))
+    return msgspec.structs.replace(first, plan=launch_plan)

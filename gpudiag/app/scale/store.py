@@ -1,7 +1,7 @@
-"""Points on disk: `points/<id>/` is a point's run directory, and `point.json` in it its result.
+"""Save points: `points/<id>/` is a point's run directory, and `point.json` in it is its result.
 
-Each point is written whole, by itself, as soon as it is known, so that a second call goes on where the first one ended,
-however that was. What cannot be read is kept beside under another name and measured again.
+Each point is written atomically as soon as it is measured, so that a second call continues after any interruption. A
+file that cannot be read is renamed, and its point is measured again.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ class Store:
     """The points of one output directory.
 
     Args:
-        output: made if it is not there.
-        reading: nothing is made, renamed or written. Points that cannot be read are left out.
+        output: created if missing.
+        reading: create, rename and write nothing; leave out points that cannot be read.
 
     Raises:
-        UsageError: it is a file.
-        GpudiagError: it cannot be made.
+        UsageError: `output` is a file.
+        GpudiagError: `output` cannot be created.
     """
 
     def __init__(self, output: Path, *, reading: bool = False) -> None:
         if output.exists() and not output.is_dir():
-            raise UsageError(f"--output {output} is a file", "Give a directory; it is made if it is not there.")
+            raise UsageError(f"--output {output} is a file", "Give a directory; it is created if missing.")
         self.output = output
-        #: What had to be put aside, one line each.
+        #: Points that could not be read, one line each.
         self.notes: list[str] = []
         self._reading = reading
         if not reading:
@@ -63,7 +63,7 @@ class Store:
                 below(output, POINTS).mkdir(parents=True, exist_ok=True)
 
     def directory(self, point_id: str, *, profile: bool = False, start: int = 1) -> Path:
-        """A point's run directory, that of a later start, or that of its profiled steps.
+        """Return the run directory of a point, of a later start, or of its profiled steps.
 
         Raises:
             UnreadableInputError: it would be outside of the output directory.
@@ -72,11 +72,11 @@ class Store:
 
     @staticmethod
     def relative(point_id: str, *, profile: bool = False, start: int = 1) -> str:
-        """The same, relative to the output directory."""
+        """Return the same directory, relative to the output directory."""
         return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else f"/start-{start}" if start > 1 else "")
 
     def points(self) -> dict[str, PointRecord]:
-        """All saved points, by id."""
+        """Return all saved points, by id."""
         return {point.id: point for point in self._saved()}
 
     def _saved(self) -> Iterator[PointRecord]:
@@ -95,8 +95,8 @@ class Store:
                 continue
             if point.id == path.parent.name:
                 yield point
-            else:  # the id is where the point's files are looked for, and written
-                self.notes.append(f"{path}: is of the point {point.id[:100]!r}, not of its directory's; left out")
+            else:  # the id determines where the point's files are read and written
+                self.notes.append(f"{path}: belongs to point {point.id[:100]!r}, not to its directory; left out")
 
     def save(self, point: PointRecord) -> None:
         """Write one point.
@@ -110,7 +110,7 @@ class Store:
             write_json(directory / POINT_FILE, point)
 
     def clear(self, point_id: str, *, profile: bool = False, start: int = 1) -> None:
-        """Forget what an earlier attempt left, so that it is not taken for this one's."""
+        """Delete the results of an earlier attempt."""
         directory = self.directory(point_id, profile=profile, start=start)
         for name in (RANKS_DIR, LOGS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
             below(directory, name)
@@ -119,30 +119,29 @@ class Store:
                 (directory / name).unlink(missing_ok=True)
 
     def outcome(self, point_id: str, *, profile: bool = False, start: int = 1) -> EntryOutcome | None:
-        """What became of the point's job; None when its turn never came."""
+        """Return the outcome of the point's job; None if it never began."""
         directory = self.directory(point_id, profile=profile, start=start)
         return readable_json(directory / OUTCOME_FILE, EntryOutcome, OUTCOME_SCHEMA)
 
     def run(self, point_id: str, *, start: int = 1) -> RunRecord | None:
-        """The record of the point's job, if there is a readable one."""
+        """Return the run record of the point's job, if it can be read."""
         return readable_json(self.directory(point_id, start=start) / RUN_FILE, RunRecord, RUN_SCHEMA)
 
     def volume(self, point_id: str, *, start: int = 1) -> InferenceRecord | None:
-        """How fast the point's job wrote its volume, where it predicts."""
+        """Return the inference record of the point's job, if it predicts."""
         return readable_json(self.directory(point_id, start=start) / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
-    def command(self, otherwise: tuple[str, ...]) -> tuple[str, ...]:
-        """The command that measured, where it left a result or the record of a point."""
+    def command(self, default: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the command that measured, as the result or the record of a point says."""
         known = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
         if known is not None:
-            return known.command or otherwise
+            return known.command or default
         runs = (self.run(point_id) for point_id in self.points())
-        return next((run.command for run in runs if run is not None and run.command), otherwise)
+        return next((run.command for run in runs if run is not None and run.command), default)
 
 
 def recorded_directory(output: Path, point_id: str) -> Path | None:
-    """The run directory with a point's recorded steps, one of its own where the point shared its processes; None if no
-    steps were recorded."""
+    """Return the run directory with a point's recorded steps, or None if no steps were recorded."""
     for profile in (True, False):
         try:
             directory = below(output, Store.relative(point_id, profile=profile))
@@ -156,11 +155,7 @@ def recorded_directory(output: Path, point_id: str) -> Path | None:
 
 
 def check_machine(points: dict[str, PointRecord], machine: Machine, output: Path) -> None:
-    """Refuse to put points of this machine beside those of another one or of other software.
-
-    Raises:
-        UsageError: saying what differs.
-    """
+    """Raise UsageError if saved points were measured on another machine or with other software."""
     for point in points.values():
         if point.status != "measured":
             continue
@@ -168,23 +163,19 @@ def check_machine(points: dict[str, PointRecord], machine: Machine, output: Path
         if differs:
             raise UsageError(
                 f"{output} has points measured with {differs[0]}",
-                "Choose another --output; `gpudiag table` puts several side by side.",
+                "Choose another --output; `gpudiag table` compares several.",
             )
 
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Turn what can go wrong while writing results into an error that says what to do.
-
-    Raises:
-        GpudiagError: an OSError was raised within.
-    """
+    """Turn an OSError of writing results into a GpudiagError that says what to do."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise GpudiagError(
                 f"no space left for results in {output}",
-                "Free some and give the same command again; points that were measured are kept.",
+                "Free some and repeat the command; measured points are kept.",
             ) from error
         raise GpudiagError(f"cannot write {output}: {error.strerror or error}", "Choose another --output.") from error

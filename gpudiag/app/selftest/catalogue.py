@@ -1,4 +1,4 @@
-"""Which faults are put in where."""
+"""The catalogue of faults, and the choice of those that this machine can run."""
 
 from __future__ import annotations
 
@@ -9,28 +9,24 @@ from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.selftest import FaultPlan, LeftOut
 from gpudiag.training.frameworks.framework import Framework
 
-#: Those that `--quick` leaves out, unless they are asked for.
+#: Entries that `--quick` leaves out unless they are named.
 _LONGER = (*MORE, *JOBS)
 ENTRIES = (*QUICK, *_LONGER)
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
-#: Names of jobs in which nothing is wrong, and of all others.
+#: Names of well-built jobs, and of all other entries.
 WELL_BUILT = tuple(entry.name for entry in ENTRIES if entry.well_built)
 FAULTS = tuple(entry.name for entry in ENTRIES if not entry.well_built)
 
 
 def catalogue_entry(name: str) -> CatalogueEntry:
-    """The fault of this name.
-
-    Raises:
-        UsageError: there is none; the hint lists those that there are.
-    """
+    """Return the entry of this name; raise UsageError if there is none."""
     if name not in CATALOGUE:
         raise UsageError(f"there is no fault '{name}'", there_are(name, CATALOGUE))
     return CATALOGUE[name]
 
 
-def late_rank(world_size: int) -> int:
-    """The rank that has a fault of one rank: never rank 0, which tools that forget to ask would name."""
+def faulty_rank(world_size: int) -> int:
+    """Return the rank of a single-rank fault; never rank 0, which a careless diagnosis would name."""
     return world_size // 2
 
 
@@ -45,40 +41,34 @@ def choose(
     workloads: tuple[str, ...] = (),
     quick: bool = False,
 ) -> tuple[tuple[CatalogueEntry, ...], tuple[LeftOut, ...]]:
-    """The faults that can be put in here, in the catalogue's order, and those that cannot.
+    """Return the entries that can run here, in the catalogue's order, and those that cannot.
 
     Args:
-        names: the faults asked for; empty for all.
+        names: the requested entries; empty for all.
         device: `cuda` or `cpu`.
         world_size: training processes.
         usable_cpus: cores that they may run on.
-        peer_access: some GPU reaches another's memory, so that this can be switched off.
-        framework: what trains.
-        workloads: those that are trained; empty for all.
-        quick: of what was not asked for, only what `--quick` has.
+        peer_access: True if some GPU reaches another's memory, so that this can be switched off.
+        framework: the framework that trains.
+        workloads: the trained workloads; empty for all.
+        quick: leave out longer entries that are not named.
     """
     wanted = {catalogue_entry(name).name for name in names} or set(CATALOGUE)
     chosen, left_out = [], []
     for entry in ENTRIES:
         if entry.name not in wanted:
             continue
-        why = None
-        if entry.amount(device, framework.name) is None:
-            why = "needs GPUs"
-        elif entry.several and world_size < 2:
-            why = "needs two devices or more"
-        elif entry.kind == "pinned-core" and usable_cpus < 2:
-            why = "needs two CPU cores or more"
-        elif not entry.p2p and not peer_access:
-            why = "these GPUs have no peer access that could be switched off"
-        elif entry.kind not in framework.fault_kinds:
-            why = f"not put into {framework.title}'s jobs"
-        elif entry.in_pairs and world_size % 2:
-            why = "needs an even number of devices"
-        elif workloads and entry.workloads and not set(workloads) & set(entry.workloads):
-            why = f"put into {' and '.join(entry.workloads)} only"
-        elif quick and entry in _LONGER and not names:
-            why = "not with --quick, unless asked for"
+        obstacles = {
+            "needs GPUs": entry.amount(device, framework.name) is None,
+            "needs two devices or more": entry.several and world_size < 2,
+            "needs two CPU cores or more": entry.kind == "pinned-core" and usable_cpus < 2,
+            "these GPUs have no peer access to switch off": not entry.p2p and not peer_access,
+            f"not available in {framework.title}": entry.kind not in framework.fault_kinds,
+            "needs an even number of devices": entry.in_pairs and world_size % 2 == 1,
+            f"only in {' and '.join(entry.workloads)}": not _applies(entry, workloads),
+            "not with --quick unless named": quick and entry in _LONGER and not names,
+        }
+        why = next((reason for reason, holds in obstacles.items() if holds), None)
         if why is None:
             chosen.append(entry)
         else:
@@ -86,13 +76,17 @@ def choose(
     return tuple(chosen), tuple(left_out)
 
 
-def plan_of(entry: CatalogueEntry, *, device: str, world_size: int, framework: str) -> FaultPlan:
-    """What the training processes are told of a fault."""
+def _applies(entry: CatalogueEntry, workloads: tuple[str, ...]) -> bool:
+    return not workloads or any(entry.fits(workload) for workload in workloads)
+
+
+def fault_plan(entry: CatalogueEntry, *, device: str, world_size: int, framework: str) -> FaultPlan:
+    """Return the fault's plan for the training processes."""
     return FaultPlan(
         name=entry.name,
         kind=entry.kind,
         amount=entry.amount(device, framework) or 0.0,
-        ranks=(0,) if entry.first_rank else (late_rank(world_size),) if entry.one_rank else (),
+        ranks=(0,) if entry.first_rank else (faulty_rank(world_size),) if entry.one_rank else (),
         marked=entry.marked,
         job=entry.job,
     )

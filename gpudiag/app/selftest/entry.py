@@ -1,4 +1,4 @@
-"""What the selftest knows of a fault or a job: what is done, how large, and what the diagnosis should say of it."""
+"""CatalogueEntry: a fault or job of the selftest, its size, and the right diagnosis."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from gpudiag.model.benchmarks.selftest import ExpectedFinding
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault.
+    """One fault or job.
 
     Attributes:
         name: as on the command line.
-        summary: what is done to the job.
-        kind: which fault the training processes put in.
+        summary: the change to the job.
+        injected: the fault that the training processes inject, if its name differs.
         code: the finding that should come first; None for a clean run.
-        causes: what its cause may be called; empty where none is claimed.
-        cpu_causes: the same on CPU processes, where the training thread is host and device at once.
-        gpu_amount, cpu_amount: its size as a share of the clean step; None where it makes no sense on that device.
-        cpu_amount_in: the same on CPUs in a framework, by its name, where it makes sense in that one only.
-        one_rank: one rank has it and not all.
-        several: it needs two devices or more.
-        in_pairs: it needs an even number of them.
-        marked: the loader is marked through `gpudiag.profile`.
-        p2p: False where the whole launch goes without peer access.
-        first_rank: rank 0 alone has it, as in loops where it does what is done once.
-        or_else: other findings that are as right, each with its causes.
-        job: a whole job of its own, whose own exchange and launching are measured.
-        workloads: those into which it can be put, or is for the sake of time; empty for all.
+        causes: right causes; empty for any.
+        cpu_causes: right causes on CPU processes, whose training thread is host and device at once.
+        gpu_amount, cpu_amount: size as a share of the clean step; None if the fault makes no sense on that device.
+        cpu_amount_in: size on CPUs by framework, for faults that make sense in some frameworks only.
+        one_rank: only one rank, not rank 0, has the fault.
+        first_rank: only rank 0 has the fault.
+        several: needs two devices or more.
+        in_pairs: needs an even number of devices.
+        marked: `gpudiag.profile` marks the loader.
+        p2p: False to launch without peer access.
+        or_else: other right findings, with their causes.
+        job: a whole job, whose own communication and launch overhead are measured.
+        workloads: workloads that it applies to; empty for all.
     """
 
     name: str
     summary: str
-    kind: str
     code: str | None
+    injected: str = ""
     causes: tuple[str, ...] = ()
     cpu_causes: tuple[str, ...] | None = None
     gpu_amount: float | None = None
@@ -50,20 +50,25 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     workloads: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> str:
+        """The fault that the training processes inject."""
+        return self.injected or self.name
+
+    @property
     def well_built(self) -> bool:
-        """A job in which nothing is wrong."""
+        """True for a job without a fault."""
         return self.job and self.code is None
 
     def fits(self, workload: str) -> bool:
-        """Whether it is put into the training of this workload."""
+        """Return whether it applies to this workload."""
         return not self.workloads or workload in self.workloads
 
     def amount(self, device: str, framework: str) -> float | None:
-        """Its size on this device, as a share of the clean step; None where it makes no sense."""
+        """Return its size as a share of the clean step; None if it makes no sense on this device."""
         return self.gpu_amount if device == "cuda" else self.cpu_amount_in.get(framework, self.cpu_amount)
 
     def expected(self, device: str, ranks: tuple[int, ...], world_size: int) -> ExpectedFinding:
-        """What should be found where these ranks have the fault (none named: all)."""
+        """Return the right diagnosis if these ranks (empty for all) have the fault."""
         causes = self.causes if device == "cuda" or self.cpu_causes is None else self.cpu_causes
-        everyone = tuple(range(world_size)) if self.code is not None else ()
-        return ExpectedFinding(code=self.code, ranks=ranks or everyone, causes=causes, or_else=self.or_else)
+        all_ranks = tuple(range(world_size)) if self.code is not None else ()
+        return ExpectedFinding(code=self.code, ranks=ranks or all_ranks, causes=causes, or_else=self.or_else)

@@ -1,4 +1,4 @@
-"""The faults that the selftest puts into a clean job."""
+"""The faults that the selftest injects into a clean job."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ UNMARKED = "unmarked time at the start of the step"
 SYNCHRONIZATIONS = ("aten::item", "aten::_local_scalar_dense", "cudaStreamSynchronize")
 IMAGES = ("resnet50", "resnet20-cifar")
 
-#: Those of `--quick`.
+#: Entries of `--quick`.
 QUICK = (
     CatalogueEntry(
         name="none",
         summary="nothing: no alarm may be raised",
-        kind="none",
         code=None,
         gpu_amount=0.0,
         cpu_amount=0.0,
     ),
-    # On a GPU the host is ahead by most of a step, and a loader must be later than that to cost anything.
+    # On a GPU the host runs ahead by most of a step; a loader delay costs only what exceeds that.
     CatalogueEntry(
         name="late-loader",
         summary="each batch comes late on all ranks, from a loader without marks",
-        kind="late-loader",
         code="input-bound",
         causes=("loader", UNMARKED),
         gpu_amount=1.2,
@@ -30,8 +28,8 @@ QUICK = (
     ),
     CatalogueEntry(
         name="late-loader-marked",
-        summary="the same, from a loader that gpudiag.profile marks",
-        kind="late-loader",
+        summary="each batch comes late on all ranks, from a loader that gpudiag.profile marks",
+        injected="late-loader",
         code="input-bound",
         causes=("loader",),
         gpu_amount=1.2,
@@ -41,7 +39,7 @@ QUICK = (
     CatalogueEntry(
         name="late-loader-one",
         summary="each batch comes late on one rank",
-        kind="late-loader",
+        injected="late-loader",
         code="straggler",
         causes=("input",),
         gpu_amount=1.2,
@@ -52,7 +50,7 @@ QUICK = (
     CatalogueEntry(
         name="slow-compute-one",
         summary="one rank computes more than the others",
-        kind="extra-compute",
+        injected="extra-compute",
         code="straggler",
         causes=("compute",),
         gpu_amount=0.6,
@@ -63,7 +61,6 @@ QUICK = (
     CatalogueEntry(
         name="pageable-copies",
         summary="a tensor is copied to the GPU from pageable memory each step",
-        kind="pageable-copies",
         code="slow-copy",
         causes=("pageable memory",),
         gpu_amount=0.4,
@@ -72,36 +69,34 @@ QUICK = (
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
-        kind="syncs",
+        injected="syncs",
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
-        # Functions on a CPU end when their work is done: it costs nothing, and no alarm may come of it.
+        # Functions on a CPU end when their work is done, so that this costs nothing and must raise no alarm.
         cpu_amount_in={"tensorflow": 1.0},
     ),
     CatalogueEntry(
         name="tiny-kernels",
         summary="a stack of tiny layers is launched one by one, not as a CUDA graph",
-        kind="tiny-kernels",
         code="launch-bound",
         causes=("tiny kernels",),
         gpu_amount=1.2,
     ),
     CatalogueEntry(
         name="slow-exchange",
-        summary="gradients are exchanged together with many times their size",
-        kind="slow-exchange",
+        summary="gradients are exchanged with extra data of many times their size",
         code="communication-bound",
         causes=("transfer",),
         gpu_amount=1.0,
         cpu_amount=0.8,
         several=True,
     ),
-    # As many busy programs on that core.
+    # Its size is the number of busy programs on that core.
     CatalogueEntry(
         name="pinned-core-one",
         summary="one rank shares a single core with busy programs",
-        kind="pinned-core",
+        injected="pinned-core",
         code="straggler",
         causes=("launch",),
         cpu_causes=("compute",),
@@ -113,7 +108,7 @@ QUICK = (
     CatalogueEntry(
         name="no-p2p",
         summary="gradients are exchanged without peer access",
-        kind="whole-exchange",
+        injected="whole-exchange",
         code="communication-bound",
         causes=("transfer",),
         gpu_amount=0.0,
@@ -123,11 +118,10 @@ QUICK = (
 )
 
 MORE = (
-    # Each sample waits for storage, so that the workers together make fewer batches than are trained on.
+    # Each sample waits for storage, so that the workers supply batches slower than training takes them.
     CatalogueEntry(
         name="too-few-workers",
         summary="a DataLoader's workers cannot keep up",
-        kind="too-few-workers",
         code="input-bound",
         causes=("loader", "too few workers", UNMARKED),
         gpu_amount=0.8,
@@ -137,7 +131,7 @@ MORE = (
     CatalogueEntry(
         name="rank0-logs",
         summary="rank 0 writes metrics to a file after each step",
-        kind="logs",
+        injected="logs",
         code="straggler",
         causes=("stall",),
         gpu_amount=1.2,
@@ -150,7 +144,7 @@ MORE = (
     CatalogueEntry(
         name="rank0-saves",
         summary="rank 0 saves a checkpoint after each step",
-        kind="saves",
+        injected="saves",
         code="straggler",
         causes=("stall", "copy"),
         cpu_causes=("stall",),
@@ -163,7 +157,7 @@ MORE = (
     CatalogueEntry(
         name="gc-one-rank",
         summary="one rank collects garbage in a large heap before each update",
-        kind="collections",
+        injected="collections",
         code="straggler",
         causes=("stall",),
         gpu_amount=1.2,
@@ -174,18 +168,17 @@ MORE = (
     ),
     CatalogueEntry(
         name="item-between-layers",
-        summary="the largest value of each block's output is read as soon as it is there",
-        kind="between-layers",
+        summary="the largest value of each block's output is read on the host at once",
+        injected="between-layers",
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
         workloads=("gpt",),
     ),
-    # Who is late changes from step to step. With two ranks both are, by turns.
+    # The straggler changes from step to step; with two ranks it alternates.
     CatalogueEntry(
         name="varying-lengths",
         summary="in each step another rank has the longest sequences, or the most images",
-        kind="varying-lengths",
         code="straggler",
         causes=("compute",),
         gpu_amount=0.5,
@@ -196,27 +189,26 @@ MORE = (
     CatalogueEntry(
         name="looped-optimizer",
         summary="an optimizer updates many small parameters one by one (foreach=False)",
-        kind="looped-optimizer",
         code="launch-bound",
         causes=("tiny kernels", "Python and framework overhead"),
         gpu_amount=1.2,
         workloads=("resnet50",),
     ),
-    # The size is that of the batch.
+    # Its size is that of the batch.
     CatalogueEntry(
         name="float64-batches",
         summary="batches come in float64 from pageable memory, and the device converts them",
-        kind="double-batches",
+        injected="double-batches",
         code="slow-copy",
         causes=("pageable memory",),
         gpu_amount=1.0,
         workloads=("resnet50",),
     ),
-    # Each waits for the device: copied together and from pinned memory they would cost nothing.
+    # Each copy waits for the device; copied together and from pinned memory they would cost nothing.
     CatalogueEntry(
         name="many-small-copies",
         summary="hundreds of small tensors are copied to the GPU one by one each step",
-        kind="small-copies",
+        injected="small-copies",
         code="slow-copy",
         or_else={
             "host-sync": ("aten::to", "aten::copy_", "aten::_to_copy", "cudaMemcpyAsync", "cudaStreamSynchronize")
@@ -227,7 +219,7 @@ MORE = (
     CatalogueEntry(
         name="busy-core-one",
         summary="one rank shares a single core with one busy program",
-        kind="pinned-core",
+        injected="pinned-core",
         code="straggler",
         causes=("launch",),
         gpu_amount=1.0,
@@ -235,11 +227,10 @@ MORE = (
         several=True,
         workloads=("gpt",),
     ),
-    # PyTorch's layer looks at the counts it gathers, for which the host waits; then it launches what comes after.
+    # The host waits for the counts that PyTorch's layer gathers, before it launches the rest.
     CatalogueEntry(
         name="sync-batchnorm",
         summary="SyncBatchNorm in place of each batch norm",
-        kind="sync-batchnorm",
         code="host-sync",
         or_else={"communication-bound": (), "launch-bound": ()},
         gpu_amount=1.0,
@@ -249,8 +240,7 @@ MORE = (
     # Its size is that of the model's memory.
     CatalogueEntry(
         name="emptied-cache",
-        summary="memory that is free is given back to the driver after each step, and taken again in the next",
-        kind="emptied-cache",
+        summary="free memory is returned to the driver after each step and allocated again in the next",
         code="memory-allocation",
         causes=("cudaMalloc", "cudaFree"),
         gpu_amount=1.0,

@@ -1,10 +1,10 @@
-"""Truth beside verdict: pure functions from what was measured to right or wrong."""
+"""Compare diagnoses with the true cost of faults."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 
 from gpudiag.model.analysis import Analysis, Finding, Fix
@@ -13,38 +13,41 @@ from gpudiag.model.benchmarks.selftest import (
     ExpectedFinding,
     FaultCost,
     Found,
+    Score,
     SelftestRow,
     StepBlock,
     Verdict,
 )
-from gpudiag.statistics import mean_of
+from gpudiag.statistics import mean_of, wilson
 
-#: On GPUs: found and true cost may differ by this share of the true cost, or by this many ms, whichever is more.
+#: On GPUs found and true cost may differ by this share of the true cost or by this many ms, whichever is more.
 GPU_SHARE, GPU_MS = 0.10, 1.0
-#: On CPU processes, whose cores are shared with everything else: by this share, or by this many standard errors.
+#: On CPU processes, which share cores with other work, by this share or by this many standard errors.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
-#: A finding worth less than this share of the step is no alarm.
+#: A finding that saves less than this share of the step is no alarm.
 ALARM_SHARE = 0.05
-#: What the findings about a job's own exchange and its own launching are called; from this share of an alarm's level
-#: on, what these cost may be found.
+#: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
+#: A clean loss may be found from this share of the alarm level on.
 _NEARLY = 0.5
-#: Of each block's steps this share is left out at either end, so that one hiccup of the machine is no cost.
+#: Share of each block's steps that is left out at either end, so that a single disturbance is no cost.
 _TRIMMED = 0.1
+#: Accepted errors of the amount: a share of the true cost, but at least so many ms.
+_WITHIN = ((0.10, 1.0), (0.25, 2.0))
 
 
-def cost_of(blocks: Sequence[StepBlock]) -> FaultCost:
-    """The true cost, from blocks with and without the fault by turns.
+def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
+    """Return the true cost, from alternating blocks with and without the fault.
 
     The step time of a block is the trimmed mean of its steps, averaged over ranks. Neighbouring blocks of either kind
-    make a pair; the cost is the mean of the pairs' differences, and its standard error is of that mean.
+    form a pair; the cost is the mean difference of pairs.
 
     Raises:
         ValueError: there is no pair.
     """
     off = [_step_ms(block) for block in blocks if not block.on]
     on = [_step_ms(block) for block in blocks if block.on]
-    differences = [b - a for a, b in zip(off, on, strict=False)]
+    differences = [faulty - clean for clean, faulty in zip(off, on, strict=False)]
     if not differences:
         raise ValueError("no pair of blocks with and without the fault")
     return FaultCost(
@@ -55,12 +58,12 @@ def cost_of(blocks: Sequence[StepBlock]) -> FaultCost:
     )
 
 
-def communication_of(clean: FaultCost, apart: FaultCost) -> FaultCost:
-    """What exchanging the gradients costs the clean job, from two faults' blocks without them.
+def communication_cost(clean: FaultCost, apart: FaultCost) -> FaultCost:
+    """Return the cost of communication in the clean job.
 
     Args:
-        clean: of the fault that is none.
-        apart: of a fault of the exchange, in whose blocks without it nothing is exchanged.
+        clean: the cost of the fault "none".
+        apart: the cost of a fault of communication, whose blocks without it have no communication.
     """
     return FaultCost(
         clean_ms=apart.clean_ms,
@@ -75,23 +78,23 @@ def _step_ms(block: StepBlock) -> float:
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the lowest and the highest tenth.
+    """Return the mean without the lowest and the highest tenth.
 
     >>> trimmed_mean([1, 2, 3, 4, 5, 6, 7, 8, 9, 1000])
     5.5
     """
-    out = int(len(values) * _TRIMMED)
-    return statistics.fmean(sorted(values)[out : len(values) - out])
+    trimmed = int(len(values) * _TRIMMED)
+    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])
 
 
 def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window_ms: float | None = None) -> float:
-    """By how much the found cost may differ from the true one.
+    """Return the accepted difference between found and true cost.
 
     Args:
         cost: the true cost.
         device: `cuda` or `cpu`.
         window_error_ms: standard error of the mean of the recorded steps, from which the found cost comes.
-        window_ms: their mean. On a CPU that differs from the mean of the timed ones when the machine has changed.
+        window_ms: that mean; on a CPU its difference to the unprofiled mean shows that the machine has changed.
     """
     if device == "cuda":
         return max(GPU_SHARE * abs(cost.ms), GPU_MS)
@@ -100,7 +103,7 @@ def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window
 
 
 def tolerance_in_words(device: str) -> str:
-    """The tolerance, for people."""
+    """Return the tolerance as a sentence."""
     if device == "cuda":
         return (
             f"found and true cost may differ by {100 * GPU_SHARE:.0f} % or {GPU_MS:g} ms, whichever is more; "
@@ -120,57 +123,55 @@ def judge(
     analysis: Analysis,
     *,
     window_error_ms: float,
-    own: Mapping[str, FaultCost] = {},
+    clean_losses: Mapping[str, FaultCost] = {},
     run_dir: str = "",
 ) -> SelftestRow:
-    """One row of the table.
+    """Compare the true cost of a fault with the diagnosis: one row of the table.
 
     Args:
-        ablation: what the fault costs.
-        expected: what should be found.
-        analysis: what was found.
+        ablation: the true cost.
+        expected: the right diagnosis.
+        analysis: the diagnosis.
         window_error_ms: standard error of the mean of the recorded steps.
-        own: what the job without the fault loses to its own exchange and launching, by the finding that would say so,
-            where that was measured.
-        run_dir: where it was recorded.
+        clean_losses: the cost of communication and of launching without the fault, by finding code, if measured.
+        run_dir: the run directory.
     """
-    cost = cost_of(ablation.blocks)
+    cost = ablation_cost(ablation.blocks)
     tolerance = tolerance_ms(
         cost, device=ablation.device, window_error_ms=window_error_ms, window_ms=analysis.steps.mean_ms
     )
-    alarm = ALARM_SHARE * cost.faulty_ms
+    alarm_ms = ALARM_SHARE * cost.faulty_ms
     if ablation.device == "cpu":
-        alarm = max(alarm, CPU_ERRORS * window_error_ms)
-    alarms = [finding for finding in analysis.findings if _saves_ms(finding) >= alarm]
-    for code, loss in own.items():
+        alarm_ms = max(alarm_ms, CPU_ERRORS * window_error_ms)
+    alarms = [finding for finding in analysis.findings if _saves_ms(finding) >= alarm_ms]
+    for code, loss in clean_losses.items():
         if code not in expected.codes:
-            allowed = tolerance_ms(loss, device=ablation.device, window_error_ms=window_error_ms)
-            alarms = [one for one in alarms if one.code != code or not _is_own(one, loss, alarm, allowed)]
+            allowed_ms = loss.ms + tolerance_ms(loss, device=ablation.device, window_error_ms=window_error_ms)
+            alarms = [
+                finding
+                for finding in alarms
+                if finding.code != code or not _is_clean_loss(finding, loss, alarm_ms, allowed_ms)
+            ]
     first = _first(alarms, expected)
-    found = None if first is None else _found(first)
-    left = _left_ms(analysis, alarms[0] if alarms else None)
-    others = tuple(
-        _found(finding)
-        for finding in alarms
-        if finding is not first and not _alike(finding, first) and left(finding) >= alarm
+    primary = None if first is None else _found(first)
+    others = _others(analysis, alarms, first, alarm_ms)
+    included_ms = _included_ms(primary, expected, clean_losses)
+    verdict, why = compare(
+        cost, expected, primary, others, tolerance=tolerance, alarm=alarm_ms, included_ms=included_ms
     )
-    # What takes all launching away takes the job's own away too; so does the exchange, unless it is what was put in.
-    included = 0.0
-    if found is not None and found.code in own and {found.code, expected.code} != {COMMUNICATION}:
-        included = max(0.0, own[found.code].ms)
-    verdict, why = compare(cost, expected, found, others, tolerance=tolerance, alarm=alarm, included=included)
+    clean_ms = {code: loss.ms for code, loss in clean_losses.items()}
     return SelftestRow(
         workload=ablation.workload,
         fault=ablation.fault.name,
         expected=expected,
         true=cost,
-        found=found,
+        found=primary,
         others=others,
-        exchange_ms=own[COMMUNICATION].ms if COMMUNICATION in own else None,
-        launching_ms=own[LAUNCHING].ms if LAUNCHING in own else None,
-        included_ms=included,
+        exchange_ms=clean_ms.get(COMMUNICATION),
+        launching_ms=clean_ms.get(LAUNCHING),
+        included_ms=included_ms,
         tolerance_ms=tolerance,
-        alarm_ms=alarm,
+        alarm_ms=alarm_ms,
         verdict=verdict,
         why=why,
         profiled_ms=analysis.steps.mean_ms,
@@ -179,96 +180,159 @@ def judge(
     )
 
 
+def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None, alarm_ms: float) -> tuple[Found, ...]:
+    """Return the other findings that still save more than the alarm level once the first one is fixed."""
+    left_ms = _left_ms(analysis, alarms[0] if alarms else None)
+    return tuple(
+        _found(finding)
+        for finding in alarms
+        if finding is not first and not _are_alternatives(finding, first) and left_ms(finding) >= alarm_ms
+    )
+
+
+def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
+    """Return the clean job's loss that removing the found cause also removes.
+
+    Removing all launch overhead or all communication includes the clean job's share, unless communication is the
+    fault itself.
+    """
+    if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
+        return 0.0
+    return max(0.0, clean_losses[primary.code].ms)
+
+
 def compare(
     cost: FaultCost,
     expected: ExpectedFinding,
-    found: Found | None,
+    primary: Found | None,
     others: tuple[Found, ...],
     *,
     tolerance: float,
     alarm: float,
-    included: float = 0.0,
+    included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """The verdict and, where it is `wrong`, why.
+    """Return the verdict and, if it is `wrong`, the reasons.
 
-    A fault that costs no more than an alarm's level need not be found, but where it is, it counts as found. What the
-    job loses anyway may be `included` in what was found.
+    A fault that costs no more than the alarm level need not be found; if it is found, it counts.
     """
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
     if expected.code is None:
-        if found is None:
+        if primary is None:
             return "right", ()
-        return "wrong", (f"false alarm: {found.code}, {found.ms:.1f} ms", *false_alarms)
-    if found is None:
+        return "wrong", (f"false alarm: {primary.code}, {primary.ms:.1f} ms", *false_alarms)
+    if primary is None:
         if cost.ms <= max(alarm, tolerance):
             return "too small", ()
         return "wrong", (f"not found: {cost.ms:.1f} ms of {cost.faulty_ms:.1f}",)
     why = []
-    if found.code not in expected.codes:
-        why.append(f"{found.code} instead of {expected.code}")
+    if primary.code not in expected.codes:
+        why.append(f"{primary.code} instead of {expected.code}")
     else:
-        if found.ranks != expected.ranks:
-            why.append(f"ranks {_list(found.ranks)} instead of {_list(expected.ranks)}")
-        causes = expected.causes_of(found.code)
-        if causes and found.cause not in causes:
-            why.append(f"cause '{found.cause}' instead of '{causes[0]}'")
-        off = off_ms(found, cost, included)
-        if abs(off) > tolerance:
-            why.append(f"{abs(off):.1f} ms too {'much' if off > 0 else 'little'}")
+        if primary.ranks != expected.ranks:
+            why.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
+        causes = expected.causes_of(primary.code)
+        if causes and primary.cause not in causes:
+            why.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
+        excess_ms = _excess_ms(primary, cost, included_ms)
+        if abs(excess_ms) > tolerance:
+            why.append(f"{abs(excess_ms):.1f} ms too {'much' if excess_ms > 0 else 'little'}")
     why.extend(false_alarms)
     return ("wrong" if why else "right"), tuple(why)
 
 
-def off_ms(found: Found, cost: FaultCost, included: float) -> float:
-    """By how much too much was found; negative for too little. The truth may have what is `included` in it or not."""
-    return found.ms - min(max(found.ms, cost.ms), cost.ms + included)
+def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
+    """Count correct diagnoses by aspect, of the faults that are large enough to be found, and false alarms."""
+    rows = tuple(rows)
+    faults = [
+        row for row in rows if row.expected.code is not None and row.true.ms > max(row.alarm_ms, row.tolerance_ms)
+    ]
+    listed = [_listed(row) for row in faults]
+    scores = [
+        _score("found", [primary is not None for primary in listed]),
+        _score("code first", [row.found is not None and row.found.code in row.expected.codes for row in faults]),
+        _score("ranks and cause right", list(map(_is_named_right, faults, listed))),
+    ]
+    for share, ms in _WITHIN:
+        within = [
+            primary is not None and abs(_excess_ms(primary, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
+            for row, primary in zip(faults, listed, strict=True)
+        ]
+        scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", within))
+    return (*scores, _score("rows with a false alarm", [_has_false_alarm(row) for row in rows]))
+
+
+def _listed(row: SelftestRow) -> Found | None:
+    """Return the finding of the fault at any position."""
+    findings = [] if row.found is None else [row.found, *row.others]
+    return next((finding for finding in findings if finding.code in row.expected.codes), None)
+
+
+def _is_named_right(row: SelftestRow, primary: Found | None) -> bool:
+    if primary is None or primary.ranks != row.expected.ranks:
+        return False
+    causes = row.expected.causes_of(primary.code)
+    return not causes or primary.cause in causes
+
+
+def _has_false_alarm(row: SelftestRow) -> bool:
+    return any(finding.code not in row.expected.codes for finding in (row.found, *row.others) if finding is not None)
+
+
+def _score(name: str, right: list[bool]) -> Score:
+    low, high = wilson(sum(right), len(right))
+    return Score(name=name, right=sum(right), of=len(right), low=low, high=high)
+
+
+def _excess_ms(primary: Found, cost: FaultCost, included_ms: float) -> float:
+    """Return by how much the found amount exceeds the true one, which may contain `included_ms` or not."""
+    return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
 def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
-    """What was found first: the largest, or what is right among those that it names as equal alternatives."""
+    """Return the largest alarm, or a right one among its alternatives."""
     if not alarms:
         return None
-    alike = [finding for finding in alarms if finding is alarms[0] or _alike(finding, alarms[0])]
-    return next((finding for finding in alike if finding.code in expected.codes), alarms[0])
+    alternatives = [finding for finding in alarms if finding is alarms[0] or _are_alternatives(finding, alarms[0])]
+    return next((finding for finding in alternatives if finding.code in expected.codes), alarms[0])
 
 
 def _left_ms(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
-    """What a finding still saves of a step, in ms, once the one that is said first is fixed.
+    """Return a function that gives the ms per step that a finding saves after the first one is fixed.
 
-    That is what the path of fixes says. Without one that begins with the first, it is what the finding saves alone.
+    The path of fixes says this. If it does not begin with the first finding, each finding counts alone.
     """
     path = analysis.next
-    if first is None or not path or not _is_of(path[0], first):
+    if first is None or not path or not _fixes(path[0], first):
         return _saves_ms
     later = list(pairwise(path))
 
-    def left(finding: Finding) -> float:
-        return next((before.step_ms - fix.step_ms for before, fix in later if _is_of(fix, finding)), 0.0)
+    def left_ms(finding: Finding) -> float:
+        return next((before.step_ms - fix.step_ms for before, fix in later if _fixes(fix, finding)), 0.0)
 
-    return left
+    return left_ms
 
 
-def _is_of(fix: Fix, finding: Finding) -> bool:
+def _fixes(fix: Fix, finding: Finding) -> bool:
     return (fix.code, fix.ranks, fix.cause) == (finding.code, finding.ranks, finding.cause)
 
 
-def _alike(one: Finding, other: Finding | None) -> bool:
-    """Whether removing either suffices."""
-    return other is not None and (one.code in other.instead or other.code in one.instead)
+def _are_alternatives(finding: Finding, other: Finding | None) -> bool:
+    """Return whether removing either suffices."""
+    return other is not None and (finding.code in other.instead or other.code in finding.instead)
 
 
-def _is_own(finding: Finding, loss: FaultCost, alarm: float, tolerance: float) -> bool:
-    """Whether a finding says what the job loses anyway, and that is large enough to say: then it is no false alarm.
+def _is_clean_loss(finding: Finding, loss: FaultCost, alarm_ms: float, allowed_ms: float) -> bool:
+    """Return whether a finding describes a large enough loss of the clean job, so that it is no false alarm.
 
-    Beside a fault that may be less than in the clean job, as the fault may hide it, but not more.
+    A fault may hide some of that loss, but not add to it.
     """
-    return loss.ms >= _NEARLY * alarm and _saves_ms(finding) <= loss.ms + tolerance
+    return loss.ms >= _NEARLY * alarm_ms and _saves_ms(finding) <= allowed_ms
 
 
 def _saves_ms(finding: Finding) -> float:
-    """What fixing a finding saves of a step, in ms; nothing for `info`."""
+    """Return the ms per step that fixing a finding saves; 0 for `info`."""
     return 0.0 if finding.severity == "info" else finding.recoverable_ms_per_step or 0.0
 
 

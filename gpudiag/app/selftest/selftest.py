@@ -1,4 +1,4 @@
-"""Train with faults, record, analyse, judge: from what is request to the finished table."""
+"""`gpudiag selftest`: train with faults, record, analyse and judge."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.app.analyze import analyze_run, side_by_side
-from gpudiag.app.profile.prepare import Prepared, prepare
+from gpudiag.app.profile.prepare import Prepared, prepare_program
 from gpudiag.app.profile.train import train
-from gpudiag.app.selftest.catalogue import CATALOGUE, choose, plan_of
+from gpudiag.app.selftest.catalogue import CATALOGUE, choose, fault_plan
 from gpudiag.app.selftest.entry import CatalogueEntry
-from gpudiag.app.selftest.judge import COMMUNICATION, LAUNCHING, communication_of, cost_of, judge, tolerance_in_words
-from gpudiag.app.selftest.score import scores_of
+from gpudiag.app.selftest.judge import (
+    COMMUNICATION,
+    LAUNCHING,
+    ablation_cost,
+    communication_cost,
+    count_scores,
+    judge,
+    tolerance_in_words,
+)
 from gpudiag.errors import UnreadableInputError, UsageError, there_are
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
@@ -23,7 +30,6 @@ from gpudiag.model.benchmarks.selftest import (
     CLEAN_COMMUNICATION,
     FAILURE_FILE,
     FAILURE_SCHEMA,
-    PLAN_FILE,
     SELFTEST_FILE,
     SELFTEST_SCHEMA,
     Ablation,
@@ -40,15 +46,12 @@ from gpudiag.model.run_directory import RUN_FILE, locked, read_json, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.session.progress import Progress
 
-#: Told of each message of a training process, with the faults of its launch in order.
+#: Called with each message of a training process and the faults of its launch, in order.
 Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload as the selftest trains it: so that its clean step has nothing worth a finding.
-
-    The memory format is None where the framework's own will do.
-    """
+    """A workload with settings for which the clean step has no finding; memory format None is the framework's."""
 
     workload: str
     batch_size: int
@@ -56,24 +59,24 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: Compute-heavy and large in gradients; both keep a recent GPU busier than the host that launches for it. The batch of
-#: the second is so large that exchanging its gradients, of which the last 150 MB lie bare, is no finding.
+#: One with much compute, one with many gradients; both keep a recent GPU busier than its host. The batch of the second
+#: is so large that the exposed communication of its last 150 MB of gradients is no finding.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
 )
-#: Much compute for 1 MB of gradients: gloo exchanges them in about a millisecond.
+#: Much compute for 1 MB of gradients, which gloo exchanges in about a millisecond.
 CPU_TRAININGS = (Training(workload="resnet20-cifar", batch_size=8, precision="fp32"),)
 
 
 class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asks `gpudiag selftest` for.
+    """The options of `gpudiag selftest`.
 
     Attributes:
-        run: what holds for every launch.
-        output: where run directories and the result go.
-        faults, jobs: names, of jobs those that are well built; none of either for all.
-        workloads: names among those trained on this device; empty for all.
+        run: options of every launch.
+        output: directory of the runs and the result.
+        faults, jobs: names of catalogue entries; if both are empty, all.
+        workloads: names; empty for all that are trained on this device.
         quick: fewer and shorter blocks, and one workload.
     """
 
@@ -88,13 +91,8 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
     """Train, record, analyse and judge. What was measured is in the output directory, also after a failure.
 
-    Args:
-        request: what to do.
-        observer: called with each message of each training process.
-        say: called with each thing that is done, in words.
-
     Raises:
-        UsageError: a name that does not exist, or nothing is left to do.
+        UsageError: a name that does not exist, or no fault can run here.
         HardwareMissingError, FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
     """
     first = _prepared(request, request.output, p2p=True)
@@ -111,7 +109,7 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
         quick=request.quick,
     )
     if not chosen:
-        raise UsageError("none of the faults asked for can be put in here", f"{left_out[0].fault}: {left_out[0].why}.")
+        raise UsageError("none of the requested faults can run here", f"{left_out[0].fault}: {left_out[0].why}.")
     request.output.mkdir(parents=True, exist_ok=True)
     with locked(request.output):
         for training in trainings:
@@ -126,36 +124,27 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
 
 
 def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None) -> Selftest:
-    """Analyse all runs of an earlier selftest again, judge them, and save the result beside them.
+    """Analyse all runs of an earlier selftest again, judge them, and save the result in its directory.
 
     Args:
-        output: where the selftest wrote.
-        left_out: what it could not put in; as its own result says when not given.
+        output: the directory of the selftest.
+        left_out: the faults that could not run; None to take them from the earlier result.
 
     Raises:
-        UnreadableInputError: there is none in the directory, or its files are broken.
+        UnreadableInputError: the directory has no runs of a selftest, or its files are broken.
     """
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
-    known = [(run, found) for run, found in zip(runs, ablations, strict=True) if found.fault.name in CATALOGUE]
+    known = [(run, ablation) for run, ablation in zip(runs, ablations, strict=True) if ablation.fault.name in CATALOGUE]
     if not known:
-        raise UnreadableInputError(f"{output}: holds no selftest's runs", "Give the directory that a selftest wrote.")
+        raise UnreadableInputError(f"{output}: holds no runs of a selftest", "Give the directory of a selftest.")
     order = list(CATALOGUE)
-    known.sort(key=lambda one: (one[1].workload, order.index(one[1].fault.name)))
+    known.sort(key=lambda pair: (pair[1].workload, order.index(pair[1].fault.name)))
     analyses = side_by_side(analyze_run, [run for run, _ in known])
-    clean = _clean_losses(ablations)
-    for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
-        timed = read_json(path, Ablation, ABLATION_SCHEMA)
-        clean[timed.workload] = _losses(timed)
-    for workload, launching in _beside_a_graph(ablations).items():
-        held = clean.get(workload, {}).get(LAUNCHING)
-        if held is None or held.ms < launching.ms:
-            clean[workload] = {**clean.get(workload, {}), LAUNCHING: launching}
+    records = [read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA) for run, _ in known]
+    clean_losses = _clean_losses(output, ablations)
     rows = []
-    software: dict[str, str] = {}
-    for (run, ablation), analysis in zip(known, analyses, strict=True):
-        record = read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA)
-        software = record.software
+    for (run, ablation), analysis, record in zip(known, analyses, records, strict=True):
         entry = CATALOGUE[ablation.fault.name]
         rows.append(
             judge(
@@ -163,85 +152,106 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
                 entry.expected(ablation.device, ablation.fault.ranks, ablation.world_size),
                 analysis,
                 window_error_ms=_window_error_ms(record),
-                own=_losses(ablation) if entry.job else clean.get(ablation.workload, {}),
+                clean_losses=_losses(ablation) if entry.job else clean_losses.get(ablation.workload, {}),
                 run_dir=str(run.relative_to(output)),
             )
         )
     first = known[0][1]
-    if left_out is None:
-        earlier = output / SELFTEST_FILE
-        left_out = read_json(earlier, Selftest, SELFTEST_SCHEMA).left_out if earlier.is_file() else ()
-        left_out = tuple(one for one in left_out if not one.failed)
-    failures = [read_json(path, FaultFailure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
     result = Selftest(
         device=first.device,
         device_name=first.device_name,
         world_size=first.world_size,
         tolerance=tolerance_in_words(first.device),
         rows=tuple(rows),
-        left_out=(*left_out, *(LeftOut(fault=one.fault, why=one.why, failed=True) for one in failures)),
-        scores=scores_of(rows),
-        software=software,
+        left_out=(*(_left_out_before(output) if left_out is None else left_out), *_failures(output)),
+        scores=count_scores(rows),
+        software=records[-1].software,
     )
     write_json(output / SELFTEST_FILE, result)
     return result
 
 
+def _left_out_before(output: Path) -> tuple[LeftOut, ...]:
+    """Return the faults that the earlier result lists as not runnable here."""
+    path = output / SELFTEST_FILE
+    earlier = read_json(path, Selftest, SELFTEST_SCHEMA).left_out if path.is_file() else ()
+    return tuple(fault for fault in earlier if not fault.failed)
+
+
+def _failures(output: Path) -> tuple[LeftOut, ...]:
+    failures = [read_json(path, FaultFailure, FAILURE_SCHEMA) for path in sorted(output.glob(f"*/*/{FAILURE_FILE}"))]
+    return tuple(LeftOut(fault=failure.fault, why=failure.why, failed=True) for failure in failures)
+
+
 def _losses(job: Ablation) -> dict[str, FaultCost]:
-    """What a whole job loses to its own exchange and launching, by the finding that would say so."""
-    launching = {LAUNCHING: cost_of(job.held)} if job.held else {}
-    return {COMMUNICATION: cost_of(job.blocks)} | launching
+    """Return what a whole job loses to its own communication and launch overhead, by finding code."""
+    launching = {LAUNCHING: ablation_cost(job.held)} if job.held else {}
+    return {COMMUNICATION: ablation_cost(job.blocks)} | launching
 
 
-def _clean_losses(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """By workload, what the clean job's exchange costs on GPUs, where no ablation of its own says so."""
-    by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
+def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
+    """Return what each workload's clean job loses to communication and launch overhead, by finding code."""
+    losses = _losses_of_faults(ablations)
+    for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
+        background = read_json(path, Ablation, ABLATION_SCHEMA)
+        losses[background.workload] = _losses(background)
+    for workload, launching in _losses_against_graph(ablations).items():
+        held = losses.get(workload, {}).get(LAUNCHING)
+        if held is None or held.ms < launching.ms:
+            losses[workload] = {**losses.get(workload, {}), LAUNCHING: launching}
+    return losses
+
+
+def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
+    """Return the cost on GPUs by workload and fault."""
     return {
-        workload: {COMMUNICATION: communication_of(clean, by_name[workload, "slow-exchange"])}
-        for (workload, name), clean in by_name.items()
-        if name == "none" and (workload, "slow-exchange") in by_name
+        (ablation.workload, ablation.fault.name): ablation_cost(ablation.blocks)
+        for ablation in ablations
+        if ablation.device == "cuda"
     }
 
 
-def _beside_a_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
-    """By workload, what launching costs the clean job beside the same job as a CUDA graph.
+def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
+    """Return the cost of communication from the blocks of two faults, for recordings without a background plan."""
+    costs = _gpu_costs(ablations)
+    return {
+        workload: {COMMUNICATION: communication_cost(clean, costs[workload, "slow-exchange"])}
+        for (workload, name), clean in costs.items()
+        if name == "none" and (workload, "slow-exchange") in costs
+    }
 
-    Of work queued beforehand a device's queue holds a thousand ops; a graph holds all of a step.
+
+def _losses_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
+    """Return the launch overhead of each clean job against the same job as a CUDA graph.
+
+    A device's queue holds a thousand ops of work launched ahead; a graph holds all of a step.
     """
-    by_name = {(one.workload, one.fault.name): cost_of(one.blocks) for one in ablations if one.device == "cuda"}
-    found = {}
-    for (workload, name), graph in by_name.items():
-        clean = by_name.get((workload, "none"))
+    costs = _gpu_costs(ablations)
+    losses = {}
+    for (workload, name), graph in costs.items():
+        clean = costs.get((workload, "none"))
         if name == "cuda-graph" and clean is not None:
-            found[workload] = FaultCost(
+            losses[workload] = FaultCost(
                 clean_ms=graph.faulty_ms,
                 faulty_ms=clean.faulty_ms,
                 ms=clean.faulty_ms - graph.faulty_ms,
                 standard_error_ms=math.hypot(clean.standard_error_ms, graph.standard_error_ms),
             )
-    return found
+    return losses
 
 
 def _prepared(request: SelftestRequest, run_dir: Path, *, p2p: bool) -> Prepared:
-    return prepare(
-        msgspec.structs.replace(
-            request.run,
-            workload=framework_named(request.run.framework).fault_job,
-            process_per_device=True,
-            p2p=p2p,
-            output=str(run_dir),
-        )
-    )
+    return prepare_program(msgspec.structs.replace(request.run, p2p=p2p, output=str(run_dir)))
 
 
 def _trainings(request: SelftestRequest, device: str) -> tuple[Training, ...]:
-    there = GPU_TRAININGS if device == "cuda" else CPU_TRAININGS
-    names = [training.workload for training in there]
+    available = GPU_TRAININGS if device == "cuda" else CPU_TRAININGS
+    names = [training.workload for training in available]
     for name in request.workloads:
         if name not in names:
             raise UsageError(f"the selftest trains no '{name}' here", there_are(name, names))
     wanted = request.workloads or (names[:1] if request.quick else names)
-    return tuple(training for training in there if training.workload in wanted)
+    return tuple(training for training in available if training.workload in wanted)
 
 
 def _launch(
@@ -257,9 +267,10 @@ def _launch(
         precision=training.precision,
         memory_format=training.memory_format or framework_named(request.run.framework).memory_format,
         faults=tuple(
-            plan_of(entry, device=device, world_size=world_size, framework=request.run.framework) for entry in entries
+            fault_plan(entry, device=device, world_size=world_size, framework=request.run.framework)
+            for entry in entries
         ),
-        # GPUs may be ours alone, and their hosts drift all the same: by a fifth of ResNet-50's step within a minute.
+        # Hosts of idle GPUs drift too: by a fifth of ResNet-50's step within a minute.
         pairs=2 if request.quick else 4,
         block_ms=400.0 if request.quick or device == "cuda" else 600.0,
         least_steps=6 if request.quick else 8,
@@ -269,10 +280,8 @@ def _launch(
         if p2p and (world_size > 1 or device == "cuda")
         else (),
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    write_json(directory / PLAN_FILE, plan)
     names = tuple(entry.name for entry in entries)
-    train(prepared, lambda message: observer(message, names))
+    train(prepared, lambda message: observer(message, names), plan)
 
 
 def _window_error_ms(record: RunRecord) -> float:
@@ -280,5 +289,5 @@ def _window_error_ms(record: RunRecord) -> float:
 
 
 def default_output() -> Path:
-    """Where a selftest goes unless told."""
+    """Return the directory of a selftest without `--output`."""
     return Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-selftest"

@@ -1,15 +1,31 @@
-"""Jobs that the selftest trains instead of the clean one: with an exchange of their own, or well built."""
+"""Whole jobs that the selftest trains instead of the clean one: with other communication, or well built."""
 
 from __future__ import annotations
 
 from gpudiag.app.selftest.entry import CatalogueEntry
 
+_SMALL = ("gpt", "resnet20-cifar")
+
+
+def _well_built(
+    name: str, summary: str, *, workloads: tuple[str, ...], cpu_amount: float | None = None
+) -> CatalogueEntry:
+    return CatalogueEntry(
+        name=name,
+        summary=f"well built: {summary}",
+        code=None,
+        gpu_amount=0.0,
+        cpu_amount=cpu_amount,
+        job=True,
+        workloads=workloads,
+    )
+
+
 JOBS = (
-    # Its hooks on the host go with the exchange.
+    # Its hooks on the host disappear with the communication.
     CatalogueEntry(
         name="fsdp2",
         summary="parameters, gradients and optimizer state are sharded (fully_shard)",
-        kind="fsdp2",
         code="communication-bound",
         causes=("transfer",),
         or_else={"launch-bound": ()},
@@ -17,12 +33,11 @@ JOBS = (
         cpu_amount=0.0,
         several=True,
         job=True,
-        workloads=("gpt", "resnet20-cifar"),
+        workloads=_SMALL,
     ),
     CatalogueEntry(
         name="tensor-parallel",
-        summary="each layer of a feed-forward stack is shared by two ranks, beside data parallelism",
-        kind="tensor-parallel",
+        summary="each layer of a feed-forward stack is shared by two ranks, in addition to data parallelism",
         code="communication-bound",
         causes=("transfer",),
         gpu_amount=0.0,
@@ -30,53 +45,20 @@ JOBS = (
         several=True,
         in_pairs=True,
         job=True,
-        workloads=("gpt", "resnet20-cifar"),
+        workloads=_SMALL,
     ),
-    CatalogueEntry(
-        name="cuda-graph",
-        summary="well built: forward and backward are one CUDA graph",
-        kind="cuda-graph",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("resnet50",),
+    _well_built("cuda-graph", "forward and backward are one CUDA graph", workloads=("resnet50",)),
+    _well_built("compiled", "each block is compiled (torch.compile)", workloads=("gpt",)),
+    _well_built(
+        "side-stream-copies", "batches are copied one step ahead, on their own stream", workloads=("resnet50",)
     ),
-    CatalogueEntry(
-        name="compiled",
-        summary="well built: each block is compiled (torch.compile)",
-        kind="compiled",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("gpt",),
+    _well_built(
+        "accumulation", "gradients of two batches are accumulated under no_sync()", workloads=_SMALL, cpu_amount=0.0
     ),
-    CatalogueEntry(
-        name="side-stream-copies",
-        summary="well built: batches are copied one ahead, on a stream of their own",
-        kind="side-stream-copies",
-        code=None,
-        gpu_amount=0.0,
-        job=True,
-        workloads=("resnet50",),
-    ),
-    CatalogueEntry(
-        name="accumulation",
-        summary="well built: gradients of two batches are added up under no_sync()",
-        kind="accumulation",
-        code=None,
-        gpu_amount=0.0,
+    _well_built(
+        "checkpointing",
+        "blocks are computed again in backward (activation checkpointing)",
+        workloads=_SMALL,
         cpu_amount=0.0,
-        job=True,
-        workloads=("gpt", "resnet20-cifar"),
-    ),
-    CatalogueEntry(
-        name="checkpointing",
-        summary="well built: blocks are computed again in backward (activation checkpointing)",
-        kind="checkpointing",
-        code=None,
-        gpu_amount=0.0,
-        cpu_amount=0.0,
-        job=True,
-        workloads=("gpt", "resnet20-cifar"),
     ),
 )

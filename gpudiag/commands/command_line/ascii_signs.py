@@ -1,12 +1,12 @@
-"""Signs for terminals whose encoding lacks ours: an error handler that writes `x` for a multiplication sign."""
+"""An error handler for terminals with a small encoding, which writes `x` for a multiplication sign."""
 
 from __future__ import annotations
 
 import codecs
 
-#: The name under which streams ask for it.
+#: Name of the error handler.
 ASCII_SIGNS = "gpudiag.ascii"
-#: One character each, so that the columns of tables stay where they are.
+#: One character each, so that table columns stay aligned.
 _SIGNS = {
     "\N{MULTIPLICATION SIGN}": "x",
     "\N{MIDDLE DOT}": "-",
@@ -36,13 +36,13 @@ _SIGNS = {
 
 
 def register_ascii_signs() -> str:
-    """Make the error handler known to codecs, and return its name."""
+    """Register the error handler with codecs, and return its name."""
     codecs.register_error(ASCII_SIGNS, _replace)
     return ASCII_SIGNS
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-    """Return what stands for the characters that cannot be encoded, and where encoding goes on."""
+    """Return the replacement of characters that cannot be encoded, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     shown = "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end])

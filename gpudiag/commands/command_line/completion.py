@@ -1,4 +1,4 @@
-"""Values that a shell completes: workloads, strategies, codes, and the words that an option's metavar lists."""
+"""Complete workloads, strategies, codes, and the words of an option's metavar in a shell."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-#: An option that takes one of a few words names them so: `torch|tensorflow`.
+#: Metavar of an option that takes one of a few words: `torch|tensorflow`.
 _WORDS = re.compile(r"[a-z][a-z0-9-]*([|,][a-z][a-z0-9-]*)+")
 
 
 def complete_values(verb: Callable[..., Any]) -> None:
-    """Give the parameters of a verb's function completions; the parser that typer makes of it then offers them."""
+    """Add completions to the parameters of a verb's function, before typer makes its parser."""
     for name, hint in get_type_hints(verb, include_extras=True).items():
         for info in getattr(hint, "__metadata__", ()):
             if isinstance(info, OptionInfo | ArgumentInfo) and info.autocompletion is None:
@@ -32,7 +32,7 @@ def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[s
 
 
 def _matching(words: Iterable[str], incomplete: str) -> list[str]:
-    """Return what may stand there: of a list such as `nccl,gl`, completions of its last word."""
+    """Return completions of the last word of a list such as `nccl,gl`."""
     before, comma, last = incomplete.rpartition(",")
     return [f"{before}{comma}{word}" for word in words if word.startswith(last)]
 
@@ -62,7 +62,7 @@ def _forms(_ctx: typer.Context) -> Iterable[str]:
     return (*FORMS, "all")
 
 
-#: Parameters whose words a metavar does not list, by name.
+#: Words of parameters whose metavar does not list them, by name.
 _KNOWN: dict[str, Callable[[typer.Context], Iterable[str]]] = {
     "workload": _workloads,
     "workloads": _workloads,

@@ -1,20 +1,22 @@
-"""Options that several verbs share, so that they are spelt, bounded and described once, and what is made of them."""
+"""Options that several verbs share, declared once, and the checks of their values."""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from gpudiag.errors import UsageError, there_are
+from gpudiag.model.job import MEMORY_FORMATS, PRECISIONS
 
 if TYPE_CHECKING:
     from gpudiag.trace import ReadLimits
 
-Value = TypeVar("Value")
+Word = TypeVar("Word", bound=str)
 
 MAX_TRACE_GB = 4.0
-#: Narrower than this no table can be read; wider than this no line is.
+#: A narrower table cannot be read; no line is wider.
 NARROWEST, WIDEST = 40, 1000
 
 Traces = Annotated[
@@ -27,7 +29,7 @@ Traces = Annotated[
 ]
 WorldSize = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Ranks in the job, where neither the traces nor their names say."),
+    typer.Option(min=1, metavar="N", help="Ranks in the job, if neither the traces nor their names say."),
 ]
 MaxTraceGb = Annotated[
     float, typer.Option(min=0.001, metavar="GB", help="Refuse a trace that unpacks to more than this.")
@@ -42,25 +44,55 @@ Width = Annotated[
     ),
 ]
 AllRanks = Annotated[
-    bool, typer.Option("--all-ranks", help="Draw every rank; else of more than 8 those unlike the rest.")
+    bool, typer.Option("--all-ranks", help="Draw every rank; by default, of more than 8, only those that differ.")
 ]
 Full = Annotated[bool, typer.Option("--full", help="Also show evidence, all advice, collectives, kernels and modules.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else there.")]
 
+Devices = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes). Default: all GPUs, or 2.")
+]
+BatchSize = Annotated[
+    int | None, typer.Option(min=1, metavar="N", help="Samples per device and step. Default: the workload's.")
+]
+OnePrecision = Annotated[
+    str | None, typer.Option(metavar="|".join(PRECISIONS), help="Default: tf32 on GPUs, fp32 on CPUs.")
+]
+OneMemoryFormat = Annotated[
+    str | None, typer.Option(metavar="|".join(MEMORY_FORMATS), help="Layout of images. Default: nchw.")
+]
+Python = Annotated[
+    str | None, typer.Option(metavar="PATH", help="Interpreter of the training processes. Default: gpudiag's own.")
+]
+Timeout = Annotated[float, typer.Option(min=1, metavar="S", help="Give up after this long without progress.")]
 
-def known_word(option: str, word: Value, words: tuple[Value, ...]) -> None:
-    """Raises UsageError where an option is given a word that it does not know."""
-    if word is not None and word not in words:
-        raise UsageError(f"{option} knows no '{word}'", there_are(word, words))
+
+def known_word(option: str, word: str | None, words: tuple[Word, ...]) -> Word | None:
+    """Return the option's value as one of the known words.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if word is None:
+        return None
+    for known in words:
+        if word == known:
+            return known
+    raise UsageError(f"{option} knows no '{word}'", there_are(word, words))
 
 
-def words_of(text: str | None) -> tuple[str, ...]:
-    """The words of a list such as `a,b`."""
+def split_words(text: str | None) -> tuple[str, ...]:
+    """Split a list such as `a,b`."""
     return tuple(word.strip() for word in (text or "").split(",") if word.strip())
 
 
 def read_limits(max_trace_gb: float) -> ReadLimits:
-    """The bounds on reading that `--max-trace-gb` asks for."""
+    """Return the limits on reading that `--max-trace-gb` sets."""
     from gpudiag.trace import ReadLimits
 
     return ReadLimits(max_bytes=int(max_trace_gb * 1e9))
+
+
+def this_command() -> tuple[str, ...]:
+    """Return the command line for the run's record."""
+    return ("gpudiag", *sys.argv[1:])

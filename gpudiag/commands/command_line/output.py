@@ -1,26 +1,44 @@
-"""What verbs print on standard output."""
+"""Print results on standard output."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 if TYPE_CHECKING:
-    import msgspec
+    from collections.abc import Callable
+
+    from rich.console import Console
 
     from gpudiag.model.analysis import Analysis
 
 
-def write_as_json(noun: msgspec.Struct) -> None:
-    """The noun's JSON, and nothing else."""
+Result = TypeVar("Result", bound=msgspec.Struct)
+
+
+def write_as_json(result: msgspec.Struct) -> None:
+    """Print a result as JSON."""
     from gpudiag.model.run_directory import encode_json
 
-    sys.stdout.write(encode_json(noun).decode())
+    sys.stdout.write(encode_json(result).decode())
+    sys.stdout.flush()
+
+
+def show(result: Result, render: Callable[[Result, Console], None], *, as_json: bool, width: int | None) -> None:
+    """Print a result as JSON, or render it."""
+    if as_json:
+        write_as_json(result)
+        return
+    from gpudiag.report.console import report_console
+
+    render(result, report_console(width=width))
     sys.stdout.flush()
 
 
 def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False) -> None:
-    """Print the JSON or the report of an analysis; `full` adds evidence, kernels and modules to the report."""
+    """Print an analysis as JSON or as a report; `full` adds evidence, kernels and modules."""
     if as_json:
         write_as_json(analysis)
         return

@@ -1,4 +1,4 @@
-"""The parser of the whole command line, and how its own errors are worded."""
+"""Parse the whole command line, and reword the parser's errors."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _PARSER_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 #: Set by the shell's script, which `--install-completion` installs.
 COMPLETE = "_GPUDIAG_COMPLETE"
-#: Where a context keeps the words behind `--`.
-BEHIND = "gpudiag.behind"
+#: Key of a context's words after `--`.
+AFTER_SEPARATOR = "gpudiag.after-separator"
 
 
 class VerbGroup(TyperGroup):
-    """The verbs, each imported only when it is called: help of one never pays for another."""
+    """The verbs, each imported only when it is called, so that help of one does not import the others."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """The verbs."""
+        """Return the verbs."""
         return list(SUMMARIES)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
-        """Import a verb's module and make its parser; None when there is no such verb."""
+        """Import a verb's module and make its parser; None for an unknown verb."""
         if cmd_name not in SUMMARIES:
             return None
         module = importlib.import_module(f"gpudiag.commands.{cmd_name}")
@@ -45,23 +45,23 @@ class VerbGroup(TyperGroup):
         return typer.main.get_command(parser)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """List the verbs, each with its line."""
+        """List the verbs with their summaries."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SUMMARIES.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb, or say which there are; keeps what stands behind `--`, which the verb's parser takes away."""
+        """Find the verb, and keep the words after `--`, because the verb's parser drops the separator."""
         if args[:1] == ["profile"]:
             args = ["profile", *_profile_words(self, ctx, args[1:])]
         if "--" in args:
-            ctx.meta[BEHIND] = args[args.index("--") + 1 :]
+            ctx.meta[AFTER_SEPARATOR] = args[args.index("--") + 1 :]
         if args and args[0] not in SUMMARIES:
             raise UsageError(f"there is no command '{args[0]}'", there_are(args[0], SUMMARIES))
         return super().resolve_command(ctx, args)
 
 
 def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
-    """The same, with `--` before a command of the user's own: its options are not gpudiag's."""
+    """Put `--` before the user's own command, whose options are not gpudiag's."""
     from gpudiag.commands.command_line.without_separator import with_separator
     from gpudiag.training.models.registry import WORKLOADS
 
@@ -69,7 +69,7 @@ def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    """Examples as an epilog that the help formatter leaves as it is (that is what its `\\b` asks for)."""
+    """Format examples as an epilog that starts with `\\b`, so that the help formatter does not reflow it."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}\n      {purpose}" for command, purpose in examples)
 
 
@@ -94,24 +94,24 @@ def gpudiag(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show a traceback when something fails; may stand anywhere on the line.")
+        bool, typer.Option("--debug", help="Show a traceback when something fails; anywhere on the line.")
     ] = False,
 ) -> None:
     """Say why training on several GPUs is slower than it should be, what each cause costs, and what to change."""
 
 
 def dispatch(words: list[str]) -> int:
-    """Parse and call, and return the exit code.
+    """Parse the words, call the verb, and return the exit code.
 
-    Not typer's own `main`: that one gives a broken pipe the exit code of a crossed threshold.
+    typer's own `main` is not used because its exit code for a broken pipe is that of a crossed threshold.
 
     Raises:
-        UsageError: a line that the parser does not understand.
+        UsageError: the parser does not understand the line.
         KeyboardInterrupt: interrupted.
     """
     group = typer.main.get_command(app)
     if COMPLETE in os.environ:
-        group.main(words, prog_name="gpudiag")  # prints what may stand there, and exits
+        group.main(words, prog_name="gpudiag")  # prints the completions, and exits
     try:
         with group.make_context("gpudiag", words) as context:
             group.invoke(context)

@@ -1,4 +1,4 @@
-"""`gpudiag profile torchrun … train.py`: a command that stands where a workload does, without `--` before it."""
+"""`gpudiag profile torchrun … train.py`: the user's own command without `--` before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEPARATOR = "--"
 
 
 class Parameter(Protocol):
-    """What is needed to know of an option."""
+    """The attributes of an option that are needed here."""
 
     opts: list[str]
     secondary_opts: list[str]
@@ -22,15 +22,15 @@ class Parameter(Protocol):
 
 
 def with_separator(words: Sequence[str], parameters: Sequence[Parameter], workloads: Iterable[str]) -> list[str]:
-    """Put `--` before the first word that is a command, unless it stands somewhere already.
+    """Put `--` before the first word that is a command, unless there is a `--`.
 
     Args:
-        words: what stands behind `gpudiag profile`.
+        words: the words after `gpudiag profile`.
         parameters: the options of `gpudiag profile`.
         workloads: names that are no commands.
 
     Raises:
-        UsageError: it is a script, which needs a command that runs it, or a file that is no program.
+        UsageError: the word is a script, which needs an interpreter, or a file that is not executable.
     """
     if SEPARATOR in words:
         return list(words)
@@ -43,18 +43,19 @@ def with_separator(words: Sequence[str], parameters: Sequence[Parameter], worklo
     before, command = list(words[:position]), list(words[position:])
     if word.endswith(".py") and shutil.which(word) is None:
         raise UsageError(
-            f"{word} is a script and no workload", _write([*before, SEPARATOR, "python", *command], or_torchrun=True)
+            f"{word} is a script, not a workload", _write([*before, SEPARATOR, "python", *command], or_torchrun=True)
         )
     if shutil.which(word) is not None:
         return [*before, SEPARATOR, *command]
     if "/" in word or word.endswith(".sh"):
         if not Path(word).is_file():
             raise UsageError(f"{word} does not exist", "Check the path.")
-        reason = f"{word} cannot be run: it is not executable"
-        raise UsageError(reason, _write([*before, SEPARATOR, "sh", *command]))
+        raise UsageError(f"{word} is not executable", _write([*before, SEPARATOR, "sh", *command]))
     known = _takes_value(parameters)
-    if any(each.startswith("-") and each.partition("=")[0] not in known for each in command):
-        raise UsageError(f"{word} is no workload, and no command that is here", _write([*before, SEPARATOR, *command]))
+    if any(option.startswith("-") and option.partition("=")[0] not in known for option in command):
+        raise UsageError(
+            f"{word} is neither a workload nor a command on this machine", _write([*before, SEPARATOR, *command])
+        )
     return list(words)
 
 
@@ -64,7 +65,7 @@ def _write(words: Sequence[str], *, or_torchrun: bool = False) -> str:
 
 
 def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | None:
-    """Where the first word stands that is neither an option nor an option's value; None where that cannot be told."""
+    """Return the position of the first word that is neither an option nor its value; None after an unknown option."""
     takes_value = _takes_value(parameters)
     position = 0
     while position < len(words):
@@ -79,7 +80,7 @@ def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | 
 
 
 def _takes_value(parameters: Sequence[Parameter]) -> dict[str, bool]:
-    """Whether each option is followed by a value, by its names."""
+    """Return whether each option, by name, is followed by a value."""
     return {
         name: not getattr(parameter, "is_flag", False)
         for parameter in parameters

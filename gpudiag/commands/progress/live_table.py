@@ -1,4 +1,4 @@
-"""What each rank and each GPU does while a run goes on, as a table that is drawn again a few times a second."""
+"""Live tables of ranks and GPUs during a run."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from gpudiag.machine.inventory.gpus.now import GpuNow
     from gpudiag.training.session.progress import Phase, Progress
 
-#: A step's time is that of the steps of so many seconds.
+#: Window in seconds over which the live step time is averaged.
 _PACE_S = 3.0
-#: NVML's own figures are of a sixth of a second to a second.
+#: NVML itself averages over a sixth of a second to a second.
 _READ_EVERY_S = 1.0
-#: Of more ranks those that are furthest behind are shown.
+#: Number of ranks shown: those that are furthest behind.
 _MOST_RANKS = 8
 _UNKNOWN = "—"
 
-_DOING: dict[Phase, str] = {
+_PHASES: dict[Phase, str] = {
     "starting": "starting",
     "warmup": "warm-up",
     "timed": "timed",
@@ -38,13 +38,13 @@ _DOING: dict[Phase, str] = {
 
 
 class LiveTable:
-    """Ranks: phase, steps, the step's time of the last seconds, fetching. GPUs: busy, clock, power, memory.
+    """Ranks: phase, steps, recent step time, time to fetch batches. GPUs: utilization, clock, power, memory.
 
-    The step's time is by the clock of whoever watches, from one message to another, so that it costs the ranks nothing.
+    Step times are computed here from the arrival of messages, so that they cost the ranks nothing.
 
     Args:
-        read_gpus: reads what the GPUs do now; called once a second.
-        clock: seconds, for tests.
+        read_gpus: called once a second to read the GPUs.
+        clock: returns seconds; for tests.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class LiveTable:
         self._read_s = float("-inf")
 
     def heard(self, message: Progress) -> None:
-        """Take in one message."""
+        """Process one message."""
         before = self._latest.get(message.rank)
         seen = self._seen.setdefault(message.rank, deque())
         if before is not None and (before.phase != message.phase or before.steps > message.steps):
@@ -69,34 +69,34 @@ class LiveTable:
         self._latest[message.rank] = message
 
     def __rich__(self) -> RenderableType:
-        """The tables as they are now."""
+        """Draw the current tables."""
         now = self._clock()
         if now - self._read_s >= _READ_EVERY_S:
             self._gpus, self._read_s = self._read_gpus(), now
-        shown = sorted(self._latest.values(), key=lambda told: (list(_DOING).index(told.phase), told.steps, told.rank))
+        shown = sorted(self._latest.values(), key=lambda rank: (list(_PHASES).index(rank.phase), rank.steps, rank.rank))
         ranks = _table(
             ("rank", "phase", "steps", "step ms", "fetching ms"),
-            (self._rank(told) for told in sorted(shown[:_MOST_RANKS], key=lambda told: told.rank)),
+            (self._rank(rank) for rank in sorted(shown[:_MOST_RANKS], key=lambda rank: rank.rank)),
         )
-        parts: list[RenderableType] = [ranks] if shown else []
+        tables: list[RenderableType] = [ranks] if shown else []
         if len(shown) > _MOST_RANKS:
-            parts.append(f"and {len(shown) - _MOST_RANKS} ranks that are no further behind")
+            tables.append(f"and {len(shown) - _MOST_RANKS} more ranks, not further behind")
         if self._gpus:
-            parts.append(_table(("GPU", "busy", "SM MHz", "W", "memory"), map(_gpu, self._gpus)))
-        return Group(*parts)
+            tables.append(_table(("GPU", "busy", "SM MHz", "W", "memory"), map(_gpu, self._gpus)))
+        return Group(*tables)
 
-    def _rank(self, told: Progress) -> tuple[str, ...]:
-        steps = f"{told.steps} of {told.of}" if told.of else str(told.steps or _UNKNOWN)
+    def _rank(self, message: Progress) -> tuple[str, ...]:
+        steps = f"{message.steps} of {message.of}" if message.of else str(message.steps or _UNKNOWN)
         return (
-            str(told.rank),
-            _DOING[told.phase],
+            str(message.rank),
+            _PHASES[message.phase],
             steps,
-            _or_unknown(self._step_ms(told.rank), milliseconds),
-            _or_unknown(told.fetching_ms, milliseconds),
+            _or_unknown(self._step_ms(message.rank), milliseconds),
+            _or_unknown(message.fetching_ms, milliseconds),
         )
 
     def _step_ms(self, rank: int) -> float | None:
-        """Mean time of the steps of the last seconds, in ms."""
+        """Return the mean step time of the window in ms."""
         (first_s, first), (last_s, last) = self._seen[rank][0], self._seen[rank][-1]
         return 1e3 * (last_s - first_s) / (last - first) if last > first else None
 
@@ -111,8 +111,8 @@ def _gpu(now: GpuNow) -> tuple[str, ...]:
     )
 
 
-def _or_unknown(value: float | None, written: Callable[[float], str]) -> str:
-    return _UNKNOWN if value is None else written(value)
+def _or_unknown(value: float | None, format_value: Callable[[float], str]) -> str:
+    return _UNKNOWN if value is None else format_value(value)
 
 
 def _table(names: Iterable[str], rows: Iterable[tuple[str, ...]]) -> Table:

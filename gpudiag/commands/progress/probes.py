@@ -1,4 +1,4 @@
-"""Progress of the probes on standard error: a bar in a terminal, a line per probe in a pipe or a log."""
+"""Progress of the probes: a bar in a terminal, a line per probe in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 _LONGEST = 60
 
 
-class ProbeProgress:
-    """Call it with what runs now, from any thread; as a context manager it leaves no bar behind."""
+class ProbeStep:
+    """Callable from any thread with the current probe; leaving the context removes the bar."""
 
     def __init__(self) -> None:
         console = report_console(sys.stderr)
@@ -36,7 +36,7 @@ class ProbeProgress:
             )
             self._task = self._bar.add_task("loading", total=None)
 
-    def __enter__(self) -> ProbeProgress:
+    def __enter__(self) -> ProbeStep:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -47,10 +47,10 @@ class ProbeProgress:
 
     def __call__(self, step: Step) -> None:
         """Show one step."""
-        what = one_line(step.what)[:_LONGEST]
+        label = one_line(step.what)[:_LONGEST]
         with self._lock:
             if self._bar is not None:
-                description = f"loading: {what}" if step.stage == "loading" else f"{step.probe}: {what}"
+                description = f"loading: {label}" if step.stage == "loading" else f"{step.probe}: {label}"
                 done = step.done if step.stage == "measuring" else None
                 self._bar.update(
                     self._task, description=Text(description).plain, completed=done or 0, total=step.of or None
@@ -58,4 +58,4 @@ class ProbeProgress:
             elif step.probe not in self._said:
                 self._said.add(step.probe)
                 line = "loading the probes" if step.stage == "loading" else f"measuring {step.probe}"
-                print(line, file=sys.stderr, flush=True)  # noqa: T201  # progress is for people, beside the report
+                print(line, file=sys.stderr, flush=True)  # noqa: T201

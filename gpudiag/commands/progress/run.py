@@ -1,4 +1,4 @@
-"""How far a run is, for people: bar and tables in a terminal, a line per phase in a pipe. Always on standard error."""
+"""Progress of `gpudiag profile`: bar and tables in a terminal, a line per phase in a pipe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.commands.progress.live_table import LiveTable
-from gpudiag.commands.progress.probes import ProbeProgress
+from gpudiag.commands.progress.probes import ProbeStep
 from gpudiag.machine.inventory.gpus.now import gpus_now
 from gpudiag.model.sanitize import one_line
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.app.profile.prepare import Prepared
     from gpudiag.training.session.progress import Progress
 
-#: Phases in the order in which a rank goes through them, and what to call them.
+#: Phases in order, with their displayed names.
 _PHASES = {
     "starting": "starting",
     "warmup": "warming up",
@@ -30,7 +30,7 @@ _ORDER = tuple(_PHASES)
 
 
 class RunProgress:
-    """Shows the rank that is furthest behind: the run is no further than that."""
+    """Show the progress of the rank that is furthest behind."""
 
     def __init__(self) -> None:
         self._processes = 0
@@ -51,16 +51,16 @@ class RunProgress:
         self._open.close()
 
     def prepared(self, prepared: Prepared) -> None:
-        """Say what is about to run."""
+        """Describe the run."""
         self._processes = prepared.plan.processes
         print(f"gpudiag: {prepared.describe()}", file=sys.stderr, flush=True)  # noqa: T201
 
-    def probing(self) -> ProbeProgress:
-        """A bar of its own, while links are measured."""
-        return ProbeProgress()
+    def probing(self) -> ProbeStep:
+        """Return the progress of the probes of links."""
+        return ProbeStep()
 
     def heard(self, message: Progress) -> None:
-        """Take in one message."""
+        """Show one message."""
         if message.note is not None and message.note not in self._notes:
             self._notes.add(message.note)
             self._print(f"gpudiag: {one_line(message.note)}")
@@ -71,11 +71,11 @@ class RunProgress:
             self._table.heard(message)
         if len(self._latest) < self._processes:
             return
-        behind = min(self._latest.values(), key=lambda told: (_ORDER.index(told.phase), told.steps))
+        behind = min(self._latest.values(), key=lambda rank: (_ORDER.index(rank.phase), rank.steps))
         self._show(_PHASES[behind.phase], behind.steps, behind.of)
 
     def say(self, phase: str) -> None:
-        """Show a phase that no process tells of."""
+        """Show a phase outside of the training processes."""
         self._show(phase, 0, None)
 
     def _show(self, phase: str, steps: int, of: int | None) -> None:

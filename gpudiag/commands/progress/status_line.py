@@ -1,17 +1,21 @@
-"""What is being done now, for people: a line that changes in a terminal, a line per event in a pipe."""
+"""Progress of recommend, scale and selftest: a line that changes in a terminal, a line per event in a pipe."""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from gpudiag.app.scale.launches import Launch
+    from gpudiag.training.session.progress import Progress
+
 
 class StatusLine:
-    """Always on standard error. A command's own kind takes in the messages of its processes."""
+    """The line; each subclass reads the messages of one command's processes."""
 
     def __init__(self) -> None:
         self._status: Any = None
@@ -27,7 +31,7 @@ class StatusLine:
             self._status.stop()
 
     def say(self, line: str, *, lasting: bool = True) -> None:
-        """Show what is done now; in a pipe only what lasts a while, and nothing twice."""
+        """Show a line; in a pipe only if it is lasting and new."""
         if self._status is None and sys.stderr.isatty():
             from rich.console import Console
 
@@ -38,3 +42,66 @@ class StatusLine:
         elif lasting and line != self._last:
             print(f"gpudiag: {line}", file=sys.stderr, flush=True)  # noqa: T201
             self._last = line
+
+
+class StrategyBenchmarkProgress(StatusLine):
+    """Progress of `gpudiag recommend`. Only rank 0 is read, because all ranks go in step."""
+
+    _PHASES: ClassVar = {
+        "starting": "starting",
+        "warmup": "preparing strategies",
+        "timed": "measuring by turns",
+        "done": "judging",
+    }
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turns_began = 0.0
+
+    def heard(self, message: Progress) -> None:
+        """Show the phase, and for turns how many seconds remain."""
+        phase = self._PHASES.get(message.phase)
+        if message.rank != 0 or phase is None:
+            return
+        if message.phase != "timed" or not message.of:
+            self.say(phase)
+        elif not message.steps:
+            self._turns_began = time.monotonic()
+            self.say(phase)
+        else:
+            s_per_round = (time.monotonic() - self._turns_began) / message.steps
+            left_s = s_per_round * (message.of - message.steps)
+            self.say(f"{phase}: round {message.steps + 1}, at most {left_s:.0f} s more", lasting=False)
+
+
+class FaultProgress(StatusLine):
+    """Progress of `gpudiag selftest`. Only rank 0 is read, because all ranks go in step."""
+
+    _PHASES: ClassVar = {"starting": "starting", "warmup": "warming up", "timed": "timing", "profiled": "recording"}
+
+    def heard(self, message: Progress, faults: tuple[str, ...]) -> None:
+        """Show the phase and the fault, of a launch that measures these faults in order."""
+        phase = self._PHASES.get(message.phase)
+        if message.rank != 0 or phase is None:
+            return
+        if not 0 < message.steps <= len(faults):
+            self.say(phase)
+        elif message.phase != "warmup":
+            self.say(f"{phase} {faults[message.steps - 1]} ({message.steps} of {len(faults)})")
+
+
+class PointProgress(StatusLine):
+    """Progress of `gpudiag scale`: the point that is being measured."""
+
+    def heard(self, message: Progress, launch: Launch) -> None:
+        """Show the point that a sweep begins; only such messages say how many points there are."""
+        if message.phase != "starting" or message.of is None or not 0 <= message.steps < len(launch.points):
+            return
+        record = launch.points[message.steps].record
+        action = "recording" if message.steps >= len(launch.timed) else "measuring"
+        size = (
+            f"device {record.device_indices[0]} alone"
+            if record.alone
+            else f"{record.devices} x {record.batch_per_device}"
+        )
+        self.say(f"{action} {record.workload}, {record.strategy}, {size} ({message.steps + 1} of {message.of})")

@@ -10,16 +10,16 @@ from gpudiag.model.benchmarks.prediction import Candidate
 from gpudiag.model.facts import Collective
 from gpudiag.model.quantities import Bytes
 
-GRADIENT_BANDWIDTH_PLAN_SCHEMA = "gpudiag/gradient-bandwidth-plan/1"
 GRADIENT_BANDWIDTH_SCHEMA = "gpudiag/gradient-bandwidth/1"
-GRADIENT_BANDWIDTH_PLAN_FILE = "gradient-bandwidth-plan.json"
 GRADIENT_BANDWIDTH_FILE = "gradient-bandwidth.json"
 
 
-class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Transports to measure with messages of these bytes, rising. Each has a candidate that communicates over it."""
+class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True, tag="gradient-bandwidth"):
+    """What a set of processes is to measure: these transports, with messages of these bytes, rising.
 
-    schema: str = GRADIENT_BANDWIDTH_PLAN_SCHEMA
+    Each transport comes with a candidate that exchanges over it.
+    """
+
     device: Literal["cuda", "cpu"]
     transports: dict[str, Candidate]
     sizes: tuple[Bytes, ...]

@@ -10,12 +10,10 @@ from gpudiag.model.job import MemoryFormat, Precision
 from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds, Ordinal, Rate, Seconds
 
 SELFTEST_SCHEMA = "gpudiag/selftest/1"
-PLAN_SCHEMA = "gpudiag/selftest-plan/1"
 ABLATION_SCHEMA = "gpudiag/ablation/1"
 FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
-#: The plan, in the directory of one launch; the cost of a fault, in its run directory.
-PLAN_FILE = "selftest-plan.json"
+#: Within a fault's run directory, what it costs.
 ABLATION_FILE = "ablation.json"
 #: In place of the cost if a fault could not be injected.
 FAILURE_FILE = "failed.json"
@@ -46,8 +44,8 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
     job: bool = False
 
 
-class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The faults of one launch, injected one after the other.
+class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
+    """What one launch goes through, one fault after the other.
 
     Attributes:
         pairs: number of blocks with the fault, and of blocks without.
@@ -58,7 +56,6 @@ class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True):
         background: costs of the clean job itself, measured like faults but neither recorded nor judged.
     """
 
-    schema: str = PLAN_SCHEMA
     workload: str
     device: Literal["cuda", "cpu"]
     batch_size: Count

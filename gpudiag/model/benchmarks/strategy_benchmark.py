@@ -11,9 +11,7 @@ from gpudiag.model.facts import Collective
 from gpudiag.model.job import MemoryFormat, Precision
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 
-STRATEGY_BENCHMARK_PLAN_SCHEMA = "gpudiag/contest-plan/1"
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
-PLAN_FILE = "contest-plan.json"
 
 
 #: Reason of a candidate without turns because no time was left.
@@ -51,8 +49,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     seconds: Seconds = 20.0
 
 
-class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """The entries that a set of processes measures one after another.
+class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True, tag="strategy-benchmark"):
+    """What a set of processes is to measure, one entry after another.
 
     Attributes:
         p2p: False if peer access is switched off.
@@ -64,7 +62,6 @@ class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True):
         limit_s: approximate time from then to the end of the processes; candidates without time left are not measured.
     """
 
-    schema: str = STRATEGY_BENCHMARK_PLAN_SCHEMA
     device: Literal["cuda", "cpu"]
     devices: Devices
     p2p: bool = True

@@ -1,4 +1,4 @@
-"""Sweep: several training jobs that one set of processes runs, one after the other (`sweep.json`)."""
+"""A sweep: several training jobs that one set of processes goes through, one after the other."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import msgspec
 from gpudiag.model.job import Job
 from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
-SWEEP_SCHEMA = "gpudiag/sweep/1"
-SWEEP_FILE = "sweep.json"
-#: Outcome of a job, beside its record; written when it begins and when it ends.
+#: Beside a job's own record: written when its turn came, with what became of it.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
 
@@ -36,10 +34,9 @@ class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
     not_after_s: Seconds | None = None
 
 
-class SweepPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """All jobs, in order."""
+class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
+    """All jobs, in their order."""
 
-    schema: str = SWEEP_SCHEMA
     entries: tuple[SweepEntry, ...]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gpudiag.model.job import MEMORY_FORMATS, Job, MemoryFormat, RunOptions
 from gpudiag.model.structs import msgspec
+
+if TYPE_CHECKING:
+    from gpudiag.model.benchmarks.launch_request import ProgramPlan
 
 #: The module that each training process runs.
 _WORKER = "gpudiag.training.jobs"
@@ -21,12 +24,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         run_dir: directory for records, traces and logs; made if it does not exist.
         processes: training processes on this node.
         threads: CPU threads of each, unless OMP_NUM_THREADS says otherwise.
+        program: one of gpudiag's own training programs; None to train the job's workload.
     """
 
     job: Job
     run_dir: Path
     processes: int
     threads: int
+    program: ProgramPlan | None = None
 
     @property
     def world_size(self) -> int:
@@ -61,7 +66,7 @@ class Framework(ABC):
         shares_launches: jobs can follow each other in the same processes, on any of the devices.
         entry: `module:function` that each training process calls before it trains; "" for none.
         trainer: `module:function` that trains a built-in workload in each process, given the job.
-        fault_job: `module:function` that `gpudiag selftest` runs in each process.
+        fault_job: `module:function` that runs a `SelftestPlan` in each process.
         fault_kinds: kinds of the selftest's faults that this program can inject.
     """
 
@@ -83,19 +88,19 @@ class Framework(ABC):
         return
 
     @abstractmethod
-    def command_line(self, plan: Plan) -> list[str]:
-        """Return the command that starts all training processes of this node, and ends when they have."""
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """Return the command that starts all training processes of this node, and ends when they have.
+
+        Args:
+            plan: the launch.
+            request: the file from which each process reads its `LaunchRequest`.
+        """
 
     @abstractmethod
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Add variables that the framework's processes need; `private` is removed with the launch."""
 
-    def worker(self, plan: Plan) -> list[str]:
-        """Return the arguments of each training process: `-m gpudiag.training.jobs RUN_DIR JOB`."""
-        return [
-            "-P",  # nothing is imported from the current directory but a function that the user named
-            "-m",
-            _WORKER,
-            str(plan.run_dir.resolve()),
-            msgspec.json.encode(plan.job).decode(),
-        ]
+    def worker(self, plan: Plan, request: Path) -> list[str]:
+        """Return the interpreter's arguments in each training process."""
+        # -P: nothing is imported from the current directory except a function that the user named.
+        return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

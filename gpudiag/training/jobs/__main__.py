@@ -1,7 +1,7 @@
-"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR JOB`.
+"""The program of each training process: `python -m gpudiag.training.jobs RUN_DIR REQUEST`.
 
-JOB is a `gpudiag.model.job.Job` as JSON. What the process prints goes to `RUN_DIR/logs/rank<r>.log`. Exit code 1 after
-any failure, which is reported to the launcher.
+REQUEST is a file with a `LaunchRequest` as JSON. The process's output goes to `RUN_DIR/logs/rank<r>.log`.
+After a failure, which is reported to the launcher, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from types import FrameType
 import msgspec
 
 from gpudiag.errors import GpudiagError, UsageError, WorkerFailedError
+from gpudiag.model.benchmarks.gradient_bandwidth import GradientBandwidthPlan
+from gpudiag.model.benchmarks.launch_request import LaunchRequest, ProgramPlan
+from gpudiag.model.benchmarks.selftest import SelftestPlan
+from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmarkPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
@@ -35,25 +39,23 @@ _ENDED = 143
 
 def main(arguments: list[str]) -> int:
     """Run this process's share of the job."""
-    run_dir, job = Path(arguments[0]), msgspec.json.decode(arguments[1], type=Job)
+    run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
+    job = request.job
     die_with_parent()  # torchrun starts each worker in its own session
     place = current_position()
     _log_to(run_dir / record.LOGS_DIR / f"rank{place.rank}.log")
     progress = ProgressSender(place.rank)
     progress.tell("starting")
-    set_launched(Launched(run_dir=run_dir, job=job))
+    launched = Launched(run_dir=run_dir, job=job)
+    set_launched(launched)
     _raise_at_sigterm()
     try:
         if framework_named(job.framework).entry:
             _call(framework_named(job.framework).entry)
-        if is_own(job.workload):
-            find_function(job.workload)()
-        elif not workload_entry(job.workload).trains:
-            from gpudiag.training.jobs.volume.unet3d_predict import predict
-
-            predict(job)
+        if request.program is not None:
+            _run_program(request.program, launched)
         else:
-            _call(framework_named(job.framework).trainer, job)
+            _run_workload(job)
         _check_measured(run_dir, place.rank, job.workload)
     except Ended:
         with contextlib.suppress(OSError):
@@ -73,6 +75,36 @@ def main(arguments: list[str]) -> int:
         )
         return 1 if known or isinstance(error, Exception) else 2
     return 0
+
+
+def _run_workload(job: Job) -> None:
+    """Train or predict, as the workload does, or call the user's function."""
+    if is_own(job.workload):
+        find_function(job.workload)()
+    elif not workload_entry(job.workload).trains:
+        from gpudiag.training.jobs.volume.unet3d_predict import predict
+
+        predict(job)
+    else:
+        _call(framework_named(job.framework).trainer, job)
+
+
+def _run_program(plan: ProgramPlan, launched: Launched) -> None:
+    """Run one of gpudiag's own programs; each is imported only here because it imports its framework."""
+    if isinstance(plan, StrategyBenchmarkPlan):
+        from gpudiag.training.jobs.strategy_benchmark.job import run_strategy_benchmark
+
+        run_strategy_benchmark(plan, launched.run_dir)
+    elif isinstance(plan, GradientBandwidthPlan):
+        from gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth import measure_gradient_bandwidth
+
+        measure_gradient_bandwidth(plan, launched.run_dir)
+    elif isinstance(plan, SelftestPlan):
+        _call(framework_named(launched.job.framework).fault_job, plan, launched)
+    else:
+        from gpudiag.training.jobs.sweep import run_sweep
+
+        run_sweep(plan, launched)
 
 
 def find_function(name: str) -> Callable[[], object]:

@@ -1,7 +1,7 @@
 """The sweep: several training jobs, one after the other, in one set of processes.
 
 Starting processes, importing the framework and creating CUDA contexts takes ten seconds and more, while most jobs are
-measured in two or three. So `gpudiag scale` starts `run` once, in as many processes as the largest job needs; smaller
+measured in two or three. So `gpudiag scale` starts one sweep, in as many processes as the largest job needs; smaller
 jobs train in the first processes while the others sleep. Environment variables (peer access, NCCL's algorithm) cannot
 change between two jobs of a sweep.
 
@@ -25,12 +25,12 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import UsageError, WorkerFailedError
-from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, SWEEP_FILE, SWEEP_SCHEMA, EntryOutcome, SweepEntry, SweepPlan
+from gpudiag.model.benchmarks.sweep import OUTCOME_FILE, EntryOutcome, SweepEntry, SweepPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import write_json
 from gpudiag.training.frameworks.pytorch.runtime import new_job
-from gpudiag.training.loop.launched import Launched, launched, set_launched
+from gpudiag.training.loop.launched import Launched, set_launched
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session import record
 from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
@@ -81,13 +81,9 @@ class _Messages:
         return str(self._store.get(key).decode())
 
 
-def run() -> None:
-    """Run this process's share of the sweep; its plan is in the launch's run directory."""
-    started = launched()
-    if started is None:
-        raise UsageError("a sweep is started by gpudiag only", "Run `gpudiag scale`.")
+def run_sweep(plan: SweepPlan, started: Launched) -> None:
+    """Run this process's share of the sweep."""
     place = current_position()
-    plan = read_json(started.run_dir / SWEEP_FILE, SweepPlan, SWEEP_SCHEMA)
     sweep = _Sweep(started, _Messages(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
         sweep.take(number, entry)

@@ -14,8 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import gpudiag
 from gpudiag.errors import GpudiagError
+from gpudiag.model.benchmarks.launch_request import LaunchRequest
 from gpudiag.model.run import RunRecord, RunStatus
 from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR, below
 from gpudiag.training.frameworks.framework import Plan
@@ -68,7 +71,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
             socket = private / "progress"
             with Listener(socket) as listener, log.open("wb") as output:
                 values = environment(plan, private, socket, has_gpudiag=has_gpudiag, inherited=os.environ)
-                processes = framework_named(plan.job.framework).command_line(plan)
+                processes = framework_named(plan.job.framework).command_line(plan, _write_request(plan, private))
                 guard = subprocess.Popen(
                     [sys.executable, "-I", str(_GUARD), str(private), *processes],
                     stdin=subprocess.DEVNULL,
@@ -118,6 +121,13 @@ def environment(
         values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(folder), inherited.get("PYTHONPATH"))))
     framework_named(plan.job.framework).set_environment(values, plan, private)
     return values
+
+
+def _write_request(plan: Plan, private: Path) -> Path:
+    """Write what the training processes read, in a file because a sweep's plan may exceed the limit of an argument."""
+    path = private / "request.json"
+    path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
+    return path
 
 
 def _watch(

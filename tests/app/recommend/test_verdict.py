@@ -1,4 +1,4 @@
-"""Winner or tie, from turns whose truth is known."""
+"""Winner or tie, from turns with known step times."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALONE, FSDP = Candidate(strategy="independent"), Candidate(strategy="fsdp")
 def _benchmark(
     means: dict[Candidate, float], *, noise: float, drift: float = 0.0, rounds: int = 8
 ) -> StrategyBenchmark:
-    """Turns of these mean steps, with noise of its own for each and a drift that all have in common."""
+    """Make turns with these mean steps, independent noise and a common drift."""
     chance = random.Random(1)  # noqa: S311  # noise, not secrets
     turns = tuple(
         Turns(
@@ -58,7 +58,7 @@ def _benchmark(
     )
 
 
-def test_a_clear_lead_wins_and_says_what_it_gains() -> None:
+def test_clear_lead_wins_with_its_gain() -> None:
     found = judge(_benchmark({ALONE: 10, NCCL: 20, HOST: 12}, noise=0.002))
     assert (found.verdict, found.recommended, found.tied) == ("winner", "cpu-reduce", ())
     assert found.gain is not None
@@ -71,43 +71,43 @@ def test_a_clear_lead_wins_and_says_what_it_gains() -> None:
     assert "CpuReduceHook" in found.code
 
 
-def test_within_noise_is_a_tie_and_the_plainest_is_taken() -> None:
+def test_difference_within_noise_is_a_tie_and_the_simplest_is_recommended() -> None:
     found = judge(_benchmark({ALONE: 10, ROUNDED: 12.0, NCCL: 12.01}, noise=0.01))
     assert found.verdict == "tie"
     assert set(found.tied) == {"nccl", "cpu-reduce --compress bf16"}
     assert found.recommended == "nccl"
 
 
-def test_a_drift_that_all_share_decides_nothing() -> None:
-    """Every round is 5 % slower than the one before: the two still differ by 2 % in each."""
+def test_common_drift_does_not_change_the_verdict() -> None:
+    """Every round is 5 % slower than the one before; the candidates differ by 2 % in each."""
     found = judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.24}, noise=0.0005, drift=0.05))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
-    slower = next(one for one in found.ranking if one.strategy == "gloo")
+    slower = next(row for row in found.ranking if row.strategy == "gloo")
     assert slower.slower_percent == pytest.approx(2.0, abs=0.2)
 
 
-def test_a_difference_that_no_second_run_would_find_is_a_tie() -> None:
+def test_difference_below_half_a_percent_is_a_tie() -> None:
     assert judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.03}, noise=1e-5)).verdict == "tie"
 
 
-def test_a_restless_machine_is_said() -> None:
+def test_scattered_turns_are_noted() -> None:
     assert any("scattered" in note for note in judge(_benchmark({ALONE: 10, NCCL: 12, GLOO: 14}, noise=0.3)).notes)
 
 
-def test_what_failed_is_listed_and_the_others_go_on() -> None:
+def test_failed_candidate_is_listed_and_others_are_ranked() -> None:
     benchmark = _benchmark({ALONE: 10, NCCL: 12, HOST: 11}, noise=0.001)
     found = judge(_replaced(benchmark, Turns(candidate=HOST, cannot="memory cannot be shared")))
     assert found.recommended == "nccl"
-    assert next(one.cannot for one in found.ranking if one.strategy == "cpu-reduce") == "memory cannot be shared"
+    assert next(row.cannot for row in found.ranking if row.strategy == "cpu-reduce") == "memory cannot be shared"
 
 
-def test_rounding_is_said() -> None:
+def test_rounded_gradients_are_noted() -> None:
     found = judge(_benchmark({ALONE: 10, NCCL: 20, ROUNDED: 11}, noise=0.001))
     assert found.recommended == "cpu-reduce --compress bf16"
     assert any("rounds gradients to bf16" in note for note in found.notes)
 
 
-def test_predictions_alone_tie_within_two_percent() -> None:
+def test_predictions_within_two_percent_tie() -> None:
     def verdict(*steps: float) -> str:
         made = [
             Prediction(candidate=candidate, devices=4, step_ms=step, exposed_ms=step, reason="r")
@@ -119,7 +119,7 @@ def test_predictions_alone_tie_within_two_percent() -> None:
     assert verdict(100.0, 103.0) == "winner"
 
 
-def test_nothing_that_can_run_is_an_error() -> None:
+def test_no_runnable_candidate_is_an_error() -> None:
     none = [Prediction(candidate=NCCL, devices=1, cannot="no GPU")]
     with pytest.raises(HardwareMissingError):
         from_predictions(none, workload="w", devices=1, batch_size=None, p2p=True)
@@ -127,10 +127,10 @@ def test_nothing_that_can_run_is_an_error() -> None:
 
 @examples(30)
 @given(st.lists(st.floats(1, 100), min_size=3, max_size=3), st.floats(0, 0.05))
-def test_what_is_recommended_was_never_much_slower(means: list[float], noise: float) -> None:
+def test_recommended_strategy_is_never_much_slower_than_the_fastest(means: list[float], noise: float) -> None:
     benchmark = _benchmark(dict(zip((NCCL, GLOO, HOST), means, strict=True)), noise=noise)
     found = judge(benchmark)
-    chosen = next(one for one in found.ranking if one.strategy == found.recommended)
+    chosen = next(row for row in found.ranking if row.strategy == found.recommended)
     assert chosen.slower_percent is not None
     assert chosen.slower_ci95 is not None
     assert chosen.slower_ci95[0] <= 0.0 or chosen.slower_percent < 0.5
@@ -146,12 +146,12 @@ def _with_rounds(benchmark: StrategyBenchmark, candidate: Candidate, rounds: tup
 
 
 @pytest.mark.parametrize("width", [40, 60, 100])
-def test_narrow_tables_leave_columns_out_and_cut_no_figure(width: int) -> None:
+def test_narrow_tables_drop_columns_without_truncating_figures(width: int) -> None:
     found = judge(_benchmark({ALONE: 455.5, GLOO: 460.25, FSDP: 619.75, ROUNDED: 700}, noise=0.03))
     drawn = _drawn(found, width)
     assert "…" not in drawn
     assert all(len(line) <= width for line in drawn.splitlines())
-    assert all(one.step_words() in drawn for one in found.ranking)
+    assert all(row.step_words() in drawn for row in found.ranking)
 
 
 def _drawn(found: Recommendation, width: int = 120) -> str:
@@ -161,31 +161,31 @@ def _drawn(found: Recommendation, width: int = 120) -> str:
     return target.file.getvalue()
 
 
-def test_what_was_not_measured_long_enough_is_neither_ranked_nor_beaten() -> None:
-    """Two turns of 9 and 15 ms may be anything; NCCL's 12.0 are known."""
+def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> None:
+    """Two turns of 9 and 15 ms are uncertain; NCCL's 12.0 ms are steady."""
     benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 14.0, HOST: 12}, noise=0.002)
     found = judge(_with_rounds(benchmark, HOST, (9.0, 14.9)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")
     assert set(found.tied) == {"nccl", "cpu-reduce"}
-    assert [one.strategy for one in found.ranking if one.unranked] == ["cpu-reduce"]
+    assert [row.strategy for row in found.ranking if row.unranked] == ["cpu-reduce"]
     assert any("not measured long enough" in note for note in found.notes)
 
 
-def test_what_is_special_has_to_be_faster_than_a_plain_one_that_scatters() -> None:
-    """As measured: 2.11 ms known to 5 %, and 2.12 to 85 %. Neither is known to be faster."""
+def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one() -> None:
+    """Measured figures: 2.11 ms within 5 %, and 2.12 ms within 85 %."""
     benchmark = _benchmark({ALONE: 1.5, HOST: 2.11, NCCL: 2.12}, noise=0.01)
     found = judge(_with_rounds(benchmark, NCCL, (1.7, 1.6, 4.7, 1.6, 1.7)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")
-    assert [one.strategy for one in found.ranking if one.unranked] == ["nccl"]
+    assert [row.strategy for row in found.ranking if row.unranked] == ["nccl"]
     assert found.gain is None
     assert found.ceiling is not None
     assert found.ceiling.percent_left is None
-    assert found.reason.startswith("nccl is the plainest. cpu-reduce (2.11 ± 0.0")
-    assert "cannot be told from it (about 2.26 ms)" in found.reason
-    assert "Cannot tell which is fastest: use nccl (possibly as fast: cpu-reduce)" in _drawn(found)
+    assert found.reason.startswith("nccl is the simplest. cpu-reduce (2.11 ± 0.0")
+    assert "cannot be distinguished from it (about 2.26 ms)" in found.reason
+    assert "Cannot tell which is fastest: take nccl (may be as fast: cpu-reduce)" in _drawn(found)
 
 
-def test_what_the_budget_left_out_is_said() -> None:
+def test_candidates_beyond_the_budget_are_noted() -> None:
     benchmark = _benchmark({ALONE: 10, GLOO: 12.0, HOST: 11, FSDP: 12}, noise=0.002)
     for candidate in (HOST, FSDP):
         benchmark = _replaced(benchmark, Turns(candidate=candidate, cannot=NO_TIME))
@@ -195,7 +195,7 @@ def test_what_the_budget_left_out_is_said() -> None:
     assert "saves" not in _drawn(found)
 
 
-def test_two_rounds_have_no_interval_to_speak_of() -> None:
+def test_two_rounds_print_no_interval() -> None:
     benchmark = _benchmark({ALONE: 10, GLOO: 12.0, FSDP: 11}, noise=0.0, rounds=2)
     found = judge(_with_rounds(_with_rounds(benchmark, GLOO, (11.0, 13.0)), FSDP, (10.5, 11.5)))
     assert found.recommended == "gloo"
@@ -204,25 +204,25 @@ def test_two_rounds_have_no_interval_to_speak_of() -> None:
     assert "±" not in _drawn(found)
 
 
-def test_of_special_ones_that_nobody_knows_the_fastest_seen_is_taken() -> None:
+def test_fastest_is_recommended_if_no_special_strategy_is_steady() -> None:
     benchmark = _benchmark({ALONE: 10, HOST: 12.0, FSDP: 11}, noise=0.0, rounds=2)
     found = judge(_with_rounds(_with_rounds(benchmark, HOST, (11.0, 13.0)), FSDP, (10.5, 11.5)))
     assert (found.verdict, found.recommended) == ("tie", "fsdp")
-    assert found.reason.startswith("the fastest that was seen")
+    assert found.reason.startswith("the fastest that was measured")
 
 
 @examples(30)
 @given(st.lists(st.floats(100, 130), min_size=3, max_size=3), st.floats(0, 0.3), st.integers(2, 6))
-def test_of_what_ties_the_plainest_is_taken(means: list[float], noise: float, rounds: int) -> None:
+def test_simplest_of_tied_candidates_is_recommended(means: list[float], noise: float, rounds: int) -> None:
     found = judge(_benchmark(dict(zip((GLOO, HOST, FSDP), means, strict=True)), noise=noise, rounds=rounds))
-    ranked = {one.strategy for one in found.ranking if one.unranked is None}
+    ranked = {row.strategy for row in found.ranking if row.unranked is None}
     for plainer, special in (("gloo", "cpu-reduce"), ("gloo", "fsdp"), ("cpu-reduce", "fsdp")):
         if plainer in found.tied and (plainer == "gloo" or plainer in ranked):
             assert found.recommended != special
 
 
-def test_what_is_slower_beyond_its_scatter_is_ranked() -> None:
+def test_scattered_but_clearly_slower_candidate_is_ranked() -> None:
     benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 40.0}, noise=0.002)
     found = judge(_with_rounds(benchmark, GLOO, (30.0, 40.0, 50.0, 36.0, 44.0)))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
-    assert not any(one.unranked for one in found.ranking)
+    assert not any(row.unranked for row in found.ranking)

@@ -1,4 +1,4 @@
-"""Directories of results that come from other people: nothing outside is written, and reading changes nothing."""
+"""Untrusted result directories: nothing outside is written, and reading changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpudiag.app.report import write_scaling
 from gpudiag.app.scale.scale import conclude_again
 from gpudiag.app.scale.store import Store, recorded_directory
-from gpudiag.app.table import points_of
+from gpudiag.app.table import read_points
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.job import RunOptions
@@ -33,7 +33,7 @@ def state(directory: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("name", ["scaling.csv", "scaling.md", "scaling.json", "report.html"])
-def test_links_in_the_places_of_reports_are_replaced(name: str, tmp_path: Path) -> None:
+def test_links_at_report_paths_are_replaced(name: str, tmp_path: Path) -> None:
     foreign, victim = benchmark(tmp_path / "foreign"), tmp_path / "bashrc"
     victim.write_text("alias ls='ls --color'\n")
     (foreign / name).symlink_to(victim)
@@ -42,7 +42,7 @@ def test_links_in_the_places_of_reports_are_replaced(name: str, tmp_path: Path) 
     assert not (foreign / name).is_symlink()
 
 
-def test_a_link_that_the_user_named_is_followed(tmp_path: Path) -> None:
+def test_link_named_by_the_user_is_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     named = tmp_path / "named"
     named.symlink_to(tmp_path / "elsewhere")
@@ -52,7 +52,7 @@ def test_a_link_that_the_user_named_is_followed(tmp_path: Path) -> None:
     assert (tmp_path / "elsewhere" / "scaling.csv").is_file()
 
 
-def test_an_id_that_is_a_path_is_left_out(tmp_path: Path) -> None:
+def test_point_with_a_path_as_id_is_left_out(tmp_path: Path) -> None:
     foreign, victim = benchmark(tmp_path / "foreign"), tmp_path / "victim"
     victim.mkdir()
     (victim / RUN_FILE).write_text("{}")
@@ -67,7 +67,7 @@ def test_an_id_that_is_a_path_is_left_out(tmp_path: Path) -> None:
     assert len(Store(foreign, reading=True).points()) == 1
 
 
-def test_a_point_whose_directory_is_a_link_is_left_out(tmp_path: Path) -> None:
+def test_point_with_a_linked_directory_is_left_out(tmp_path: Path) -> None:
     foreign, victim = tmp_path / "foreign", tmp_path / "victim"
     point = measured(1, 30.0)
     benchmark(foreign)
@@ -83,16 +83,16 @@ def test_a_point_whose_directory_is_a_link_is_left_out(tmp_path: Path) -> None:
         Store(foreign).clear(point.id)
 
 
-def test_tables_rename_nothing(tmp_path: Path) -> None:
+def test_reading_for_a_table_renames_no_file(tmp_path: Path) -> None:
     foreign = benchmark(tmp_path / "foreign")
     broken = next((foreign / "points").iterdir()) / "point.json"
     broken.write_text("{")
     before = state(foreign)
-    assert len(points_of(foreign)) == 1
+    assert len(read_points(foreign)) == 1
     assert state(foreign) == before
 
 
 @pytest.mark.parametrize("relative", ["../up", "points/../../up", "/etc/passwd", "points/../up"])
-def test_paths_that_lead_out_are_refused(relative: str, tmp_path: Path) -> None:
+def test_paths_outside_the_directory_are_refused(relative: str, tmp_path: Path) -> None:
     with pytest.raises(UnreadableInputError):
         below(tmp_path, relative)

@@ -1,4 +1,4 @@
-"""The forms in which earlier benchmarks printed their results, on points whose figures are known."""
+"""Forms of earlier benchmarks, on points with known figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.app.scale.points import measured
 
 @pytest.fixture
 def benchmark(tmp_path: Path) -> Path:
-    """Two strategies on one device and four, another batch, the compiler; two blocks of a volume a second."""
+    """Save points of two strategies, another batch, the compiler, and a volume of two blocks per second."""
     points = [
         measured(1, 30.0, parameters=25_557_032),
         measured(4, 40.0, parameters=25_557_032),
@@ -54,19 +54,17 @@ def benchmark(tmp_path: Path) -> Path:
 
 
 def tables(benchmark: Path, form: str, capsys: pytest.CaptureFixture[str]) -> dict[str, list[dict[str, Any]]]:
-    """Rows of each form by its headings."""
+    """Return the rows of each form by heading."""
     assert main(["table", str(benchmark), "--form", form, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["schema"] == "gpudiag/form-tables/1"
     return {
-        one["form"]: [dict(zip([c["heading"] for c in one["columns"]], row, strict=True)) for row in one["rows"]]
-        for one in said["tables"]
+        table["form"]: [dict(zip([c["heading"] for c in table["columns"]], row, strict=True)) for row in table["rows"]]
+        for table in said["tables"]
     }
 
 
-def test_iterations_of_several_devices_stand_beside_the_samples_of_one(
-    benchmark: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_training_form_shows_iterations_of_all_devices(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = tables(benchmark, "training", capsys)["training"]
     four = next(row for row in rows if (row["system"], row["samples per iteration"]) == ("resnet50 (x4)", 256))
     assert four["1001 iterations [s]"] == pytest.approx(40.04)
@@ -106,5 +104,5 @@ def test_forms_as_text_and_files(benchmark: Path, tmp_path: Path, capsys: pytest
 
 
 @pytest.mark.parametrize("words", [("--form", "trainin"), ("--form", "all", "--csv", "x.csv")])
-def test_what_is_no_form_is_refused(benchmark: Path, words: tuple[str, ...]) -> None:
+def test_unknown_form_is_refused(benchmark: Path, words: tuple[str, ...]) -> None:
     assert main(["table", str(benchmark), *words]) == 2

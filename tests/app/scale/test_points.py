@@ -1,4 +1,4 @@
-"""Which points are measured, in which order, and under which names."""
+"""The points to measure, their order and their ids."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def names(found: list[Point]) -> list[tuple[str, int]]:
     return [(point.record.strategy, point.record.devices) for point in found if not point.record.alone]
 
 
-def test_the_ends_of_the_first_strategy_come_first() -> None:
+def test_largest_point_and_baseline_of_the_first_strategy_come_first() -> None:
     found = all_points(
         request(workloads=("resnet50",), strategies=("nccl", "cpu-reduce", "independent"), alone=False), GPUS
     )
@@ -40,21 +40,21 @@ def test_the_ends_of_the_first_strategy_come_first() -> None:
     assert ("cpu-reduce", 1) not in names(found)
 
 
-def test_one_device_has_no_peer_access_to_lose() -> None:
+def test_one_device_is_measured_with_peer_access_only() -> None:
     found = all_points(request(workloads=("resnet50",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
     assert names(found).count(("nccl", 1)) == 1
     assert ("nccl-no-p2p", 1) not in names(found)
     assert [point.job.p2p for point in found if point.record.strategy == "nccl-no-p2p"] == [False, False]
 
 
-def test_a_ladder_of_precisions_batches_and_the_compiler() -> None:
+def test_precisions_batches_and_compiler_are_combined() -> None:
     ladder = {"precisions": ("fp32", "fp16"), "batch_sizes": (64, 128), "compiled": (False, True)}
     found = all_points(
         request(workloads=("resnet50",), strategies=("nccl",), devices=(1,), alone=False, **ladder), GPUS
     )
-    rungs = {(one.job.precision, one.job.batch_size, one.job.compile) for one in found}
+    rungs = {(point.job.precision, point.job.batch_size, point.job.compile) for point in found}
     assert len(rungs) == len(found) == 8
-    assert {one.record.options.get("compile") for one in found} == {None, "True"}
+    assert {point.record.options.get("compile") for point in found} == {None, "True"}
 
 
 def test_cpus_have_no_tf32() -> None:
@@ -69,13 +69,13 @@ def test_each_gpu_is_measured_alone() -> None:
     assert {record.workload for record in alone} == {"resnet50"}
 
 
-def test_pairs() -> None:
+def test_every_pair_of_gpus_is_measured() -> None:
     found = all_points(request(workloads=("resnet50",), strategies=("nccl",), pairs=True), GPUS)
     pairs = {point.record.device_indices for point in found if point.record.devices == 2}
     assert len(pairs) == 6
 
 
-def test_names_of_points_do_not_depend_on_what_else_is_asked() -> None:
+def test_point_id_does_not_depend_on_other_points() -> None:
     few = all_points(request(workloads=("resnet50",), strategies=("nccl",), devices=(4,), alone=False), GPUS)
     many = all_points(
         request(workloads=("mlp", "resnet50"), strategies=("independent", "nccl"), data=("host", "device")), GPUS
@@ -85,7 +85,7 @@ def test_names_of_points_do_not_depend_on_what_else_is_asked() -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_strong_scaling_keeps_the_whole_batch_and_refuses_parts() -> None:
+def test_strong_scaling_refuses_batches_that_do_not_divide() -> None:
     found = all_points(request(workloads=("mlp",), devices=(1, 2, 4), batch_sizes=(50,), mode="strong"), GPUS)
     by_size = {point.record.devices: point.record for point in found}
     assert by_size[2].batch_per_device == 25
@@ -94,7 +94,7 @@ def test_strong_scaling_keeps_the_whole_batch_and_refuses_parts() -> None:
     assert "does not divide" in (by_size[4].error or "")
 
 
-def test_weak_and_strong_points_are_different_points() -> None:
+def test_weak_and_strong_points_have_different_ids() -> None:
     weak = all_points(request(workloads=("mlp",), devices=(1,), batch_sizes=(64,), alone=False), GPUS)
     strong = all_points(request(workloads=("mlp",), devices=(1,), batch_sizes=(64,), mode="strong"), GPUS)
     assert not {point.record.id for point in weak} & {point.record.id for point in strong}
@@ -114,19 +114,21 @@ def test_weak_and_strong_points_are_different_points() -> None:
         ({"data": ("tape",)}, GPUS, UsageError, "--data"),
     ],
 )
-def test_what_there_is_not(given: dict[str, Any], site: Site, error: type[Exception], words: str) -> None:
+def test_unknown_names_and_missing_hardware_are_refused(
+    given: dict[str, Any], site: Site, error: type[Exception], words: str
+) -> None:
     with pytest.raises(error, match=words):
         all_points(request(**given), site)
 
 
-def test_a_halved_batch_is_another_point() -> None:
+def test_halved_batch_is_a_new_point() -> None:
     point = all_points(request(workloads=("mlp",), alone=False), GPUS)[0]
     half = halved(point)
     assert half.record.batch_per_device == point.record.batch_per_device // 2 == half.job.batch_size
     assert half.record.halved_from == point.record.id != half.record.id
 
 
-def test_points_that_differ_in_their_environment_do_not_share_processes() -> None:
+def test_points_with_different_peer_access_do_not_share_processes() -> None:
     found = all_points(request(workloads=("mlp",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
     first = next_launch(found, found[:2])
     rest = [point for point in found if point not in first.timed]

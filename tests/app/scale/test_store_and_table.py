@@ -1,4 +1,4 @@
-"""What is kept, what is gone on with, what is refused."""
+"""Saving points, continuing with them, and tables of results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from gpudiag.analysis.scaling.measured import which_gpus, with_figures
 from gpudiag.analysis.scaling.table import results_table
 from gpudiag.app.scale.store import Store, check_machine, writing
-from gpudiag.app.table import points_of
+from gpudiag.app.table import read_points
 from gpudiag.errors import GpudiagError, UnreadableInputError, UsageError
 from gpudiag.model.benchmarks.scaling import SCALING_FILE, Machine, Scaling
 from gpudiag.model.benchmarks.sweep import EntryOutcome
@@ -66,14 +66,14 @@ def record(
     )
 
 
-def test_throughput_is_that_of_the_slowest_where_gradients_are_exchanged() -> None:
+def test_throughput_with_communication_is_that_of_the_slowest_rank() -> None:
     point = with_figures(measured(2, 1.0), record(40.0, 50.0), None, HERE)
     assert point.samples_per_s == pytest.approx(128 / 0.05)
     assert point.per_device_samples_per_s == pytest.approx((64 / 0.04, 64 / 0.05))
     assert point.settled
 
 
-def test_throughput_is_the_sum_where_they_are_not() -> None:
+def test_throughput_without_communication_is_the_sum_over_ranks() -> None:
     point = with_figures(
         measured(2, 1.0, strategy="independent"), record(40.0, 50.0, strategy="independent"), None, HERE
     )
@@ -88,13 +88,13 @@ def test_throughput_is_the_sum_where_they_are_not() -> None:
         (record(40.0, 50.0, status="failed", error="rank 1 was ended by SIGKILL"), None, "SIGKILL"),
     ],
 )
-def test_a_failed_point_says_why(run: RunRecord | None, outcome: EntryOutcome | None, words: str) -> None:
+def test_failed_point_keeps_its_error(run: RunRecord | None, outcome: EntryOutcome | None, words: str) -> None:
     point = with_figures(measured(2, 1.0), run, outcome, HERE)
     assert point.status == "failed"
     assert words in (point.error or "")
 
 
-def test_saved_points_come_back(tmp_path: Path) -> None:
+def test_saved_points_are_read_back(tmp_path: Path) -> None:
     store = Store(tmp_path)
     points = [measured(1, 30.0), measured(4, 40.0)]
     for point in points:
@@ -102,7 +102,7 @@ def test_saved_points_come_back(tmp_path: Path) -> None:
     assert Store(tmp_path).points() == {point.id: point for point in points}
 
 
-def test_an_older_schema_is_kept_aside_and_measured_again(tmp_path: Path) -> None:
+def test_point_with_older_schema_is_renamed_and_measured_again(tmp_path: Path) -> None:
     store = Store(tmp_path)
     point = measured(1, 30.0)
     store.save(point)
@@ -114,19 +114,19 @@ def test_an_older_schema_is_kept_aside_and_measured_again(tmp_path: Path) -> Non
     assert json.loads((path.with_suffix(".json.old")).read_text())["schema"] == "gpudiag/scale-point/0"
 
 
-def test_a_full_disk_says_what_to_do(tmp_path: Path) -> None:
+def test_full_disk_gives_a_hint(tmp_path: Path) -> None:
     with pytest.raises(GpudiagError, match="no space left") as caught, writing(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
-    assert "same command again" in caught.value.hint
+    assert "repeat the command" in caught.value.hint
 
 
-def test_the_output_must_not_be_a_file(tmp_path: Path) -> None:
+def test_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="is a file"):
         Store(tmp_path / "file")
 
 
-def test_points_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_points_of_another_machine_are_refused(tmp_path: Path) -> None:
     point = measured(1, 30.0)
     check_machine({point.id: point}, HERE, tmp_path)
     other = msgspec.structs.replace(HERE, software={"torch": "2.13"})
@@ -134,14 +134,14 @@ def test_points_of_another_machine_are_not_gone_on_with(tmp_path: Path) -> None:
         check_machine({point.id: point}, other, tmp_path)
 
 
-def test_another_machine_of_the_same_kind_is_another_machine() -> None:
+def test_machines_with_equal_hardware_are_distinguished() -> None:
     here = msgspec.structs.replace(HERE, which="0a1b2c3d")
     (words,) = here.differences(msgspec.structs.replace(HERE, which="ffffffff"))
     assert words == "the GPUs of machine 0a1b2c3d and not ffffffff"
     assert here.differences(HERE) == []
 
 
-def test_gpus_are_told_apart_by_their_uuids() -> None:
+def test_gpus_are_distinguished_by_uuid() -> None:
     known = machine("h200x4")
     assert which_gpus(known) == ""  # a kept inventory without them
     gpus = tuple(msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in known.gpus)
@@ -152,12 +152,12 @@ def test_gpus_are_told_apart_by_their_uuids() -> None:
     assert which_gpus(turned) != which_gpus(facts)
 
 
-def test_what_is_unknown_is_no_difference() -> None:
+def test_unknown_property_is_no_difference() -> None:
     assert HERE.differences(Machine()) == []
     assert HERE.differences(msgspec.structs.replace(HERE, software={"driver": "580", "python": "3.12"})) == []
 
 
-def test_strategies_of_one_machine_are_ranked_and_ties_are_ties() -> None:
+def test_strategies_of_one_machine_are_ranked_with_ties() -> None:
     rows = [measured(4, 40.0), measured(4, 40.1, strategy="ps-gpu"), measured(4, 80.0, strategy="cpu-reduce")]
     table = results_table([("a", row) for row in [*rows, measured(4, 35.0, strategy="independent")]])
     (group,) = table.groups
@@ -166,7 +166,7 @@ def test_strategies_of_one_machine_are_ranked_and_ties_are_ties() -> None:
     assert ranks == {"nccl": 1, "ps-gpu": 1, "cpu-reduce": 3, "independent": None}
 
 
-def test_machines_are_put_beside_each_other_but_not_ranked() -> None:
+def test_machines_are_listed_side_by_side_without_ranking() -> None:
     other = Machine(host="there", gpus=("V100",) * 4, software={"torch": "2.4"})
     table = results_table([("a", measured(4, 40.0)), ("b", measured(4, 90.0, machine=other))])
     (group,) = table.groups
@@ -176,7 +176,7 @@ def test_machines_are_put_beside_each_other_but_not_ranked() -> None:
     assert "torch 2.11 and not 2.4" in group.refusals[0]
 
 
-def test_weak_and_strong_and_other_batches_are_never_ranked_together() -> None:
+def test_different_modes_and_batches_are_not_ranked_together() -> None:
     rows = [
         measured(4, 40.0),
         measured(4, 12.0, mode="strong", batch_per_device=8),
@@ -188,17 +188,17 @@ def test_weak_and_strong_and_other_batches_are_never_ranked_together() -> None:
     assert any("samples per device 64 and 32" in refusal for refusal in table.refusals)
 
 
-def test_a_single_run_is_a_result_too(tmp_path: Path) -> None:
+def test_single_run_is_a_result(tmp_path: Path) -> None:
     write_json(tmp_path / RUN_FILE, record(40.0, 40.0))
-    (point,) = points_of(tmp_path)
+    (point,) = read_points(tmp_path)
     assert (point.devices, point.batch_per_device, point.precision) == (2, 64, "bf16")
     assert point.samples_per_s == pytest.approx(128 / 0.04)
 
 
-def test_a_loop_that_told_no_batch_size_has_its_step_and_no_throughput(tmp_path: Path) -> None:
+def test_loop_without_batch_size_has_step_time_but_no_throughput(tmp_path: Path) -> None:
     own = msgspec.structs.replace(record(40.0, 41.0), strategy="own", batch_size_per_device=None, options={})
     write_json(tmp_path / RUN_FILE, own)
-    (point,) = points_of(tmp_path)
+    (point,) = read_points(tmp_path)
     assert (point.status, point.samples_per_s, point.step_ms) == ("measured", None, 41.0)
     text = to_markdown(results_table([("own", point)]))
     assert "## resnet50 · samples per step not recorded · 2 devices" in text
@@ -206,19 +206,19 @@ def test_a_loop_that_told_no_batch_size_has_its_step_and_no_throughput(tmp_path:
     assert "| own | — |  | 41.0 |" in text
 
 
-def test_a_benchmark_that_never_concluded_is_read_from_its_points(tmp_path: Path) -> None:
+def test_benchmark_without_conclusion_is_read_from_its_points(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.save(measured(1, 30.0))
     store.save(measured(4, 40.0))
-    assert sorted(point.efficiency or 0 for point in points_of(tmp_path)) == pytest.approx([0.75, 1.0])
+    assert sorted(point.efficiency or 0 for point in read_points(tmp_path)) == pytest.approx([0.75, 1.0])
 
 
-def test_an_older_result_is_refused_by_name(tmp_path: Path) -> None:
+def test_result_with_older_schema_is_refused_by_name(tmp_path: Path) -> None:
     write_json(tmp_path / SCALING_FILE, Scaling(schema="gpudiag/scaling/0", workload="resnet50"))
     with pytest.raises(UnreadableInputError, match="gpudiag/scaling/0"):
-        points_of(tmp_path)
+        read_points(tmp_path)
 
 
-def test_nothing_is_no_result(tmp_path: Path) -> None:
+def test_empty_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableInputError, match="holds no results"):
-        points_of(tmp_path)
+        read_points(tmp_path)

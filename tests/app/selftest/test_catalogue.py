@@ -1,4 +1,4 @@
-"""Which faults are put in where, and what should be found."""
+"""The choice of faults, and the expected diagnoses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, late_rank, plan_of
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, fault_plan, faulty_rank
 from gpudiag.app.selftest.selftest import CPU_TRAININGS, GPU_TRAININGS
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES
@@ -21,18 +21,18 @@ def names(chosen: tuple[Any, ...]) -> set[str]:
     return {entry.name for entry in chosen}
 
 
-def test_all_faults_are_put_into_four_gpus() -> None:
+def test_all_faults_run_on_four_gpus() -> None:
     chosen, left_out = choose((), **FOUR_GPUS)
     assert names(chosen) == set(CATALOGUE)
     assert left_out == ()
 
 
-def test_a_cpu_has_no_device_to_wait_for() -> None:
+def test_faults_that_need_gpus_are_left_out_on_cpus() -> None:
     chosen, left_out = choose((), **TWO_CPUS)
     on_gpus = "pageable-copies sync tiny-kernels no-p2p item-between-layers looped-optimizer float64-batches"
     on_gpus += " many-small-copies busy-core-one sync-batchnorm emptied-cache cuda-graph compiled side-stream-copies"
-    assert {one.fault for one in left_out} == set(on_gpus.split())
-    assert names(chosen) == set(CATALOGUE) - {one.fault for one in left_out}
+    assert {entry.fault for entry in left_out} == set(on_gpus.split())
+    assert names(chosen) == set(CATALOGUE) - {entry.fault for entry in left_out}
 
 
 @pytest.mark.parametrize(
@@ -42,51 +42,51 @@ def test_a_cpu_has_no_device_to_wait_for() -> None:
         ({"usable_cpus": 1}, "pinned-core-one", "two CPU cores"),
         ({"peer_access": False}, "no-p2p", "no peer access"),
         ({"world_size": 3}, "tensor-parallel", "even number"),
-        ({"workloads": ("resnet50",)}, "fsdp2", "put into gpt"),
+        ({"workloads": ("resnet50",)}, "fsdp2", "only in gpt"),
     ],
 )
-def test_what_cannot_be_put_in_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
+def test_impossible_fault_is_left_out_with_a_reason(changes: dict[str, Any], name: str, why: str) -> None:
     chosen, left_out = choose((name, "none"), **(FOUR_GPUS | changes))
     assert names(chosen) == {"none"}
-    assert [one.fault for one in left_out] == [name]
+    assert [entry.fault for entry in left_out] == [name]
     assert why in left_out[0].why
 
 
-def test_quick_leaves_out_what_is_not_asked_for() -> None:
+def test_quick_leaves_out_longer_faults_unless_named() -> None:
     chosen, left_out = choose((), quick=True, **TWO_CPUS)
     usual = {"none", "late-loader", "late-loader-marked", "late-loader-one", "slow-compute-one", "slow-exchange"}
     assert names(chosen) == usual | {"pinned-core-one"}
-    assert next(one.why for one in left_out if one.fault == "rank0-logs").startswith("not with --quick")
+    assert next(entry.why for entry in left_out if entry.fault == "rank0-logs").startswith("not with --quick")
     assert names(choose(("rank0-logs",), quick=True, **TWO_CPUS)[0]) == {"rank0-logs"}
 
 
-def test_every_job_that_is_trained_has_its_faults() -> None:
+def test_every_trained_workload_has_faults() -> None:
     assert {name for entry in CATALOGUE.values() for name in entry.workloads} <= {
         training.workload for training in (*GPU_TRAININGS, *CPU_TRAININGS)
     }
 
 
-def test_unknown_faults_are_refused_with_those_that_there_are() -> None:
+def test_unknown_fault_is_refused_with_a_list_of_known_ones() -> None:
     with pytest.raises(UsageError) as raised:
         catalogue_entry("slow")
     assert "late-loader" in raised.value.hint
 
 
 @pytest.mark.parametrize("entry", CATALOGUE.values(), ids=lambda entry: entry.name)
-def test_what_should_be_found_is_something_that_can_be(entry: Any) -> None:
+def test_expected_codes_and_causes_exist(entry: Any) -> None:
     assert entry.code is None or entry.code in FINDING_CODES
-    expected = entry.expected("cuda", plan_of(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
+    expected = entry.expected("cuda", fault_plan(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
     some = (0,) if entry.first_rank else (2,) if entry.one_rank else (0, 1, 2, 3)
     assert expected.ranks == (() if entry.code is None else some)
     assert expected.codes <= set(FINDING_CODES)
 
 
-def test_on_a_cpu_slow_launching_is_slow_compute() -> None:
+def test_slow_launches_on_a_cpu_are_slow_compute() -> None:
     pinned = CATALOGUE["pinned-core-one"]
     assert pinned.expected("cuda", (2,), 4).causes == ("launch",)
     assert pinned.expected("cpu", (1,), 2).causes == ("compute",)
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8])
-def test_rank_0_is_never_the_late_one(world_size: int) -> None:
-    assert 0 < late_rank(world_size) < world_size
+def test_rank_0_never_has_a_single_rank_fault(world_size: int) -> None:
+    assert 0 < faulty_rank(world_size) < world_size

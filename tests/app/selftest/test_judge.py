@@ -1,4 +1,4 @@
-"""From blocks of steps and an analysis to right or wrong."""
+"""Judging an analysis against blocks of steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.app.selftest.judge import communication_of, compare, cost_of, judge, tolerance_ms, trimmed_mean
-from gpudiag.app.selftest.score import scores_of
+from gpudiag.app.selftest.judge import (
+    ablation_cost,
+    communication_cost,
+    compare,
+    count_scores,
+    judge,
+    tolerance_ms,
+    trimmed_mean,
+)
 from gpudiag.model.analysis import Analysis, Finding, Fix, Steps
 from gpudiag.model.benchmarks.selftest import (
     Ablation,
@@ -28,7 +35,7 @@ LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 
 def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
-    """Blocks of equal steps, off and on."""
+    """Make blocks of equal steps, off and on."""
     found = []
     for off, on in pairs:
         found += [
@@ -47,8 +54,8 @@ def cost(ms: float, error_ms: float = 0.0) -> FaultCost:
     return FaultCost(clean_ms=30.0, faulty_ms=30.0 + ms, ms=ms, standard_error_ms=error_ms)
 
 
-def test_cost_is_faulty_minus_clean_with_the_scatter_of_the_pairs() -> None:
-    result = cost_of(blocks((30, 56), (31, 57.5), (29, 55.5)))
+def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
+    result = ablation_cost(blocks((30, 56), (31, 57.5), (29, 55.5)))
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
@@ -56,41 +63,41 @@ def test_cost_is_faulty_minus_clean_with_the_scatter_of_the_pairs() -> None:
     assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
 
 
-def test_a_drift_of_the_machine_is_no_cost() -> None:
+def test_drift_adds_no_cost() -> None:
     # Off on on off off on: a machine that slows down by 1 ms per block.
     order = [False, True, True, False, False, True, True, False]
     drifting = [StepBlock(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
-    assert cost_of(drifting).ms == pytest.approx(0.0)
+    assert ablation_cost(drifting).ms == pytest.approx(0.0)
 
 
-def test_one_hiccup_is_no_cost() -> None:
+def test_single_disturbance_adds_no_cost() -> None:
     steady = [StepBlock(on=on, step_ms=((30.0,) * 10,)) for on in (False, True)]
     hiccup = [steady[0], StepBlock(on=True, step_ms=((30.0,) * 9 + (500.0,),))]
-    assert cost_of(hiccup).ms == cost_of(steady).ms == 0.0
+    assert ablation_cost(hiccup).ms == ablation_cost(steady).ms == 0.0
 
 
-def test_no_pair_is_no_cost() -> None:
+def test_cost_without_a_pair_is_refused() -> None:
     with pytest.raises(ValueError, match="no pair"):
-        cost_of([StepBlock(on=True, step_ms=((1.0,),))])
+        ablation_cost([StepBlock(on=True, step_ms=((1.0,),))])
 
 
 @given(st.lists(STEP_MS, min_size=1, max_size=40))
-def test_a_trimmed_mean_lies_within_the_values(values: list[float]) -> None:
+def test_trimmed_mean_lies_within_the_values(values: list[float]) -> None:
     assert min(values) * (1 - 1e-9) <= trimmed_mean(values) <= max(values) * (1 + 1e-9)
 
 
 @given(st.lists(st.tuples(STEP_MS, STEP_MS), min_size=1, max_size=6), st.floats(-50, 50))
-def test_a_cost_does_not_depend_on_what_is_added_to_all_steps(pairs: list[tuple[float, float]], shift: float) -> None:
+def test_cost_does_not_depend_on_a_constant_added_to_all_steps(pairs: list[tuple[float, float]], shift: float) -> None:
     shifted = [(off + shift, on + shift) for off, on in pairs]
-    assert cost_of(blocks(*shifted)).ms == pytest.approx(cost_of(blocks(*pairs)).ms, abs=1e-6)
+    assert ablation_cost(blocks(*shifted)).ms == pytest.approx(ablation_cost(blocks(*pairs)).ms, abs=1e-6)
 
 
 @pytest.mark.parametrize(("true_ms", "allowed_ms"), [(26.0, 2.6), (4.0, 1.0), (10.0, 1.0)])
-def test_tolerance_on_gpus_is_a_tenth_or_a_millisecond(true_ms: float, allowed_ms: float) -> None:
+def test_gpu_tolerance_is_a_tenth_or_a_millisecond(true_ms: float, allowed_ms: float) -> None:
     assert tolerance_ms(cost(true_ms, 9.0), device="cuda", window_error_ms=9.0) == pytest.approx(allowed_ms)
 
 
-def test_tolerance_on_cpus_follows_the_noise() -> None:
+def test_cpu_tolerance_follows_the_noise() -> None:
     assert tolerance_ms(cost(40.0, 0.1), device="cpu", window_error_ms=0.1) == pytest.approx(10.0)
     assert tolerance_ms(cost(40.0, 3.0), device="cpu", window_error_ms=4.0) == pytest.approx(15.0)
     # Timed at 70 ms, recorded at 90: nobody can tell to better than 20 ms what was recorded.
@@ -114,25 +121,27 @@ def test_tolerance_on_cpus_follows_the_noise() -> None:
         (26.2, found(), (found(code="launch-bound", ms=5.0),), "wrong", ("false alarm: launch-bound, 5.0 ms",)),
     ],
 )
-def test_a_fault(ms: float, finding: Found | None, others: tuple[Found, ...], verdict: str, why: Any) -> None:
+def test_verdict_and_reasons_of_a_fault(
+    ms: float, finding: Found | None, others: tuple[Found, ...], verdict: str, why: Any
+) -> None:
     assert compare(cost(ms), LATE, finding, others, tolerance=max(0.1 * ms, 1.0), alarm=1.5) == (verdict, why)
 
 
-def test_a_clean_run_must_raise_no_alarm() -> None:
+def test_alarm_in_a_clean_run_is_wrong() -> None:
     clean = ExpectedFinding(code=None, ranks=())
     assert compare(cost(0.1), clean, None, (), tolerance=1.0, alarm=1.5) == ("right", ())
     verdict, why = compare(cost(0.1), clean, found(ms=2.0), (), tolerance=1.0, alarm=1.5)
     assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
 
 
-def test_what_the_job_loses_anyway_may_be_in_the_amount_or_not() -> None:
+def test_found_amount_may_include_the_clean_loss() -> None:
     tiny = ExpectedFinding(code="launch-bound", ranks=(2,))
     for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
         one = found(code="launch-bound", ms=ms)
-        assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included=12.0)[0] == verdict
+        assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included_ms=12.0)[0] == verdict
 
 
-def test_another_finding_may_be_as_right() -> None:
+def test_alternative_finding_is_right() -> None:
     either = ExpectedFinding(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
     for one, why in (
         (found(code="host-sync", cause="aten::to"), ()),
@@ -166,7 +175,7 @@ def finding(code: str, ms: float, **changes: Any) -> Finding:
     return Finding(**(given | changes))
 
 
-def test_a_row_leaves_out_what_is_no_alarm() -> None:
+def test_row_omits_findings_below_the_alarm_level() -> None:
     late = finding("straggler", 25.0, ranks=(2,), cause="input")
     small = finding("slow-copy", 0.7)
     gone = finding("launch-bound", 12.0, severity="info")
@@ -177,7 +186,7 @@ def test_a_row_leaves_out_what_is_no_alarm() -> None:
     assert row.alarm_ms == pytest.approx(2.8)
 
 
-def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
+def test_noise_on_cpus_raises_the_alarm_level() -> None:
     jitter = finding("straggler", 6.0, ranks=(0, 1))
     expected = ExpectedFinding(code=None, ranks=())
     assert judge(ablation("cpu"), expected, analysis(jitter), window_error_ms=0.1).verdict == "wrong"
@@ -185,15 +194,15 @@ def test_on_cpus_noise_raises_the_level_of_an_alarm() -> None:
     assert judge(ablation("cuda"), expected, analysis(jitter), window_error_ms=3.0).verdict == "wrong"
 
 
-def test_the_clean_exchange_is_what_the_clean_job_takes_longer_than_one_that_exchanges_nothing() -> None:
-    exchange = communication_of(
-        cost_of(blocks((28.3, 28.4), (28.5, 28.4))), cost_of(blocks((26.6, 42.3), (26.6, 42.5)))
+def test_clean_communication_cost_is_the_difference_to_a_job_without_communication() -> None:
+    exchange = communication_cost(
+        ablation_cost(blocks((28.3, 28.4), (28.5, 28.4))), ablation_cost(blocks((26.6, 42.3), (26.6, 42.5)))
     )
     assert exchange.ms == pytest.approx(1.8)
     assert exchange.standard_error_ms == pytest.approx(math.hypot(0.1, 0.1))
 
 
-def test_an_equal_alternative_of_what_comes_first_is_found_first_and_no_false_alarm() -> None:
+def test_right_alternative_of_the_first_finding_counts_as_first() -> None:
     launching = finding("launch-bound", 25.5, ranks=(0, 1, 2, 3), instead=("straggler",))
     late = finding("straggler", 25.4, ranks=(2,), cause="input", instead=("launch-bound",))
     row = judge(ablation(), LATE, analysis(launching, late), window_error_ms=0.1)
@@ -210,7 +219,9 @@ def fix(of: Finding, step_ms: float) -> Fix:
 
 
 @pytest.mark.parametrize(("after_it_ms", "verdict"), [(28.0, "right"), (26.0, "wrong"), (None, "right")])
-def test_what_hardly_gains_once_the_first_is_fixed_is_no_false_alarm(after_it_ms: float | None, verdict: str) -> None:
+def test_finding_that_saves_little_after_the_first_fix_is_no_false_alarm(
+    after_it_ms: float | None, verdict: str
+) -> None:
     late = finding("straggler", 26.0, ranks=(2,), cause="input")
     exchange = finding("communication-bound", 6.0, ranks=(0, 1, 2, 3), cause="transfer")
     path = [fix(late, 30.0), *([fix(exchange, after_it_ms)] if after_it_ms else [])]
@@ -226,10 +237,10 @@ OWN = {"launch-bound": FaultCost(clean_ms=18.0, faulty_ms=30.0, ms=12.0, standar
 @pytest.mark.parametrize(
     ("ms", "own", "verdict"), [(12.5, OWN, "right"), (6.0, OWN, "right"), (16.0, OWN, "wrong"), (12.5, {}, "wrong")]
 )
-def test_what_a_clean_job_loses_to_its_host_is_no_false_alarm(ms: float, own: Any, verdict: str) -> None:
+def test_launch_overhead_of_the_clean_job_is_no_false_alarm(ms: float, own: Any, verdict: str) -> None:
     slow_host = finding("launch-bound", ms, ranks=(0, 1, 2, 3), cause="tiny kernels")
     clean = ExpectedFinding(code=None, ranks=())
-    row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, own=own)
+    row = judge(ablation(), clean, analysis(slow_host), window_error_ms=0.1, clean_losses=own)
     assert (row.verdict, row.launching_ms) == (verdict, 12.0 if own else None)
 
 
@@ -249,12 +260,12 @@ def rows_of(*pairs: tuple[ExpectedFinding, Found | None]) -> list[SelftestRow]:
     ]
 
 
-def test_scores_say_what_is_right_by_itself() -> None:
+def test_scores_count_each_aspect_separately() -> None:
     clean = ExpectedFinding(code=None, ranks=())
     rows = rows_of((LATE, found()), (LATE, found(ranks=(1,), ms=31.0)), (LATE, None), (clean, None), (clean, found()))
     behind = msgspec.structs.replace(rows[0], found=found(code="launch-bound"), others=(found(cause="copy", ms=28.2),))
     small = msgspec.structs.replace(rows[2], true=cost(1.0))
-    scores = {score.name: (score.right, score.of) for score in scores_of([*rows, behind, small])}
+    scores = {score.name: (score.right, score.of) for score in count_scores([*rows, behind, small])}
     assert scores == {
         "found": (3, 4),
         "code first": (2, 4),
@@ -265,5 +276,5 @@ def test_scores_say_what_is_right_by_itself() -> None:
     }
 
 
-def test_scores_of_nothing_say_nothing() -> None:
-    assert all((score.right, score.of, score.low, score.high) == (0, 0, 0.0, 1.0) for score in scores_of([]))
+def test_scores_without_rows_have_full_intervals() -> None:
+    assert all((score.right, score.of, score.low, score.high) == (0, 0, 0.0, 1.0) for score in count_scores([]))

@@ -1,4 +1,4 @@
-"""`gpudiag selftest` as people run it on a machine without GPUs: real processes, real faults, a real diagnosis."""
+"""`gpudiag selftest` on a machine without GPUs, with real processes, faults and diagnoses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def exit_code_of(stdout: str) -> int:
-    """What the command must return for the rows that it printed."""
+    """Return the exit code that the printed rows require."""
     return int(any(row["verdict"] == "wrong" for row in json.loads(stdout)["rows"]))
 
 
@@ -47,7 +47,7 @@ def names_in_trace(run: Run, fault: str, rank: int) -> set[str]:
     return {str(event.get("name")) for event in json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]}
 
 
-def test_the_result_is_one_json_object_and_is_saved(quick: Run) -> None:
+def test_result_is_one_json_object_and_is_saved(quick: Run) -> None:
     result = json.loads(quick[0].stdout)
     assert (result["schema"], result["device"], result["world_size"]) == ("gpudiag/selftest/1", "cpu", 2)
     assert tuple(row["fault"] for row in result["rows"]) == FAULTS
@@ -57,8 +57,8 @@ def test_the_result_is_one_json_object_and_is_saved(quick: Run) -> None:
     assert all(f"| {fault} |" in table for fault in FAULTS)
 
 
-def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
-    """The same runs beside a truth that no analysis can come near, however the machine was disturbed."""
+def test_wrong_row_gives_exit_code_1(quick: Run, tmp_path: Path) -> None:
+    """The runs are judged against a false truth that no analysis can match."""
     shutil.copytree(quick[1] / "out", tmp_path / "out")
     path = tmp_path / "out" / rows(quick)["late-loader-one"]["run_dir"] / "ablation.json"
     ablation = json.loads(path.read_text(encoding="utf-8"))
@@ -71,8 +71,8 @@ def test_a_wrong_row_is_exit_code_1(quick: Run, tmp_path: Path) -> None:
     assert (row["verdict"], again.returncode) == ("wrong", 1)
 
 
-def test_a_late_loader_is_late_in_every_second_block(quick: Run) -> None:
-    """What it costs the job is judged by the rows that `.ci/run` counts."""
+def test_late_loader_delays_every_second_block(quick: Run) -> None:
+    """`.ci/run` judges its cost by counting rows."""
     run_dir = quick[1] / "out" / "resnet20-cifar" / "late-loader-one"
     ablation = json.loads((run_dir / "ablation.json").read_text(encoding="utf-8"))
     assert [block["on"] for block in ablation["blocks"]] == [False, True, True, False]
@@ -80,14 +80,14 @@ def test_a_late_loader_is_late_in_every_second_block(quick: Run) -> None:
     assert fastest > ablation["amount_ms"]
 
 
-def test_the_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
+def test_faults_leave_no_mark_in_a_trace(quick: Run) -> None:
     for rank in (0, 1):
         marks = {name for name in names_in_trace(quick, "late-loader-one", rank) if "gpudiag" in name}
         assert marks
         assert {name for name in marks if not name.startswith("gpudiag.module:ResNetCifar/")} == set()
 
 
-def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
+def test_each_fault_has_an_analysable_run(quick: Run) -> None:
     result = in_this_process("analyze", "out/resnet20-cifar/late-loader-one", "--json", cwd=quick[1])
     assert result.returncode == 0, result.stderr
     steps = json.loads(result.stdout)["steps"]
@@ -95,7 +95,7 @@ def test_each_fault_is_a_run_that_can_be_analysed(quick: Run) -> None:
     assert steps["unprofiled_mean_ms"] > 0
 
 
-def test_what_is_lost_anyway_is_that_of_the_clean_job_or_of_a_job_of_its_own(quick: Run) -> None:
+def test_clean_losses_come_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
     record = json.loads((quick[1] / "out/resnet20-cifar/tensor-parallel/run.json").read_text(encoding="utf-8"))
     assert record["strategy"] == "tensor-parallel"
     lost = {fault: row["exchange_ms"] for fault, row in rows(quick).items()}
@@ -113,15 +113,15 @@ def test_recorded_runs_are_judged_again_without_training(quick: Run) -> None:
     ("words", "code", "message"),
     [
         (("--faults", "slow"), 2, "there is no fault 'slow'"),
-        (("--faults", "sync"), 2, "none of the faults"),
+        (("--faults", "sync"), 2, "none of the requested faults"),
         (("--workloads", "gpt"), 2, "trains no 'gpt'"),
-        (("--jobs", "compiled"), 2, "none of the faults"),
+        (("--jobs", "compiled"), 2, "none of the requested faults"),
         (("--from", "nowhere", "--jobs", "compiled"), 2, "--jobs does not go with --from"),
-        (("--from", "nowhere"), 4, "holds no selftest's runs"),
+        (("--from", "nowhere"), 4, "holds no runs of a selftest"),
         (("--from", "nowhere", "--devices", "2"), 2, "--devices does not go with --from"),
     ],
 )
-def test_what_cannot_be_done_is_refused(tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
+def test_impossible_selftest_is_refused(tmp_path: Path, words: tuple[str, ...], code: int, message: str) -> None:
     result = in_this_process("selftest", *words, cwd=tmp_path, **NO_GPU)
     assert result.returncode == code
     assert message in result.stderr

@@ -1,4 +1,4 @@
-"""The selftest under TensorFlow: which faults there are, and real ones found in real processes on CPUs."""
+"""The selftest under TensorFlow, with real processes on CPUs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def chosen(*names: str, device: str = "cpu") -> tuple[list[str], dict[str, str]]
     entries, left_out = choose(
         names, device=device, world_size=2, usable_cpus=2, peer_access=False, framework=framework
     )
-    return [entry.name for entry in entries], {one.fault: one.why for one in left_out}
+    return [entry.name for entry in entries], {fault.fault: fault.why for fault in left_out}
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_every_fault_is_put_in_or_left_out_with_a_reason(device: str) -> None:
+def test_every_fault_runs_or_is_left_out_with_a_reason(device: str) -> None:
     entries, left_out = chosen(device=device)
     assert entries == ["none", "late-loader", "late-loader-marked", "late-loader-one", "slow-compute-one", "sync"]
     assert set(entries) | set(left_out) == set(CATALOGUE)
     assert all(left_out.values())
 
 
-def test_one_fault_alone() -> None:
+def test_single_named_fault_runs_alone() -> None:
     assert chosen("late-loader-one")[0] == ["late-loader-one"]
     assert chosen("sync")[0] == ["sync"]
 
@@ -53,7 +53,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.xdist_group("processes")
-def test_the_late_rank_is_found_with_its_cause(rows: dict[str, Any]) -> None:
+def test_straggler_is_found_with_its_cause(rows: dict[str, Any]) -> None:
     found = rows["late-loader-one"]["found"]
     # Nobody marked its loader: the traces show a stall or input, but the timed steps were in fetching the batch.
     assert (found["code"], found["ranks"], found["cause"]) == ("straggler", [1], "input")
@@ -66,7 +66,7 @@ def test_late_input_on_all_ranks_is_found(rows: dict[str, Any]) -> None:
 
 
 @pytest.mark.xdist_group("processes")
-def test_a_synchronization_that_costs_nothing_is_not_found(rows: dict[str, Any]) -> None:
-    """A function on a CPU returns when its work is done, so that asking for its result waits for nothing."""
+def test_free_synchronization_is_not_reported(rows: dict[str, Any]) -> None:
+    """A function on a CPU returns when its work is done, so that reading its result does not wait."""
     found = rows["sync"]["found"]
     assert found is None or found["code"] != "host-sync"

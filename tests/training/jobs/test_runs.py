@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.scaling.forecast import durations
-from gpudiag.app.table import points_of
+from gpudiag.app.table import read_points
 from gpudiag.model.benchmarks.scale_request import Wanted
 from gpudiag.training.jobs.volume.storage import Volume
 from tests.cli_process import SECONDS, environment, gpudiag, in_this_process
@@ -92,7 +92,7 @@ def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     assert figures["mvox_per_s"] == pytest.approx(np.prod(volume) / figures["seconds"] / 1e6)
     assert analysis["inference"] == figures
     assert "Mvox/s" in (tmp_path / "report.html").read_text()
-    (point,) = points_of(tmp_path)
+    (point,) = read_points(tmp_path)
     assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # the last blocks of an axis write less
     (time,) = durations([point], Wanted(voxels=1e9))
     assert time.hours == pytest.approx(1e9 / figures["mvox_per_s"] / 1e6 / 3600)
@@ -107,14 +107,14 @@ def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["--data", "zmq", "--loader-workers", "0"], "needs a process that makes batches"),
-        (["--data", "device", "--prefetch"], "is there already"),
-        (["--data", "device", "--model", "none"], "is there already"),
+        (["--data", "device", "--prefetch"], "on the device already"),
+        (["--data", "device", "--model", "none"], "on the device already"),
         (["--model", "none", "--prefetch"], "nothing is copied"),
         (["--model", "half"], "whole, trivial, none"),
         (["resnet50", "--volume", "9,9,9"], "predicts no volume"),
         (["resnet50", "--keep-prediction"], "predicts no volume"),
         (["unet3d-predict", "--data", "zmq"], "from disk"),
-        (["unet3d-predict", "--strategy", "gloo"], "exchanges nothing"),
+        (["unet3d-predict", "--strategy", "gloo"], "without communication"),
         (["unet3d-predict", "--volume", "9,9"], "Z,Y,X"),
         (["unet3d-predict", "--volume", "9,-9,9"], "Z,Y,X"),
         (["unet3d-predict", "--volume", "0,9,9"], "Z,Y,X"),

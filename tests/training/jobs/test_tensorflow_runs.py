@@ -138,7 +138,7 @@ def test_known_keras_failure_is_explained(tmp_path: Path) -> None:
         (["--data", "device", "--strategy", "parameter-server"], "take batches from the host"),
         (["--bucket-mb", "5"], "--bucket-mb does not go with --framework tensorflow"),
         (["--nnodes", "2", "--rdzv-endpoint", "a:1"], "--nnodes does not go with --framework tensorflow"),
-        (["--data", "device", "--model", "none"], "is there already"),
+        (["--data", "device", "--model", "none"], "on the device already"),
     ],
 )
 def test_conflicting_options_are_refused(tmp_path: Path, words: list[str], expected: str) -> None:

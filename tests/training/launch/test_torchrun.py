@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,11 @@ from gpudiag.training.launch.launcher import environment
 from tests.cli_process import SECONDS
 from tests.cli_process import environment as environment_of_programs
 
-command_line = framework_named("pytorch").command_line
+REQUEST = Path("/private/request.json")
+
+
+def command_line(given: Plan) -> list[str]:
+    return framework_named("pytorch").command_line(given, REQUEST)
 
 
 def plan(**changes: Any) -> Plan:
@@ -39,8 +42,7 @@ def test_single_node_needs_no_torchrun(tmp_path: Path) -> None:
     assert "-P" in words[6:8]
     assert values(tmp_path, {})["GPUDIAG_STORE"] == str(tmp_path / "store")
     worker = words.index("gpudiag.training.jobs")
-    assert Path(words[worker + 1]).is_absolute()
-    assert json.loads(words[worker + 2])["workload"] == "mlp"
+    assert words[worker + 1 :] == [str(Path("run").resolve()), str(REQUEST)]
 
 
 def test_nodes_meet_at_given_rendezvous() -> None:

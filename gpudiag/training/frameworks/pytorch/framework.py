@@ -60,20 +60,20 @@ class PyTorch(Framework):
                 f"Set it to the same long random word on every node: export {SECRET_VARIABLE}=$(openssl rand -hex 16)",
             )
 
-    def command_line(self, plan: Plan) -> list[str]:
-        """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB` on one node.
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR JOB`: they meet at `Job.rendezvous`.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: they meet at `Job.rendezvous`.
         """
         rendezvous = plan.job.rendezvous
         if rendezvous is None:
             start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
-            return [*start, plan.job.python, *self.worker(plan)]
+            return [*start, plan.job.python, *self.worker(plan, request)]
         meeting = [f"--rdzv-backend={rendezvous.backend}", f"--rdzv-endpoint={rendezvous.endpoint}", "--no-python"]
         if rendezvous.node_rank is not None:
             meeting.append(f"--node-rank={rendezvous.node_rank}")
         count = [f"--nnodes={plan.job.nodes}", f"--nproc-per-node={plan.processes}"]
-        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan)]
+        return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Set the cache of compiled kernels, the network interface, and how processes meet."""

@@ -82,10 +82,10 @@ class TensorFlow(Framework):
                 "Start a program of your own on each node, with TF_CONFIG and gpudiag.profile() in it.",
             )
 
-    def command_line(self, plan: Plan) -> list[str]:
-        """Return `python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR JOB`."""
+    def command_line(self, plan: Plan, request: Path) -> list[str]:
+        """Return `python starter.py tensorflow PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST`."""
         start = [sys.executable, "-I", str(_STARTER), self.name, str(plan.processes)]
-        return [*start, plan.job.python, *self.worker(plan)]
+        return [*start, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
         """Set Keras's backend, the store through which sessions agree, where servers listen, and numbers of threads."""

@@ -17,12 +17,9 @@ from pathlib import Path
 from typing import Generic
 
 import gpudiag
-from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.selftest import (
     ABLATION_FILE,
     FAILURE_FILE,
-    PLAN_FILE,
-    PLAN_SCHEMA,
     Ablation,
     FaultFailure,
     FaultPlan,
@@ -30,10 +27,10 @@ from gpudiag.model.benchmarks.selftest import (
     StepBlock,
 )
 from gpudiag.model.run import RankRecord, RunRecord, StepTimes
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import write_json
 from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.jobs.faults.fault import Fault, TrainerT, make_fault
-from gpudiag.training.loop.launched import launched, set_launched
+from gpudiag.training.loop.launched import Launched, set_launched
 from gpudiag.training.session import record
 from gpudiag.training.session.clock import UnprofiledSeries, summarize
 from gpudiag.training.session.progress import SOCKET_VARIABLE, ProgressSender
@@ -48,18 +45,21 @@ _LEAST_AHEAD = 4
 _HELD_STEPS = 2.0
 
 
-def run_faults(make_trainer: Callable[[SelftestPlan], TrainerT], kinds: Mapping[str, type[Fault[TrainerT]]]) -> None:
-    """Run this process's share of one launch; the plan is in the launch's run directory.
+def run_faults(
+    plan: SelftestPlan,
+    started: Launched,
+    make_trainer: Callable[[SelftestPlan], TrainerT],
+    kinds: Mapping[str, type[Fault[TrainerT]]],
+) -> None:
+    """Run this process's share of one launch.
 
     Args:
+        plan: the faults, and how to measure them.
+        started: the launch.
         make_trainer: makes the training loop of the plan.
-        kinds: the classes of faults by kind.
+        kinds: the faults that can be injected.
     """
-    started = launched()
-    if started is None:
-        raise UsageError("the fault job is started by gpudiag only", "Run `gpudiag selftest`.")
     run_dir = started.run_dir
-    plan = read_json(run_dir / PLAN_FILE, SelftestPlan, PLAN_SCHEMA)
     set_launched(None)  # sessions of faults have their own run directories
     trainer = make_trainer(plan)
     trials = FaultTrials(plan, trainer, kinds, load_runtime(started.job.framework), run_dir)

@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gpudiag.errors import UsageError
 from gpudiag.model.benchmarks.gradient_bandwidth import (
     GRADIENT_BANDWIDTH_FILE,
-    GRADIENT_BANDWIDTH_PLAN_FILE,
-    GRADIENT_BANDWIDTH_PLAN_SCHEMA,
     GradientBandwidth,
     GradientBandwidthPlan,
 )
 from gpudiag.model.facts import Collective
-from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.run_directory import write_json
 from gpudiag.training.jobs.strategy_benchmark.world import World
-from gpudiag.training.loop.launched import launched
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.strategies.registry import pytorch_strategy
 from gpudiag.units import bus_factor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
@@ -127,21 +124,15 @@ def _measure(
     return collectives
 
 
-def run() -> None:
-    """Run this process's share of `bandwidth --like`; the plan is in the launch's run directory."""
-    started = launched()
-    if started is None:
-        raise UsageError("this job is started by gpudiag only", "Run `gpudiag bandwidth --like WORKLOAD`.")
-    plan = read_json(
-        started.run_dir / GRADIENT_BANDWIDTH_PLAN_FILE, GradientBandwidthPlan, GRADIENT_BANDWIDTH_PLAN_SCHEMA
-    )
+def measure_gradient_bandwidth(plan: GradientBandwidthPlan, run_dir: Path) -> None:
+    """Run this process's share; rank 0 writes the result to the run directory."""
     world = World(plan.device)
     progress = ProgressSender(world.rank)
-    world.save_rank(started.run_dir)
+    world.save_rank(run_dir)
     progress.tell("timed")
     collectives = measure(world, plan.transports, plan.sizes)
     if world.rank == 0:
-        write_json(started.run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth(collectives=tuple(collectives)))
+        write_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth(collectives=tuple(collectives)))
     world.gather(None)
     progress.tell("done")
     world.close()

@@ -15,16 +15,15 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import torch
 
-from gpudiag.errors import GpudiagError, UsageError
+from gpudiag.errors import GpudiagError
 from gpudiag.model.benchmarks.prediction import Candidate, Gradients
 from gpudiag.model.benchmarks.strategy_benchmark import (
     NO_TIME,
-    PLAN_FILE,
     RANKED_ROUNDS,
-    STRATEGY_BENCHMARK_PLAN_SCHEMA,
     Entry,
     StrategyBenchmark,
     StrategyBenchmarkPlan,
@@ -41,7 +40,6 @@ from gpudiag.training.frameworks.pytorch.runtime import device_name, software
 from gpudiag.training.jobs.strategy_benchmark import gradient_bandwidth
 from gpudiag.training.jobs.strategy_benchmark.subject import StrategyTrainer, Subject
 from gpudiag.training.jobs.strategy_benchmark.world import World
-from gpudiag.training.loop.launched import launched
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.strategies.predict import finalists_of, predict
 from gpudiag.training.strategies.registry import transports_of
@@ -67,13 +65,8 @@ _NO_LIMIT_S = 1e9
 _ENDING = 0.5
 
 
-def run() -> None:
-    """Run this process's share; the plan is in the launch's run directory."""
-    started = launched()
-    if started is None:
-        raise UsageError("the benchmark is started by gpudiag only", "Run `gpudiag recommend`.")
-    run_dir = started.run_dir
-    plan = read_json(run_dir / PLAN_FILE, StrategyBenchmarkPlan, STRATEGY_BENCHMARK_PLAN_SCHEMA)
+def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
+    """Run this process's share; rank 0 writes each workload's result to the run directory."""
     world = World(plan.device)
     progress = ProgressSender(world.rank)
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault, PinnedCore
 from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.pytorch import host, loading, step_faults, variants
 from gpudiag.training.jobs.faults.pytorch.tensor_parallel import TensorParallel
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
+from gpudiag.training.loop.launched import Launched
 
 KINDS: dict[str, type[Fault[DdpTrainer]]] = {
     "none": NoFault,
@@ -39,6 +41,6 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
 }
 
 
-def run() -> None:
+def run(plan: SelftestPlan, started: Launched) -> None:
     """Run this process's share of one launch."""
-    run_faults(DdpTrainer, KINDS)
+    run_faults(plan, started, DdpTrainer, KINDS)

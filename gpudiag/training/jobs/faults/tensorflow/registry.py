@@ -6,10 +6,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.frameworks.tensorflow.runtime import synchronize
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault
 from gpudiag.training.jobs.faults.job import run_faults
 from gpudiag.training.jobs.faults.tensorflow.trainer import DistributedTrainer
+from gpudiag.training.loop.launched import Launched
 
 #: Sides of square matrices: 0.2 ms on a fast GPU, about 1 ms on one CPU core.
 _GPU_SIDE, _CPU_SIDE = 4096, 384
@@ -79,6 +81,6 @@ KINDS: dict[str, type[Fault[DistributedTrainer]]] = {
 }
 
 
-def run() -> None:
+def run(plan: SelftestPlan, started: Launched) -> None:
     """Run this process's share of one launch."""
-    run_faults(DistributedTrainer, KINDS)
+    run_faults(plan, started, DistributedTrainer, KINDS)

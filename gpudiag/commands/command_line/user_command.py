@@ -1,0 +1,165 @@
+"""`gpudiag profile -- COMMAND`: its report goes to standard error, because standard output is the command's."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import typer
+
+from gpudiag.commands.command_line.parser import AFTER_SEPARATOR
+from gpudiag.errors import UsageError
+from gpudiag.model.sanitize import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from gpudiag.app.profile.command import ProfiledCommand
+    from gpudiag.model.analysis import Analysis
+    from gpudiag.model.run import RunRecord
+    from gpudiag.training.session.progress import Progress
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CommandOptions:
+    """The options of `gpudiag profile`, under its parameters' names, that apply to the user's own command."""
+
+    stop_after: bool
+    output: Path | None
+    steps: int | None
+    warmup: int | None
+    all_ranks: bool
+    full: bool
+    width: int | None
+
+
+_APPLICABLE = {"workload", *(field.name for field in dataclasses.fields(CommandOptions))}
+
+
+def command_after_separator(context: typer.Context) -> list[str] | None:
+    """Return the words after `--`, or None if there is no `--`.
+
+    Raises:
+        UsageError: nothing follows it, or a workload precedes it.
+    """
+    command: list[str] | None = context.meta.get(AFTER_SEPARATOR)
+    if command is None:
+        return None
+    if not command:
+        raise UsageError("no command follows --", "For example: gpudiag profile -- torchrun train.py")
+    given = list(context.params["workload"] or ())
+    if given != command:
+        raise UsageError(f"{given[0]} does not go with a command after --", "Leave it out.")
+    return command
+
+
+def refuse_other_options(context: typer.Context) -> None:
+    """Raise UsageError if an option is given that the user's own command decides itself."""
+    for parameter in context.command.get_params(context):
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if name not in _APPLICABLE and source is not None and source.name == "COMMANDLINE":
+            option = parameter.opts[0]
+            hint = "Run `gpudiag analyze DIR --json` afterwards." if option == "--json" else "The command decides that."
+            raise UsageError(f"{option} does not go with your own command", hint)
+
+
+def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
+    """Run the command, print the diagnosis on standard error, and return the command's exit code."""
+    from gpudiag.app.profile.command import profile_command
+
+    notes: set[str] = set()
+    begun_s = time.monotonic()
+
+    def note(sentence: str) -> None:
+        if sentence not in notes:
+            notes.add(sentence)
+            _say(sentence)
+
+    def heard(message: Progress) -> None:
+        if message.note is not None:
+            note(message.note)
+
+    def starting(run_dir: Path) -> None:
+        _say(f"profiling `{shlex.join(command)}`, into {run_dir}")
+
+    def measured(analysis: Analysis, run_dir: Path) -> None:
+        for line in _verdict(analysis, run_dir, time.monotonic() - begun_s):
+            _say(line)
+
+    done = profile_command(
+        command,
+        output=options.output,
+        stop=options.stop_after,
+        steps=options.steps,
+        warmup=options.warmup,
+        starting=starting,
+        heard=heard,
+        said=note,
+        measured=measured,
+    )
+    if done.analysis is not None:
+        from gpudiag.report.console import report_console
+        from gpudiag.report.terminal.report import render_analysis
+
+        console = report_console(sys.stderr, width=options.width)
+        render_analysis(done.analysis, console, all_ranks=options.all_ranks, full=options.full)
+    for line in _closing_lines(done):
+        if line not in notes:
+            _say(line)
+    return done.exit_code
+
+
+def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
+    """Return three lines with the diagnosis, for a job that is still running."""
+    from gpudiag.report import figures
+    from gpudiag.report.verdict import verdict_of
+
+    step_ms = analysis.steps.unprofiled_mean_ms or analysis.steps.mean_ms
+    verdict = verdict_of(analysis)
+    severity = f"{verdict.severity.upper()}: " if verdict.severity else ""
+    begin = f"measured after {after_s:.0f} s: {figures.milliseconds(step_ms)} ms per step"
+    lines = [f"{begin}. {severity}{verdict.title}", f"gain: {verdict.gain}" if verdict.gain else ""]
+    path = shlex.quote(str(run_dir))
+    lines += [f"your job goes on (--stop-after would end it here); full report: gpudiag analyze {path}"]
+    return [line for line in lines if line]
+
+
+def _closing_lines(done: ProfiledCommand) -> list[str]:
+    """Return how steps were found, the failures, and where the results are."""
+    lines = _step_lines(done.run)
+    if done.run.error is not None:
+        lines.append(done.run.error)
+    if done.unread is not None:
+        lines.append(f"the recording cannot be analysed: {done.unread}")
+    run_dir = done.run_dir.resolve()  # without `..`
+    if done.analysis is not None and any(rank.trace for rank in done.run.ranks):
+        lines.append(f"saved in {run_dir}; read it again with `gpudiag analyze {shlex.quote(str(run_dir))}`")
+        return lines
+    unprofiled = [rank.unprofiled for rank in done.run.ranks if rank.unprofiled is not None]
+    if unprofiled:
+        slowest = max(unprofiled, key=lambda times: times.mean_ms)
+        steps = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms on average"
+        lines.append(f"nothing was recorded; {steps} were timed without the profiler, in {run_dir}/run.json")
+    return lines
+
+
+def _step_lines(run: RunRecord) -> list[str]:
+    """Say how the boundaries of steps were found."""
+    boundary = run.steps_found
+    if boundary is None:
+        return []
+    if boundary.by != "optimizer":
+        return ["steps: no PyTorch optimizer step was seen; some seconds were recorded and no steps were timed"]
+    others = f", one of {boundary.optimizers} optimizers" if boundary.optimizers > 1 else ""
+    calls = f", {boundary.calls_per_step:.3g} calls in each" if (boundary.calls_per_step or 1) > 1.05 else ""
+    end = f"an evaluation of {boundary.optimizer}'s closure" if boundary.closure else f"{boundary.optimizer}.step"
+    return [f"steps: each ends with {end}{others}{calls}"]
+
+
+def _say(line: str) -> None:
+    typer.echo(f"gpudiag: {one_line(line)}", err=True)

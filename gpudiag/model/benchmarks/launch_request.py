@@ -1,0 +1,25 @@
+"""LaunchRequest: what the launcher tells each training process that it starts."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.model.benchmarks.gradient_bandwidth import GradientBandwidthPlan
+from gpudiag.model.benchmarks.selftest import SelftestPlan
+from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmarkPlan
+from gpudiag.model.benchmarks.sweep import SweepPlan
+from gpudiag.model.job import Job
+
+#: Arguments of gpudiag's own training programs; their type names the program.
+ProgramPlan = StrategyBenchmarkPlan | GradientBandwidthPlan | SweepPlan | SelftestPlan
+
+
+class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch, as a training process reads it.
+
+    Attributes:
+        program: the program to run; None to train the job's workload.
+    """
+
+    job: Job
+    program: ProgramPlan | None = None
