@@ -75,8 +75,8 @@ def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], saving
     places = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
     if not any(savings[index] for index in places):
         return None
-    worlds = (without_waste(what_if, proposals, savings), without_others(what_if, proposals, savings))
-    worlds = tuple(world for world in worlds if world is not what_if.corrected)
+    both = (without_waste(what_if, proposals, savings), without_others(what_if, proposals, savings))
+    worlds = [world for world in both if world is not what_if.corrected]
     for index in places:
         edit = proposals[index].edit
         savings[index] = min([savings[index], *(what_if.gain_ms(edit(what_if, world), world) for world in worlds)])
