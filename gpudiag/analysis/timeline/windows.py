@@ -52,8 +52,8 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
     """Return the windows of two steps of a short capture, or None if only one has known bounds.
 
-    Of three steps these are the middle one, and the last or else the first; of two steps both. A step at the edge must
-    hold as much work as its neighbour.
+    Of three steps these are the middle one, and the last if the device still works when its mark ends, or else the
+    first; of two steps both. A step at the edge must hold as much work as its neighbour.
 
     The end of the last step is known if its mark has an end. A step then begins at its mark, or when the device has
     done the work of the steps before if that is later. Its first op does not say when, because it may follow a wait for
@@ -72,7 +72,8 @@ def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray
     end_known = bool(whole[-1]) and steps.ends_known and steps.end > steps.start[launched[-1]]
     end_known = end_known and bool((ops.launch_end[last] <= steps.end).all())
     numbers = steps.number[launched]
-    if end_known and (len(first) == _THREE or begin_known):
+    works_on = int(ops.end[last].max()) > steps.end
+    if end_known and (works_on if len(first) == _THREE else begin_known):
         marks = np.append(steps.start[launched], steps.end)
         done = [int(ops.end[(ops.step >= 0) & (ops.step <= step)].max()) for step in launched]
         bounds = np.maximum(marks, [marks[0], *done])[-_THREE:]

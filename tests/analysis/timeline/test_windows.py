@@ -84,9 +84,10 @@ def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrac
     return track_of(trace)
 
 
-def test_last_of_three_steps_ends_with_its_work_or_with_its_mark_if_that_is_later() -> None:
+def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark_else_the_first() -> None:
     assert windows(few(4, 4, 4)) == [(1, 100, 200), (2, 200, 290)]
-    assert windows(few(4, 4, 4, last_mark_until=95)) == [(1, 100, 200), (2, 200, 295)]
+    assert windows(few(4, 4, 4, last_mark_until=95)) == [(0, 10, 110), (1, 110, 210)]
+    assert windows(few(4, 4, 4, last_mark_until=95, before=True)) == [(1, 110, 210)]
 
 
 def test_two_of_three_steps_hold_their_own_waits_for_data() -> None:

@@ -340,9 +340,9 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
         return before_first_operator(case, late), (first, *_ADVICE["input"])
     if cause == "stall":
-        place = main_place(stalls(case, late), gain)
-        words = "" if place is None else place.words + (", collecting garbage" if place.collecting else "")
-        return words, stall_advice(case, place)
+        longest = main_place(stalls(case, late), gain)
+        words = "" if longest is None else longest.words + (", collecting garbage" if longest.collecting else "")
+        return words, stall_advice(case, longest)
     if cause == "operators":
         return next((f"in {name}" for name in slow_operators(case, late)), ""), ()
     return "", ()
