@@ -1,4 +1,4 @@
-"""`gpudiag analyze`: traces in, analysis out; and analyses that were saved before."""
+"""`gpudiag analyze`: analyse traces, and read saved analyses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-#: The schema is the first thing in every JSON that gpudiag writes.
+#: The schema is at the beginning of every JSON file that gpudiag writes.
 _HEAD_BYTES = 4096
 
 
@@ -39,7 +39,7 @@ def analyze(
         limits: bounds on what is read; the reader's own when left out.
 
     Raises:
-        UnreadableInputError: a file is missing, broken, too large or no trace, or nothing in it can be analysed.
+        UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
     """
     return _analyse(paths, world_size, limits).analysis
 
@@ -84,12 +84,12 @@ def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
 
 
 def _import_stages() -> None:
-    """Import what follows reading; others read meanwhile."""
+    """Import the stages while other processes read."""
     import_module("gpudiag.app.stages")
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Analyse runs beside each other, in processes of their own, as each takes one core for seconds."""
+    """Analyse runs in parallel processes, because each takes one core for seconds."""
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]
@@ -99,7 +99,7 @@ def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> l
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep processes that are spawned meanwhile from importing modules of the current directory."""
+    """Keep spawned processes from importing modules of the current directory."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -115,7 +115,7 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
     """Return the saved analysis at a single path, else that of the traces, else the one kept after they were deleted.
 
     Raises:
-        UnreadableInputError: none of these can be had.
+        UnreadableInputError: none of these exists.
     """
     return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 
@@ -142,9 +142,9 @@ def _saved_or(
 
 
 def _says_analysis(path: Path) -> bool:
-    """Whether a file says that it is an analysis, of whatever version."""
+    """Return whether a file says that it is an analysis, of any version."""
     try:
         with path.open("rb") as file:
             return b'"gpudiag/analysis/' in file.read(_HEAD_BYTES)
     except OSError:
-        return False  # the reader of traces will say what is wrong with it
+        return False  # the reader of traces reports the error

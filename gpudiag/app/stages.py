@@ -1,4 +1,4 @@
-"""The stages of an analysis put together: from the traces of one job to what is said of it."""
+"""Analyse the traces of one job: run all stages and assemble the Analysis."""
 
 from __future__ import annotations
 
@@ -71,23 +71,23 @@ def analysis_of_traces(
     case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
     diagnosis = diagnose(case)
     doubts = timeline.validity
-    if _input_only(run):  # which waits for nothing but its input, and has nothing to compute, on whatever device
-        diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
-        doubts = tuple(doubt for doubt in doubts if doubt.code != "missing-device-activity")
     device_kind = _device_kind(timeline)
-    if device_kind == "unread":  # that nothing can be told is said, with its reason, by the timeline
+    # A run of the input alone computes nothing; for unread devices the timeline's warning gives the reason.
+    if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
+    if _input_only(run):
+        doubts = tuple(doubt for doubt in doubts if doubt.code != "missing-device-activity")
     findings = diagnosis.findings
     collectives = summarise_collectives(timeline)
     if facts is not None and not _input_only(run):
-        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415  # bare traces do without
+        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415  # not needed for bare traces
 
         collectives = beside_probe(collectives, facts, transport_of(run))
         if any(finding.code == "communication-bound" for finding in findings):
-            from gpudiag.app.other_strategies import beside_other_strategies  # noqa: PLC0415  # as seldom
+            from gpudiag.app.other_strategies import beside_other_strategies  # noqa: PLC0415  # seldom needed
 
             findings = beside_other_strategies(findings, run, facts)
-        # These carry no time of their own, so they come after those that do.
+        # Findings about the machine have no time per step, so they come last.
         findings = (*findings, *examine_facts(facts))
     analysis = Analysis(
         framework=timeline.framework,
@@ -118,7 +118,7 @@ def analysis_of_traces(
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:
-    """Return what computes: a GPU if any has recorded work, or should have."""
+    """Return the kind of device that computes: a GPU if any has recorded work, or should have."""
     if any(not track.is_cpu for track in timeline.tracks):
         return "gpu"
     if any(trace.unread_devices for trace in timeline.traces):
@@ -127,16 +127,16 @@ def _device_kind(timeline: Timeline) -> DeviceKind:
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
-    """The facts beside the run record, if there are any; ones that cannot be read cost their figures only."""
+    """Return the facts in the run directory; if they cannot be read, a warning instead."""
     path = find_facts_file(paths)
     if path is None:
         return None, ()
-    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415  # bare traces do without
+    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415  # not needed for bare traces
 
     try:
         return load_facts(path), ()
     except UnreadableInputError as error:
-        return None, (Validity(code="repaired-input", message=f"the machine's facts are left out: {error}"),)
+        return None, (Validity(code="repaired-input", message=f"the machine's facts are not used: {error}"),)
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
@@ -146,20 +146,18 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
     times: tuple[float, ...] = ()
     reasons = {}
     if corrected_ms is None:
-        reasons["corrected_mean_ms"] = "it needs two marked steps or more with kernel launches"
+        reasons["corrected_mean_ms"] = "it needs two or more marked steps with kernel launches"
     if run is None:
-        reasons["unprofiled_mean_ms"] = (
-            "only traces were given; `gpudiag profile` times the same steps without profiling first"
-        )
+        reasons["unprofiled_mean_ms"] = "only traces were given; `gpudiag profile` times steps without the profiler too"
     else:
         timed = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
         if timed:
             slowest = max(timed, key=lambda rank: rank.mean_ms)
             unprofiled, times = slowest.mean_ms, slowest.step_ms
         elif run.steps_found is not None and run.steps_found.by == "time":
-            reasons["unprofiled_mean_ms"] = "no step of an optimizer was seen, so that none was timed"
+            reasons["unprofiled_mean_ms"] = "no optimizer step was seen, so no step was timed"
         else:
-            reasons["unprofiled_mean_ms"] = "the run ended before its timed steps were done"
+            reasons["unprofiled_mean_ms"] = "the run ended before its unprofiled steps were complete"
     return Steps(
         analysed=steps.analysed,
         mean_ms=steps.mean_ms,

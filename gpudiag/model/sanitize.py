@@ -50,9 +50,9 @@ def one_line(text: str) -> str:
 def printable(text: str, *, keep: str = "") -> str:
     r"""Return `text` with a visible replacement of each character that is not plainly visible; those in `keep` stay.
 
-    >>> printable("a\\x1b[31mb")
+    >>> printable("a\x1b[31mb")
     'a␛[31mb'
-    >>> printable("a\\u202eb")
+    >>> printable("a\u202eb")
     'a<U+202E>b'
     """
     if text.isascii() and text.isprintable():

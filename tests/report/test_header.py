@@ -60,22 +60,22 @@ def test_unread_accelerator_gets_no_verdict() -> None:
         (Steps(analysed=1, mean_ms=10.0, median_ms=10.0), "Step 10.0 ms while profiling · 1 step"),
         (
             Steps(analysed=6, mean_ms=684.1, median_ms=684.1, corrected_mean_ms=423.0),
-            "Step about 423.0 ms (estimated; 684.1 ms while profiling) · mean of 6 steps",
+            "Step about 423.0 ms (estimated; 684.1 ms while profiling, mean over devices) · mean of 6 steps",
         ),
         (
             Steps(analysed=6, mean_ms=199.0, median_ms=199.0, corrected_mean_ms=150.0, unprofiled_mean_ms=19.9),
-            "Step 19.9 ms (199.0 ms while profiling) · mean of 6 steps",
+            "Step 19.9 ms (199.0 ms while profiling, mean over devices) · mean of 6 steps",
         ),
         (
             Steps(analysed=12, mean_ms=1.5, median_ms=1.5, unit="repeated-unit", covered_percent=12.2),
             (
-                "Repeated unit 1.50 ms while profiling · mean of 12 repeated units · "
+                "Repeated unit 1.50 ms while profiling, mean over devices · mean of 12 repeated units · "
                 "covers 12 % of the recorded device time"
             ),
         ),
         (
             Steps(analysed=1, mean_ms=340.0, median_ms=340.0, unit="recording", covered_percent=100.0),
-            "Recording 340.0 ms while profiling",
+            "Recording 340.0 ms while profiling, mean over devices",
         ),
     ],
 )

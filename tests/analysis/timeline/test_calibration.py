@@ -134,7 +134,9 @@ def recorded_share(at: float) -> object:
 def represented_share(at: float) -> object:
     busy = np.array([0, 1000])
     ops = Of(start=busy[:1], end=busy[1:], step=np.zeros(1), launch_start=busy[:1])
-    track: Any = Of(is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep"))
+    track: Any = Of(
+        is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep", thread=1), threads={}
+    )
     with mock.patch.object(coverage, "covered_share", return_value=at):
         return bool(coverage.partial_coverage([track]))
 

@@ -182,7 +182,7 @@ def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one(
     assert found.ceiling.percent_left is None
     assert found.reason.startswith("nccl is the simplest. cpu-reduce (2.11 ± 0.0")
     assert "cannot be distinguished from it (about 2.26 ms)" in found.reason
-    assert "Cannot tell which is fastest: take nccl (may be as fast: cpu-reduce)" in _drawn(found)
+    assert "Cannot tell which is fastest: use nccl (possibly as fast: cpu-reduce)" in _drawn(found)
 
 
 def test_candidates_beyond_the_budget_are_noted() -> None:

@@ -7,6 +7,8 @@ import statistics
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import few_slow_calls
+from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, others, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE
 from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import notable
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component, equalized
@@ -19,6 +21,80 @@ from gpudiag.units import milliseconds
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
 #: Causes of a host that may pause often, each time too briefly to count as stalled.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
+
+CAUSE_ADVICE: dict[str, Advice] = {
+    "input": (
+        TF_DATA,
+        (
+            "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU "
+            "cores, its share of the data."
+        ),
+        pytorch(
+            "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, "
+            "persistent_workers=True).",
+        ),
+        (
+            "If its samples are larger than the others' (sequence lengths, images), distribute by size "
+            "(bucketing) instead."
+        ),
+    ),
+    "compute": (
+        "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
+        "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+    ),
+    "clock": (
+        "Let the GPU of {ranks} run at its peers' clocks: see the finding about it (clock-mismatch, throttled).",
+        "Until then set the same clocks on all GPUs (nvidia-smi -lgc), or leave that GPU out, and compare.",
+    ),
+    "launch": (
+        tensorflow("Give its process CPU cores of its own, near the GPU (numactl, taskset)."),
+        pytorch(
+            "Give {ranks} separate CPU cores, near the GPU (numactl, taskset, torchrun --numa-binding) "
+            "and look for other processes there.",
+        ),
+        others("Give {ranks} separate CPU cores, near the GPU (numactl, taskset)."),
+        "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
+    ),
+    "copy": (
+        tensorflow("Check the PCIe link of its GPU: `gpudiag bandwidth`."),
+        others("Check the PCIe link of the GPU of {ranks}: `gpudiag bandwidth`."),
+        pytorch("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`."),
+    ),
+    "stall": ELSEWHERE,
+    "sync": (
+        pytorch(
+            "Find what only {ranks} reads back from the GPU: .item(), .cpu(), losses that are logged, checkpoints."
+        ),
+        tensorflow("Find what only {ranks} reads back from the GPU: .numpy(), losses that are logged, checkpoints."),
+        others("Find what only {ranks} reads back from the GPU: losses that are logged, checkpoints."),
+        "Do it every N steps, or read sums that were kept on the device.",
+    ),
+    "operators": ("Give these calls the same shapes on {ranks} as on the others, and the same ones each step.",),
+    "unknown": ("Compare {ranks} with the others in the table of ranks: what takes longer there?",),
+}
+
+JITTER_ADVICE = (
+    (
+        "Look for what happens now and then on {whom}: garbage collection (gc.collect() every N steps on "
+        "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
+    ),
+    "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
+)
+
+CPU_ADVICE = (
+    "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
+    (
+        "Look for other processes on the CPU cores of {ranks}, and give each rank its own (numactl, taskset, "
+        "OMP_NUM_THREADS)."
+    ),
+)
+OWN_WORK: Advice = (
+    (
+        "Look for what makes {ranks} call {names} more often than the others: logging, metrics, evaluation, weights "
+        "that are averaged or saved."
+    ),
+    "Do it every N steps, or share it among the ranks.",
+)
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:

@@ -12,15 +12,22 @@ from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.frames import time_in
 from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, stall_advice
+from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for
+from gpudiag.analysis.diagnosis.rules.host_stall import stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import (
     AFTER_THE_UPDATE,
     PERHAPS_NO_LOADING,
     ends_with_the_update,
     unmarked_words,
 )
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, stall_by_own_pauses
+from gpudiag.analysis.diagnosis.rules.late_cause import (
+    CAUSE_ADVICE,
+    CPU_ADVICE,
+    JITTER_ADVICE,
+    OWN_WORK,
+    cause_of,
+    stall_by_own_pauses,
+)
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses, more_operators
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component
@@ -40,80 +47,6 @@ _MOST_FRAMES = 5
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
 #: Findings about a machine that explain why a GPU computes longer than its peers.
 _CLOCKS = frozenset({"clock-mismatch", "throttled"})
-
-_ADVICE: dict[str, Advice] = {
-    "input": (
-        TF_DATA,
-        (
-            "Find out why the loader of {ranks} is slower: its files, disk or network mount, its CPU "
-            "cores, its share of the data."
-        ),
-        pytorch(
-            "Give it more workers and a deeper prefetch: DataLoader(num_workers=…, prefetch_factor=4, "
-            "persistent_workers=True).",
-        ),
-        (
-            "If its samples are larger than the others' (sequence lengths, images), distribute by size "
-            "(bucketing) instead."
-        ),
-    ),
-    "compute": (
-        "Compare clocks, power and temperature of the GPU of {ranks} with its peers: `gpudiag topology`.",
-        "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
-    ),
-    "clock": (
-        "Let the GPU of {ranks} run at its peers' clocks: see the finding about it (clock-mismatch, throttled).",
-        "Until then set the same clocks on all GPUs (nvidia-smi -lgc), or leave that GPU out, and compare.",
-    ),
-    "launch": (
-        tensorflow("Give its process CPU cores of its own, near the GPU (numactl, taskset)."),
-        pytorch(
-            "Give {ranks} separate CPU cores, near the GPU (numactl, taskset, torchrun --numa-binding) "
-            "and look for other processes there.",
-        ),
-        others("Give {ranks} separate CPU cores, near the GPU (numactl, taskset)."),
-        "Look for extra Python in the loop of {ranks}: logging, checkpoints, metrics on one rank only.",
-    ),
-    "copy": (
-        tensorflow("Check the PCIe link of its GPU: `gpudiag bandwidth`."),
-        others("Check the PCIe link of the GPU of {ranks}: `gpudiag bandwidth`."),
-        pytorch("Pin the host memory of {ranks} (pin_memory=True) and check its PCIe link: `gpudiag bandwidth`."),
-    ),
-    "stall": ELSEWHERE,
-    "sync": (
-        pytorch(
-            "Find what only {ranks} reads back from the GPU: .item(), .cpu(), losses that are logged, checkpoints."
-        ),
-        tensorflow("Find what only {ranks} reads back from the GPU: .numpy(), losses that are logged, checkpoints."),
-        others("Find what only {ranks} reads back from the GPU: losses that are logged, checkpoints."),
-        "Do it every N steps, or read sums that were kept on the device.",
-    ),
-    "operators": ("Give these calls the same shapes on {ranks} as on the others, and the same ones each step.",),
-    "unknown": ("Compare {ranks} with the others in the table of ranks: what takes longer there?",),
-}
-
-_JITTER_ADVICE = (
-    (
-        "Look for what happens now and then on {whom}: garbage collection (gc.collect() every N steps on "
-        "all ranks at once instead), samples of uneven size, logging, other processes on the same CPU cores."
-    ),
-    "Let hosts run ahead, so that they absorb it: fewer synchronizations per step, a deeper prefetch of the loader.",
-)
-
-_CPU_ADVICE = (
-    "Look for more work on {ranks}: batch size, sequence lengths, evaluation or logging that others do not do.",
-    (
-        "Look for other processes on the CPU cores of {ranks}, and give each rank its own (numactl, taskset, "
-        "OMP_NUM_THREADS)."
-    ),
-)
-_OWN_WORK: Advice = (
-    (
-        "Look for what makes {ranks} call {names} more often than the others: logging, metrics, evaluation, weights "
-        "that are averaged or saved."
-    ),
-    "Do it every N steps, or share it among the ranks.",
-)
 
 
 class Straggler:
@@ -162,11 +95,11 @@ class Straggler:
         place, place_advice = _place(case, late.ranks, late.cause, gain, silent=late.silent)
         longer_ms = 0.0 if jitter else _longer_ms(case, what_if, late.ranks)
         gain, percent = gain + longer_ms, 100 * (gain + longer_ms) / (100 * gain / percent + longer_ms)
-        advice = _JITTER_ADVICE if jitter else place_advice or late.advice
+        advice = JITTER_ADVICE if jitter else place_advice or late.advice
         more = _more_operators(case, late)
         place = place or late.pauses.words()
         if more is not None and more.own_work:
-            place, advice = more.words(), (*_OWN_WORK, *advice)
+            place, advice = more.words(), (*OWN_WORK, *advice)
         return Finding(
             code=self.code,
             severity=severity_of(percent),
@@ -225,7 +158,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     def advice(self) -> Advice:
         """Return the advice for the cause, for a place that says no more."""
         # On a CPU launching is compute: the training thread is host and device at once.
-        return _CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else _ADVICE[self.cause]
+        return CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else CAUSE_ADVICE[self.cause]
 
 
 def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _LateRanks:
@@ -338,7 +271,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
     """Return (place, advice) if the late ranks wait without marks, stall, or call slowly."""
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
-        return before_first_operator(case, late), (first, *_ADVICE["input"])
+        return before_first_operator(case, late), (first, *CAUSE_ADVICE["input"])
     if cause == "stall":
         longest = main_place(stalls(case, late), gain)
         words = "" if longest is None else longest.words + (", collecting garbage" if longest.collecting else "")

@@ -213,8 +213,9 @@ def test_time_before_a_node_is_busy_fetching_or_untraced() -> None:
     threads = {1: thread(1, as_set([(10, 30)]), as_set([(25, 40)])), 2: thread(2, as_set([(50, 55)]))}
     no_events: Any = SimpleNamespace(role=np.empty(0, np.uint8), start_ns=np.empty(0), end_ns=np.empty(0))
     steps = SimpleNamespace(thread=1)
+    ops = SimpleNamespace(op_class=np.empty(0, np.int8), launch_thread=np.empty(0, np.int64))
     track: Any = SimpleNamespace(
-        threads=threads, steps=steps, before_first_op=as_set([(0, 10)]), is_cpu=True, shift_ns=0
+        threads=threads, steps=steps, before_first_op=as_set([(0, 10)]), is_cpu=True, shift_ns=0, ops=ops
     )
     before, stop = np.array([0, 30, 60]), np.array([30, 60, 60])
     busy, fetching, untraced = _time_before_nodes(track, no_events, [1, 2, 3], before, stop)
