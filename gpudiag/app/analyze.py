@@ -60,7 +60,7 @@ def analyze_run(run_dir: Path) -> Analysis:
 
 
 def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
-    """As `analyze_run`, with the timeline and attribution."""
+    """Analyse as `analyze_run`, and return the timeline and attribution too."""
     analysed = _analyse([run_dir], None, None)
     analysis, view = _with_step(analysed)
     write_json(run_dir / ANALYSIS_FILE, analysis)

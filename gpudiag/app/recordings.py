@@ -1,4 +1,4 @@
-"""Which recording of a run is analysed: the light one where there is one, with the names of the full one."""
+"""Choose the recording to analyse: the kernel-only one if there is one, with the names of the full one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudiag.trace import ReadLimits, read_traces
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """The light recordings beside these full ones, with their operators; the full ones where one cannot be used.
+    """Return the kernel-only traces with the full ones' operators; the full ones if a kernel-only one cannot be used.
 
     On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
     collective that one rank recorded lightly is no other rank's of the full recording.

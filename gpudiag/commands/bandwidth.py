@@ -54,10 +54,10 @@ def bandwidth(
     all-reduce between processes.
     """
     from gpudiag.app.bandwidth import bandwidth as measure
-    from gpudiag.commands.progress.probes import ProbeStep
+    from gpudiag.commands.progress.probes import ProbeProgressBar
     from gpudiag.commands.progress.status_line import StrategyBenchmarkProgress
 
-    with ProbeStep() as probing, StrategyBenchmarkProgress() as progress:
+    with ProbeProgressBar() as probing, StrategyBenchmarkProgress() as progress:
         measured = measure(
             probing,
             progress.heard,

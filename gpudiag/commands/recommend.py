@@ -160,10 +160,10 @@ def recommend(
         result = recommend_offline(request, facts=facts, gradients=gradients, compute_ms=compute_ms)
     else:
         from gpudiag.app.recommend.recommend import recommend as measure
-        from gpudiag.commands.progress.probes import ProbeStep
+        from gpudiag.commands.progress.probes import ProbeProgressBar
         from gpudiag.commands.progress.status_line import StrategyBenchmarkProgress
 
-        with ProbeStep() as probing, StrategyBenchmarkProgress() as progress:
+        with ProbeProgressBar() as probing, StrategyBenchmarkProgress() as progress:
             result = measure(request, progress.heard, progress.say, probing)
     from gpudiag.report.terminal.recommendation import render_recommendation
 

@@ -193,5 +193,5 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def same_work(self) -> bool:
-        """Whether the steps of both runs do the same work, as far as known."""
+        """Return whether the steps of both runs do the same work, as far as known."""
         return all(difference.same_work for difference in self.run_differences)

@@ -1,1 +1,1 @@
-"""What runs in and around a training process."""
+"""Programs that run in and around a training process."""

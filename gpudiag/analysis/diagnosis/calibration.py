@@ -1,9 +1,9 @@
-"""Every figure that a verdict of the diagnosis hangs on, and where each comes from.
+"""Thresholds of the diagnosis, each with its source.
 
-What stands below each says what it decides, and then its source: *Contract*, what findings promise; *Physical*;
-*Statistical*; *Definition*, of a word; *Measured*, on what and how often; or *Judgement*, and why it does no harm.
-Bounds of memory and time, and what a computation converges by, stand where they are used. `docs/calibration.md` is made
-of this, and tests/analysis/diagnosis/test_calibration.py has a case just below and one just above each.
+The text below each threshold says what it decides and its source: *Contract* (findings promise it), *Physical*,
+*Statistical*, *Definition* (of a word), *Measured* (on what, how often), or *Judgement* (and why it does no harm).
+Limits of memory, time and convergence are where they are used. `docs/calibration.md` is generated from this module.
+tests/analysis/diagnosis/test_calibration.py has a case just below and one just above each threshold.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NOTABLE_MS = 0.05
 """Below this a rule stays silent, however short the step. Judgement: an amount in a report has one digit, and this
 rounds to 0.1 ms."""
 SAME_AMOUNT = 0.25
-"""An amount within this share of another is the same, and a replay that misses the step by more says nothing. Contract:
-amounts are right within 25 %."""
+"""An amount within this share of another is the same, and a simulation that misses the step by more says nothing.
+Contract: amounts are right within 25 %."""
 SURE = 0.95
 """From this share of variations survived on a finding is of high confidence. Contract."""
 FAIRLY_SURE = 0.6
@@ -37,7 +37,7 @@ FEWEST_STEPS_LEFT = 3
 """With fewer steps than this left nothing is gained by leaving some out. Statistical: the fewest with a median that one
 of them does not move."""
 UNLIKE_STEP = 1.5
-"""A step so many times as long as the others is of another kind. Measured: the longest step of 36 lanes of nine
+"""A step so many times as long as the others is of another kind. Measured: the longest step of 36 device tracks of nine
 recorded jobs took at most 1.14 times the median of the others; a pause among steps of 29 ms, 5 times."""
 MOST_OUTLIERS = 0.25
 """More than this share of the steps are no exception. Judgement: left in or out, the report says so and is less
@@ -46,16 +46,16 @@ WORTH_FIRST = 0.25
 """Waste that gains so much of what launching would, or more, is said first. Judgement: whichever is first, both are
 said with what they gain; in seven recorded jobs of slow hosts whose waste was known it was 37 to 75 % of launching."""
 CLEARLY_MORE = 2.0
-"""An exchange that costs calls of the host only is launching's where launching gains so many times as much. Judgement:
+"""Communication that costs host calls only counts as launching if launching saves so many times as much. Judgement:
 either way the calls are said to cost, and where both gain alike both are said."""
 AS_RECORDED = 0.02
 """Within this share gains are alike, and the profiler's cost changes nothing: by it recorded and timed steps differ
 that only the device sets the pace of. Measured: by -1.8 to +2.0 % in fourteen jobs."""
 POOR_SIMULATION = 0.03
-"""A replay that misses the recorded step time by more is trusted less. Measured: at most 0.8 % in nine recordings of
-different jobs."""
+"""A simulation that misses the recorded step time by more is trusted less. Measured: at most 0.8 % in nine recordings
+of different jobs."""
 SIMULATION_ERROR = 0.01
-"""A step time within this share of the replay's says nothing of the profiler's cost. Measured: as above."""
+"""A step time within this share of the simulation's says nothing of the profiler's cost. Measured: as above."""
 
 PROFILER_NS_PER_EVENT = 1270.0
 """What the profiler adds to the host for each event that it records. Measured: 26.1 ms profiled against 14.5 ms for
@@ -76,10 +76,10 @@ LEAST_NS_PER_EVENT = 1000.0
 """The least that it is taken to be. Measured: 1.24 µs was the least seen."""
 MOST_NS_SEEN = 2500.0
 """The most that it is taken to be where no timed step says more. Measured: 2.4 µs was the most seen."""
-DEAREST_NS_PER_EVENT = 2 * MOST_NS_SEEN
+HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
 """Up to this it is tried where the timed step is shorter than the corrected one. Judgement: twice the most seen; gains
 are scaled to a timed step that is shorter still."""
-DEAREST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
+HIGHEST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
 """The same of a recording without operators. Judgement: three times the most seen; as above."""
 DENSE_NS = 6000.0
 """A host that takes longer than this per event does mostly what is not recorded, which says nothing of its speed.
@@ -148,22 +148,22 @@ TINY_KERNEL_US = 10.0
 """Kernels shorter than this take less time to run than to launch. Physical: CUDA's call alone takes 5 to 7 µs in the
 median, what the framework does around it as much again."""
 
-UNDISTURBED = 0.05
-"""An op counts as undisturbed when less than this share of it ran beside a collective. Judgement: beside one it loses a
-third, so that of these an op lost 2 % at most."""
-ALIKE_CALM = 0.1
-"""Kernels are taken for the same work when the middle half of their undisturbed times is within this share of the
+CONTENTION_FREE = 0.05
+"""An op counts as contention-free when less than this share of it ran beside a collective. Judgement: beside one it
+loses a third, so that of these an op lost 2 % at most."""
+ALIKE_CONTENTION_FREE = 0.1
+"""Kernels are taken for the same work when the middle half of their contention-free times is within this share of the
 median. Measured: on an H200 0.2 to 2 % for one size, several times the median for two; of 2,797 kernels at one place of
 the step 95 % are within 8 %."""
 ALIKE_DISTURBED = 0.25
-"""The same of their disturbed times. Measured: on an H200 5 to 20 % for one size."""
-CALM_PLACES = 2
-"""Of a layer that is repeated the kernels are at this many places of the step at least, undisturbed. Definition: of
+"""The same of their contended times. Measured: on an H200 5 to 20 % for one size."""
+CONTENTION_FREE_POSITIONS = 2
+"""Of a layer that is repeated the kernels are at this many places of the step at least, contention-free. Definition: of
 "repeated"."""
-DISTURBED_PLACES = 3
-"""Or at this many disturbed. Statistical: disturbed times scatter more."""
+CONTENDED_POSITIONS = 3
+"""Or at this many contended. Statistical: contended times scatter more."""
 MOST_SLOWED = 2.5
-"""A kernel that takes longer than this times its supposed counterparts is other work. Measured: of 20,251 disturbed
+"""A kernel that takes longer than this times its supposed counterparts is other work. Measured: of 20,251 contended
 kernels 99 % took at most 1.98 times as long. At worst, work that filled all processors once must fill them twice."""
 TRANSFERRING = 1.7
 """Beside a collective that transfers a kernel loses so many times the share of the processors that the collective's
@@ -190,8 +190,8 @@ ALSO_LATE = 0.3
 """A rank belongs to the late ones when its excess is at least this share of the largest. Judgement: amount and cause do
 not hang on it, and the evidence has the excess of every rank."""
 JITTER = 1.3
-"""Another rank is late each step when levelling every step gains this much more than levelling ranks. Judgement: where
-one rank's lateness is no chance, a third of the gain is not its own."""
+"""Another rank is late each step when equalizing every step saves this much more than equalizing ranks. Judgement:
+where one rank's lateness is no chance, a third of the gain is not its own."""
 
 SAME_CLOCK = 0.01
 """Clocks of boards within this share are the same. Measured: boards of one model come with maxima a few MHz apart by

@@ -169,11 +169,11 @@ class Significance(msgspec.Struct, frozen=True):
 
     def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
         """Return what the edit saves after those before it if the profiler costs more than estimated."""
-        dearer = self.what_if.at_cost(self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER))
-        costs = dearer.corrected
+        higher = self.what_if.at_cost(self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER))
+        costs = higher.corrected
         for step in before:
-            costs = step(dearer, costs)
-        without, with_it = dearer.each_step_ms([costs, edit(dearer, costs)])
+            costs = step(higher, costs)
+        without, with_it = higher.each_step_ms([costs, edit(higher, costs)])
         return max(without - with_it, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""What to expect on 1, 2 … N devices, each with the same batch."""
+"""Forecast a strategy on 1, 2 … N devices, each with the same batch."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class _WorkloadDescription(msgspec.Struct):
     blocks: int | None = None
 
 
-class _SchemaOnly(msgspec.Struct):
+class _FileSchema(msgspec.Struct):
     schema: str = ""
 
 
@@ -94,7 +94,7 @@ def read_gradients(path: Path) -> Model:
     try:
         if data.lstrip()[:1] == b"[":
             gradients = Gradients(name=path.stem, sizes=msgspec.json.decode(data, type=tuple[int, ...]))
-        elif msgspec.json.decode(data, type=_SchemaOnly).schema == RUN_SCHEMA:
+        elif msgspec.json.decode(data, type=_FileSchema).schema == RUN_SCHEMA:
             gradients = _gradients_of_run(path)
         else:
             gradients = read_json(path, Gradients, GRADIENTS_SCHEMA)

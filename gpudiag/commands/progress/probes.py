@@ -13,12 +13,12 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report.console import report_console
 
 if TYPE_CHECKING:
-    from gpudiag.machine.probes.runner import ProbeStep as Step
+    from gpudiag.machine.probes.runner import ProbeStep
 
 _LONGEST = 60
 
 
-class ProbeStep:
+class ProbeProgressBar:
     """Callable from any thread with the current probe; leaving the context removes the bar."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class ProbeStep:
             )
             self._task = self._bar.add_task("loading", total=None)
 
-    def __enter__(self) -> ProbeStep:
+    def __enter__(self) -> ProbeProgressBar:
         if self._bar is not None:
             self._bar.start()
         return self
@@ -45,7 +45,7 @@ class ProbeStep:
         if self._bar is not None:
             self._bar.stop()
 
-    def __call__(self, step: Step) -> None:
+    def __call__(self, step: ProbeStep) -> None:
         """Show one step."""
         label = one_line(step.what)[:_LONGEST]
         with self._lock:

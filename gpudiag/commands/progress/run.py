@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpudiag.commands.progress.live_table import LiveTable
-from gpudiag.commands.progress.probes import ProbeStep
+from gpudiag.commands.progress.probes import ProbeProgressBar
 from gpudiag.machine.inventory.gpus.now import gpus_now
 from gpudiag.model.sanitize import one_line
 
@@ -55,9 +55,9 @@ class RunProgress:
         self._processes = prepared.plan.processes
         print(f"gpudiag: {prepared.describe()}", file=sys.stderr, flush=True)  # noqa: T201
 
-    def probing(self) -> ProbeStep:
+    def probing(self) -> ProbeProgressBar:
         """Return the progress of the probes of links."""
-        return ProbeStep()
+        return ProbeProgressBar()
 
     def heard(self, message: Progress) -> None:
         """Show one message."""

@@ -15,9 +15,9 @@ GRADIENT_BANDWIDTH_FILE = "gradient-bandwidth.json"
 
 
 class GradientBandwidthPlan(msgspec.Struct, frozen=True, kw_only=True, tag="gradient-bandwidth"):
-    """What a set of processes is to measure: these transports, with messages of these bytes, rising.
+    """The transports that a set of processes measures, with messages of these bytes, rising.
 
-    Each transport comes with a candidate that exchanges over it.
+    Each transport has a candidate that communicates over it.
     """
 
     device: Literal["cuda", "cpu"]

@@ -98,7 +98,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
     @property
     def lossy(self) -> bool:
-        """Whether gradients lose precision."""
+        """Return whether gradients lose precision."""
         return self.compress is not None
 
     @property

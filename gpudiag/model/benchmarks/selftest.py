@@ -45,7 +45,7 @@ class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestPlan(msgspec.Struct, frozen=True, kw_only=True, tag="selftest"):
-    """What one launch goes through, one fault after the other.
+    """The faults of one launch, injected one after the other.
 
     Attributes:
         pairs: number of blocks with the fault, and of blocks without.
@@ -212,6 +212,6 @@ class Selftest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Whether there are rows, none of them is wrong, and nothing failed."""
+        """Return whether there are rows, none of them is wrong, and nothing failed."""
         failed = any(fault.failed for fault in self.left_out)
         return bool(self.rows) and not failed and all(row.verdict != "wrong" for row in self.rows)

@@ -50,7 +50,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyBenchmarkPlan(msgspec.Struct, frozen=True, kw_only=True, tag="strategy-benchmark"):
-    """What a set of processes is to measure, one entry after another.
+    """The entries that a set of processes measures, one after another.
 
     Attributes:
         p2p: False if peer access is switched off.

@@ -18,7 +18,7 @@ SERIES_COLORS = 8
 _LETTER = 6.9
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class PlottedCurve(msgspec.Struct, frozen=True, kw_only=True):
     """Points (x, y, low, high) by x, and the number of the page's series color."""
 
     name: str
@@ -27,7 +27,12 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def curves(
-    title: str, series: Sequence[Curve], *, ideal: Callable[[float], float] | None, y_label: str, percent: bool = False
+    title: str,
+    series: Sequence[PlottedCurve],
+    *,
+    ideal: Callable[[float], float] | None,
+    y_label: str,
+    percent: bool = False,
 ) -> str:
     """Draw curves over numbers of devices, with 95 % intervals and the ideal as a dashed line."""
     xs = sorted({x for curve in series for x, *_ in curve.points})
@@ -60,7 +65,7 @@ def curves(
     return drawing.markup()
 
 
-def _highest(series: Sequence[Curve], ideals: Sequence[float]) -> float:
+def _highest(series: Sequence[PlottedCurve], ideals: Sequence[float]) -> float:
     return max([*(top for curve in series for *_, top in curve.points), *ideals])
 
 

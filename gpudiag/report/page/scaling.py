@@ -7,7 +7,7 @@ from typing import Any
 from gpudiag.model.benchmarks.scaling import PointRecord, Scaling, Waterfall
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
-from gpudiag.report.page.charts import SERIES_COLORS, Curve, bars, curves, waterfall
+from gpudiag.report.page.charts import SERIES_COLORS, PlottedCurve, bars, curves, waterfall
 from gpudiag.report.scaling import words
 
 
@@ -80,7 +80,7 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
     return {"throughput": throughput, "efficiency": efficiency}
 
 
-def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> Curve:
+def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
     curve = []
     # A strategy that needs peers starts at another strategy's point on one device, where nothing is communicated.
     bases = {point.baseline for point in points if point.strategy == strategy}
@@ -88,7 +88,7 @@ def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: 
         value, interval = (point.efficiency, point.efficiency_ci95) if efficiency else (point.samples_per_s, point.ci95)
         if (point.strategy == strategy or point.id in bases) and value is not None and interval is not None:
             curve.append((float(point.devices), value, *interval))
-    return Curve(name=one_line(strategy), points=tuple(sorted(curve)), color=color)
+    return PlottedCurve(name=one_line(strategy), points=tuple(sorted(curve)), color=color)
 
 
 def _relative(setting: str, points: list[PointRecord], colors: dict[str, int]) -> str:

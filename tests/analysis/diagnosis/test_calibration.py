@@ -246,8 +246,8 @@ def dearest(*, lightly: bool) -> float:
     return max(tried)
 
 
-CASES.of("DEAREST_NS_PER_EVENT")(lambda at: dearest(lightly=False) > at)
-CASES.of("DEAREST_NS_PER_CALL")(lambda at: dearest(lightly=True) > at)
+CASES.of("HIGHEST_NS_PER_EVENT")(lambda at: dearest(lightly=False) > at)
+CASES.of("HIGHEST_NS_PER_CALL")(lambda at: dearest(lightly=True) > at)
 
 
 @CASES.of("MOST_PROFILER_SHARE")
@@ -433,12 +433,12 @@ def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places
     return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
 
 
-CASES.of("UNDISTURBED")(lambda at: bool(kernels_of([1000.0], [1000 * at]).free[0]))
-CASES.of("ALIKE_CALM")(lambda at: repeated(calm=at))
+CASES.of("CONTENTION_FREE")(lambda at: bool(kernels_of([1000.0], [1000 * at]).free[0]))
+CASES.of("ALIKE_CONTENTION_FREE")(lambda at: repeated(calm=at))
 CASES.of("ALIKE_DISTURBED")(lambda at: repeated(disturbed=at))
 CASES.of("MOST_SLOWED")(lambda at: repeated(slowed=at))
-CASES.of("CALM_PLACES")(lambda at: repeated(places=(at, 1)))
-CASES.of("DISTURBED_PLACES")(lambda at: repeated(places=(1, at)))
+CASES.of("CONTENTION_FREE_POSITIONS")(lambda at: repeated(places=(at, 1)))
+CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 
 @CASES.of("MOST")

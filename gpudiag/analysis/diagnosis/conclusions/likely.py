@@ -122,7 +122,7 @@ def _recorded(timeline: Timeline) -> str:
     return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
 
 
-class _Collective(msgspec.Struct, frozen=True):
+class _SlowestCollective(msgspec.Struct, frozen=True):
     """The collective that takes most time, with waiting in it counted as transfer; bandwidths in GB/s."""
 
     operation: str
@@ -149,8 +149,8 @@ class _Collective(msgspec.Struct, frozen=True):
         return f" ({self.operation} at {self.busbw_gb_per_s:.3g} of {self.link_gb_per_s:.0f} GB/s{waits})"
 
 
-def _slowest_collective(case: Case) -> _Collective | None:
-    best: tuple[float, _Collective] | None = None
+def _slowest_collective(case: Case) -> _SlowestCollective | None:
+    best: tuple[float, _SlowestCollective] | None = None
     for track in case.tracks[:1]:
         table = track.collectives
         for index, (operation, _, ranks, size) in enumerate(table.kinds):
@@ -161,5 +161,5 @@ def _slowest_collective(case: Case) -> _Collective | None:
             total = milliseconds(float(np.sum(times)))
             if best is None or total > best[0]:
                 busbw = size / median(times) * factor
-                best = total, _Collective(operation, size, busbw, nvlink_gb_per_s(track.device_name))
+                best = total, _SlowestCollective(operation, size, busbw, nvlink_gb_per_s(track.device_name))
     return None if best is None else best[1]

@@ -23,7 +23,7 @@ class _Wait(msgspec.Struct, frozen=True):
 def settled(case: Case, finding: Finding) -> Finding:
     """Return the finding with high confidence where the unprofiled steps show the same wait for input.
 
-    They are many, and undisturbed. The wait is the same when it is within a quarter of what the finding saves, and
+    They are many, and unprofiled. The wait is the same when it is within a quarter of what the finding saves, and
     when it varies between these steps by less than that.
     """
     saved = finding.recoverable_ms_per_step

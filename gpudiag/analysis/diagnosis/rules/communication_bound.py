@@ -147,9 +147,9 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)
-    undisturbed = without_transfer(what_if, exposed)
-    unpacked = without_bucket_copy(what_if, undisturbed)
-    gains = [min(ms, gain) for ms in what_if.savings_ms([uncalled, exposed, undisturbed, unpacked])]
+    uncontended = without_transfer(what_if, exposed)
+    unpacked = without_bucket_copy(what_if, uncontended)
+    gains = [min(ms, gain) for ms in what_if.savings_ms([uncalled, exposed, uncontended, unpacked])]
     running = [*itertools.accumulate(gains, max), gain]
     names = ("CPU calls", "exposed", "kernels slowed beside it", "copying buckets", "copies and waits")
     parts = {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}

@@ -28,14 +28,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import (
-    ALIKE_CALM,
+    ALIKE_CONTENTION_FREE,
     ALIKE_DISTURBED,
-    CALM_PLACES,
-    DISTURBED_PLACES,
+    CONTENDED_POSITIONS,
+    CONTENTION_FREE,
+    CONTENTION_FREE_POSITIONS,
     MOST,
     MOST_SLOWED,
     TRANSFERRING,
-    UNDISTURBED,
 )
 from gpudiag.analysis.diagnosis.simulation.graph import Graph, Index, Times
 from gpudiag.intervals import Intervals, distinct, lengths_inside, union
@@ -110,7 +110,7 @@ class _Kernels(msgspec.Struct, frozen=True):
     @property
     def free(self) -> NDArray[np.bool_]:
         """bool[n]: kernels without contention."""
-        return self.beside < UNDISTURBED * np.maximum(self.duration, 1.0)
+        return self.beside < CONTENTION_FREE * np.maximum(self.duration, 1.0)
 
 
 def find_contention(graph: Graph, timeline: Timeline) -> Contention:
@@ -197,7 +197,7 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
     position = _positions(graph, kernels)
     by_time = np.argsort(kernels.duration)
     free = by_time[kernels.free[by_time]]
-    slowed = by_time[(kernels.beside > (1 - UNDISTURBED) * kernels.duration)[by_time]]
+    slowed = by_time[(kernels.beside > (1 - CONTENTION_FREE) * kernels.duration)[by_time]]
     neighbourhoods = _neighbourhoods(graph, kernels)
     for track in (kernels.track, np.zeros_like(kernels.track)):
         same_position = _joined(track, position)
@@ -210,8 +210,10 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
 
 def _of_repeated_layers(free: _DurationsByKey, slowed: _DurationsByKey, position: Index) -> Times:
     """Return contention-free durations of keys whose kernels do the same work at several positions of a step."""
-    alike = (free.spread() <= ALIKE_CALM) & (slowed.spread() <= ALIKE_DISTURBED)
-    repeated = (free.distinct(position) >= CALM_PLACES) | (slowed.distinct(position) >= DISTURBED_PLACES)
+    alike = (free.spread() <= ALIKE_CONTENTION_FREE) & (slowed.spread() <= ALIKE_DISTURBED)
+    repeated = (free.distinct(position) >= CONTENTION_FREE_POSITIONS) | (
+        slowed.distinct(position) >= CONTENDED_POSITIONS
+    )
     median = free.median()
     return np.where(alike & repeated & (slowed.median() <= MOST_SLOWED * median), median, np.nan)
 

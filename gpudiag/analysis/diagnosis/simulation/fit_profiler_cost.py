@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import (
-    DEAREST_NS_PER_CALL,
-    DEAREST_NS_PER_EVENT,
+    HIGHEST_NS_PER_CALL,
+    HIGHEST_NS_PER_EVENT,
     POOR_SIMULATION,
     PROFILER_NS_PER_CALL,
     SIMULATION_ERROR,
@@ -144,7 +144,7 @@ def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
 
 
 def _highest_ns(what_if: WhatIf) -> float:
-    return DEAREST_NS_PER_CALL if is_kernel_only(what_if.timeline) else DEAREST_NS_PER_EVENT
+    return HIGHEST_NS_PER_CALL if is_kernel_only(what_if.timeline) else HIGHEST_NS_PER_EVENT
 
 
 def _fetching_ms(graph: Graph) -> float:

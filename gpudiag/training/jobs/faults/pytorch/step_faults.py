@@ -52,7 +52,7 @@ class CallFault(Fault[DdpTrainer]):
 
 
 class ExtraCompute(CallFault):
-    """As many matrix products before forward as take `amount_ms`."""
+    """Inject as many matrix products before forward as take `amount_ms`."""
 
     point = "extra"
 
@@ -91,7 +91,7 @@ class PageableCopies(CallFault):
 
 
 class SmallCopies(CallFault):
-    """As many consecutive `.to(device)` of small tensors as take `amount_ms`."""
+    """Inject as many consecutive `.to(device)` of small tensors as take `amount_ms`."""
 
     point = "extra"
 

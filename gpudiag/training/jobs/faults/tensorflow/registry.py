@@ -19,7 +19,7 @@ _PRODUCTS = 20
 
 
 class TensorflowExtraCompute(Fault[DistributedTrainer]):
-    """As many matrix products before each step as take `amount_ms`."""
+    """Inject as many matrix products before each step as take `amount_ms`."""
 
     def prepare(self) -> None:
         """Measure some products."""
