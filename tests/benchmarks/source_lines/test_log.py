@@ -5,7 +5,7 @@ from types import CodeType
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.training.source_lines.log import CALL, LEAVE, STEP, Entry, LineNode, replay, work_of
+from source_lines.log import CALL, LEAVE, STEP, Entry, LineNode, replay, work_of
 
 
 def outer() -> None: ...

@@ -8,7 +8,7 @@ from pathlib import Path
 
 #: Directories of installed packages, wherever they are.
 _INSTALLED = ("site-packages", "dist-packages")
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+_PACKAGE = str(Path(__file__).resolve().parents[2] / "gpudiag")
 #: File names that IPython and ipykernel give to cells of a notebook.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
 #: Packages whose frames are never shown as lines of a loop.

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpudiag.model.source_lines import LineTimes, SourceLine
-from gpudiag.training.source_lines import collector
-from gpudiag.training.source_lines.line_times import LineRecorder
+from source_lines.records import LineTimes, SourceLine
+from source_lines import collector
+from source_lines.line_times import LineRecorder
 
 
 def slow_helper() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.source_lines import FindingSource, LineSpans
+from source_lines.records import FindingSource, LineSpans
 
 #: A line is named for a finding if it has at least this share of the finding's host time: with less, most of the time
 #: is elsewhere, and the line would mislead.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpudiag.training.source_lines.compilations import CompilationWatch
+from source_lines.compilations import CompilationWatch
 
 
 @pytest.mark.long

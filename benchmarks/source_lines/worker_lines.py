@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from gpudiag.model.source_lines import WORKER_LINES, LineTimes
-from gpudiag.training.source_lines.line_times import LineRecorder
+from source_lines.records import WORKER_LINES, LineTimes
+from source_lines.line_times import LineRecorder
 
 #: The first batch of a worker that is recorded, counted from 0: earlier ones open files and fill caches.
 _FIRST = 2

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpudiag.model.source_lines import LineTimes, SourceLine
-from gpudiag.training.source_lines.worker_lines import WorkerLines
+from source_lines.records import LineTimes, SourceLine
+from source_lines.worker_lines import WorkerLines
 
 
 def decode() -> None:

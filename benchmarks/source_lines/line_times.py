@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from gpudiag.model.source_lines import LineSpans, LineTimes, LineWork, SourceLine
+from source_lines.records import LineSpans, LineTimes, LineWork, SourceLine
 from gpudiag.statistics import mean_of
-from gpudiag.training.source_lines.collector import EventLog, collector
-from gpudiag.training.source_lines.log import STEP, LineNode, Walk, replay, work_of
-from gpudiag.training.source_lines.ownership import is_own
+from source_lines.collector import EventLog, collector
+from source_lines.log import STEP, LineNode, Walk, replay, work_of
+from source_lines.ownership import is_own
 
 #: Lines below this share of a step are left out, and lines of a line at most this many.
 _LEAST_SHARE = 0.003

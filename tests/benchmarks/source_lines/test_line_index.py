@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.source_lines import LineIndex
-from gpudiag.model.source_lines import LineSpans
+from source_lines.line_index import LineIndex
+from source_lines.records import LineSpans
 
 POSITIONS = (
     ("train.py", 90, "<module>", "main()"),
