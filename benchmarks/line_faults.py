@@ -79,12 +79,12 @@ def scores(out: Tensor) -> float:
 
 
 def norms(model: nn.Module) -> float:
-    """Read the norm of each parameter."""
-    return sum(
-        float(parameter.grad.norm().item())  # fault: item
-        for parameter in model.parameters()
-        if parameter.grad is not None
-    )
+    """Read the norm of each parameter's gradient."""
+    total = 0.0
+    for parameter in model.parameters():
+        if parameter.grad is not None:
+            total += parameter.grad.norm().item()  # fault: item
+    return total
 
 
 def hold_lock(over: threading.Event) -> None:

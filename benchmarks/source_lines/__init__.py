@@ -1,1 +1,1 @@
-"""Attribute host time to the lines of the user's source."""
+"""Prototype: attribute host time to the lines of the user's source."""

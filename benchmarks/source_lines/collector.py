@@ -74,7 +74,6 @@ def works() -> dict[CodeType, int]:
     for kind, path in (
         ("forward", "nn.Module._wrapped_call_impl"),
         ("backward", "Tensor.backward"),
-        ("optimizer", "optim.Optimizer.profile_hook_step"),
         ("input", "utils.data.dataloader._BaseDataLoaderIter.__next__"),
     ):
         target: Any = torch
@@ -82,8 +81,17 @@ def works() -> dict[CodeType, int]:
             target = getattr(target, name, None)
         code = getattr(target, "__code__", None)
         if code is not None:
-            kinds[code] = next(number for number, named in WORK.items() if named == kind)
+            kinds[code] = _number(kind)
+    # Every optimizer's `step` is wrapped by the same inner function.
+    wrapper = getattr(torch.optim.Optimizer.profile_hook_step, "__code__", None)
+    for constant in wrapper.co_consts if wrapper is not None else ():
+        if isinstance(constant, CodeType):
+            kinds[constant] = _number("optimizer")
     return kinds
+
+
+def _number(kind: str) -> int:
+    return next(number for number, named in WORK.items() if named == kind)
 
 
 class MonitoringCollector:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from source_lines.records import Compilation
 from source_lines.line_times import shortened
+from source_lines.records import Compilation
 
 #: Characters of a reason that are kept.
 _MOST_REASON = 300

@@ -9,11 +9,11 @@ import sys
 import time
 from pathlib import Path
 
-from source_lines.records import LineSpans, LineTimes, LineWork, SourceLine
 from gpudiag.statistics import mean_of
 from source_lines.collector import EventLog, collector
 from source_lines.log import STEP, LineNode, Walk, replay, work_of
 from source_lines.ownership import is_own
+from source_lines.records import LineSpans, LineTimes, LineWork, SourceLine
 
 #: Lines below this share of a step are left out, and lines of a line at most this many.
 _LEAST_SHARE = 0.003
@@ -119,7 +119,7 @@ class LineRecorder:
         return tuple(self._line(below, steps, least_ns) for below in kept[:_MOST_CHILDREN])
 
     def _line(self, node: LineNode, steps: int, least_ns: float) -> SourceLine:
-        assert node.position is not None  # noqa: S101  # the root alone has none
+        assert node.position is not None  # the root alone has none
         code, number = node.position
         per_step = [node.step_ns.get(step, 0) / 1e6 for step in range(steps)]
         work: LineWork = work_of(node)  # type: ignore[assignment]
@@ -156,7 +156,7 @@ class _Nodes:
             return known
         above = node.above
         parent = self.index(above) if above is not None and above.position is not None else -1
-        assert node.position is not None  # noqa: S101  # the root has no span
+        assert node.position is not None  # the root has no span
         code, number = node.position
         text = _text(code.co_filename, number) if self._keep_source else ""
         self.positions.append((shortened(code.co_filename), number, code.co_qualname, text))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 #: Directories of installed packages, wherever they are.
 _INSTALLED = ("site-packages", "dist-packages")
-_PACKAGE = str(Path(__file__).resolve().parents[2] / "gpudiag")
+#: gpudiag, and this prototype.
+_PACKAGES = (str(Path(__file__).resolve().parents[2] / "gpudiag"), str(Path(__file__).resolve().parent))
 #: File names that IPython and ipykernel give to cells of a notebook.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
 #: Packages whose frames are never shown as lines of a loop.
@@ -25,7 +26,7 @@ def is_own(file: str) -> bool:
     path = Path(file)
     if any(part in _INSTALLED for part in path.parts):
         return False
-    return not _below(path, (_PACKAGE, *_standard_library()))
+    return not _below(path, (*_PACKAGES, *_standard_library()))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,8 +7,8 @@ import os
 import time
 from pathlib import Path
 
-from source_lines.records import WORKER_LINES, LineTimes
 from source_lines.line_times import LineRecorder
+from source_lines.records import WORKER_LINES, LineTimes
 
 #: The first batch of a worker that is recorded, counted from 0: earlier ones open files and fill caches.
 _FIRST = 2
@@ -55,7 +55,7 @@ class WorkerLines:
                 self._save(times)
 
     def _save(self, times: LineTimes) -> None:
-        import msgspec
+        import msgspec  # noqa: PLC0415  # a worker that records nothing does without
 
         # Nothing here may disturb the worker: without its file, its lines are unknown.
         with contextlib.suppress(OSError):

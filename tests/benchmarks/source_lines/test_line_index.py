@@ -5,7 +5,6 @@ import itertools
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-
 from source_lines.line_index import LineIndex
 from source_lines.records import LineSpans
 

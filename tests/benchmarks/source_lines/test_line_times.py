@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-from source_lines.records import LineTimes, SourceLine
 from source_lines import collector
 from source_lines.line_times import LineRecorder
+from source_lines.records import LineTimes, SourceLine
 
 
 def slow_helper() -> None:

@@ -4,7 +4,6 @@ from types import CodeType
 
 from hypothesis import given
 from hypothesis import strategies as st
-
 from source_lines.log import CALL, LEAVE, STEP, Entry, LineNode, replay, work_of
 
 

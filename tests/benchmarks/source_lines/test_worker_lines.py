@@ -5,7 +5,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from source_lines.records import LineTimes, SourceLine
 from source_lines.worker_lines import WorkerLines
 

@@ -1,0 +1,8 @@
+"""Make the programs of `benchmarks/` importable, as they are when one of them runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
