@@ -31,7 +31,7 @@ ELSEWHERE: Advice = (
 )
 _LOST_CORE: Advice = (
     (
-        "Find other programs on the CPU cores of these processes (with top; DataLoader workers, other jobs) and give "
+        "Find other programs on the CPU cores of these processes (with top; loader workers, other jobs) and give "
         "each process separate cores (numactl, taskset, OMP_NUM_THREADS): in the unprofiled steps threads waited "
         "{waited:.1f} ms per step for a core."
     ),

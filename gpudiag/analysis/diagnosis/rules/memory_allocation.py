@@ -30,7 +30,7 @@ _ADVICE = (
     ),
     tensorflow("Set TF_GPU_ALLOCATOR=cuda_malloc_async, which keeps freed memory in a pool of the driver."),
     jax("Set XLA_PYTHON_CLIENT_PREALLOCATE=true (the default), which allocates once, before the steps."),
-    "Allocate pinned host memory once and refill it, as the pinning of the DataLoader does.",
+    "Allocate pinned host memory once and refill it, as a pinning loader does.",
 )
 
 
