@@ -22,8 +22,8 @@ NOTABLE_MS = 0.05
 """Below this amount a rule reports nothing, however short the step is. Judgement: reports show one decimal, and this
 amount rounds to 0.1 ms."""
 SAME_AMOUNT = 0.25
-"""Two amounts within this share of each other count as equal. If the simulation misses the step by more, it has no
-result. Contract: amounts are right within 25 %."""
+"""Two amounts within this share of each other count as equal. A simulation that misses the step by more is not used.
+Contract: amounts are right within 25 %."""
 SURE = 0.95
 """A finding has high confidence if it survives at least this share of the variations. Contract."""
 FAIRLY_SURE = 0.6
@@ -35,7 +35,7 @@ calls in a few of them, the known time beside a collective, and the part of a co
 Definition."""
 
 BEYOND_CHANCE = 2.0
-"""A deviation of at least this many standard deviations is not due to chance. Statistical: 95 % of a normal
+"""A deviation of at least this many standard deviations is hardly due to chance. Statistical: 95 % of a normal
 distribution."""
 FEWEST_STEPS_LEFT = 3
 """If fewer steps than this would remain, no outlier steps are left out. Statistical: the smallest number whose median
@@ -56,7 +56,7 @@ CLEARLY_MORE = 2.0
 Judgement: the calls are reported in either case, and if both save alike, both are reported."""
 AS_RECORDED = 0.02
 """Savings within this share of each other are equal, and the profiler's cost changes nothing. It is the difference
-between recorded and timed steps whose pace only the device sets. Measured: -1.8 to +2.0 % in fourteen jobs."""
+between recorded and unprofiled steps if only the device sets the pace. Measured: -1.8 to +2.0 % in fourteen jobs."""
 POOR_SIMULATION = 0.03
 """If the simulation misses the recorded step time by more than this share, confidence is lower. Measured: at most 0.8 %
 in nine recordings of different jobs."""
@@ -69,8 +69,8 @@ PROFILER_NS_PER_EVENT = 1270.0
 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs."""
 PROFILER_NS_PER_CALL = 5000.0
 """The profiler adds this for each event of a trace without operators, in which each event is a CUDA call that CUPTI
-notes. Measured: 27.9 ms timed and 33.5 ms recorded for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50,
-H200): 4.1 and 6.6 µs."""
+notes. Measured: 27.9 ms unprofiled and 33.5 ms recorded for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100
+(ResNet-50, H200): 4.1 and 6.6 µs."""
 PROFILER_SHARE_OF_EVENT = 0.5
 """The profiler's cost is this share of the host's median time per event with the profiler, because the profiler slows
 down with the host. Measured: 18 jobs on two days on one machine, whose host took 3.3 µs per event on one day and 4.2 on
@@ -82,11 +82,11 @@ in the same 18 jobs."""
 LEAST_NS_PER_EVENT = 1000.0
 """The profiler's cost per event is assumed to be at least this. Measured: the least was 1.24 µs."""
 MOST_NS_SEEN = 2500.0
-"""The profiler's cost per event is assumed to be at most this if no timed step shows more. Measured: the most was 2.4
-µs."""
+"""The profiler's cost per event is assumed to be at most this if no unprofiled step shows more. Measured: the most was
+2.4 µs."""
 HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
-"""Costs up to this are tried if the timed step is shorter than the corrected one. Judgement: twice the most seen;
-savings are scaled if the timed step is shorter still."""
+"""Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the most seen;
+savings are scaled if the unprofiled step is shorter still."""
 HIGHEST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
 """Costs up to this are tried for a trace without operators. Judgement: three times the most seen; as for
 HIGHEST_NS_PER_EVENT."""

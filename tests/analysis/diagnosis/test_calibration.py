@@ -72,7 +72,6 @@ ELSEWHERE = {
     "_HOST_DRIFT": "of an interval, on which no verdict hangs",
     "_RECORDING_SHARE": "of an interval, on which no verdict hangs",
     "_DEEPEST_NESTING": "bounds how far is looked",
-    "_DEEPEST_NESTING": "bounds how far is looked",
     "_MOST_STEPS": "bounds a search",
     "_MAX_CONCURRENT": "bounds a search",
     "_NEVER": "the place of a variable",

@@ -58,16 +58,16 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
     buckets, step_ms = pace_setter(case)
     if step_ms < NOTABLE_MS:
         return ()
-    found = [
+    findings = [
         _likely(case, bucket, buckets[bucket], step_ms, reason)
         for bucket in sorted(LIKELY, key=lambda name: -buckets[name])
         if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
     ]
     percent = 100 * buckets["compute"] / step_ms
-    if trusted and (not found or percent > 100 * MOST):
+    if trusted and (not findings or percent > 100 * MOST):
         largest = max(buckets[bucket] for bucket in LIKELY)
-        found.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
-    return tuple(found)
+        findings.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
+    return tuple(findings)
 
 
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
@@ -133,14 +133,14 @@ class _SlowestCollective(msgspec.Struct, frozen=True):
 
     def evidence(self) -> dict[str, object]:
         """Return the figures as evidence of a finding."""
-        found: dict[str, object] = {
+        evidence: dict[str, object] = {
             "largest_collective": self.operation,
             "largest_collective_bytes": self.size_bytes,
             "busbw_gb_per_s": self.busbw_gb_per_s,
         }
         if self.link_gb_per_s is not None:
-            found["nvlink_gb_per_s"] = self.link_gb_per_s
-        return found
+            evidence["nvlink_gb_per_s"] = self.link_gb_per_s
+        return evidence
 
     def words(self) -> str:
         """Return the bandwidths, and whether they point to waiting, as a part of a title."""
