@@ -1,4 +1,4 @@
-"""Timeline: the traces of all ranks on one clock, cut into steps, with their collectives matched."""
+"""Define the timeline: the traces of all ranks on one clock, with steps and matched collectives."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ Times = NDArray[np.int64]
 
 UNKNOWN = -1
 PAUSE_NS = 500 * NS_PER_US
-"""Longest pause of a thread between two recorded events that counts as Python between framework calls. Measured: in
-traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); others were loaders and waits."""
+"""A pause of a thread between two recorded events counts as Python between framework calls if it is at most this long.
+Measured: in traces of five workloads 99.5 % of such pauses were below 0.3 ms (95 % below 0.02 ms); others were loaders
+and waits."""
 WAITED_NS = 30 * NS_PER_US
-"""Shortest pause of a CPU's training thread that counts as waiting for a collective that ended in it. Judgement: calls
-follow each other within 5 to 10 µs, and a missed wait is no longer than this."""
+"""A pause of the training thread on a CPU counts as waiting for a collective that ended in it if it is at least this
+long. Judgement: calls follow each other within 5 to 10 µs, and a missed wait is no longer than this."""
 
 
 class OpClass(IntEnum):
@@ -71,8 +72,8 @@ class HostThread(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         thread: the thread's id in the trace.
-        busy: inside any framework op, annotation of work, or runtime call; short pauses between them are included.
-        input: waiting for data (DataLoader, `gpudiag.input`, tf.data).
+        busy: time inside a framework op, an annotation of work or a runtime call, with short pauses between them.
+        input: waits for data (DataLoader, `gpudiag.input`, tf.data).
         blocked: raw intervals of calls that waited for the device, by start: synchronizations and blocking copies.
         awaited: waits inside a framework op for a collective that the op enqueued, as a set; not in `busy`.
     """
@@ -89,12 +90,12 @@ class HostSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         start: int64[n], ns, on the common clock.
-        number: int64[n], the step numbers of the marks (counted from 0 if they have none).
+        number: int64[n], the step numbers of the marks (counted from 0 if the marks have none).
         end: the end of the last mark.
         source: kind of the marks: `gpudiag.step`, `ProfilerStep`, `optimizer`, `range` (an enclosing range or a root
-            module), `pattern` (found) or `none`.
+            module), `pattern` (a repeated pattern of kernels) or `none`.
         thread: the training thread, which has the marks.
-        ends_known: whether `end` is the end of a mark and not only of the recording.
+        ends_known: whether `end` is the end of a mark; otherwise it is the end of the recording.
     """
 
     start: Times
@@ -115,9 +116,9 @@ class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
         start, end: int64[m], ns, on the common clock.
         row: int64[m], row in the trace's event table.
         instance: int64[m], number of the collective, the same on every track; `UNKNOWN` without a partner.
-        last_arrival: int64[m], arrival of the last participant that this rank had to wait for, within [start, end];
-            equal to `start` if this rank was the last. `UNKNOWN` without a partner.
-        last_rank: int64[m], that participant's rank; `UNKNOWN` without a partner.
+        last_arrival: int64[m], arrival of the last participant for which this rank waited, within [start, end]; equal
+            to `start` if this rank was the last. `UNKNOWN` without a partner.
+        last_rank: int64[m], rank of the last participant; `UNKNOWN` without a partner.
         kind: int32[m], index into `kinds`.
         kinds: distinct (operation, group, ranks in the group, size in bytes or None).
     """
@@ -145,14 +146,15 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         trace: index of the trace in `Timeline.traces`.
         shift_ns: common time = event time + `shift_ns`, for every event of the track's trace.
         ops: the device's work (CPU tracks: top-level framework ops of the training thread).
-        collectives: its communication.
+        collectives: the device's communication.
         steps: the process's step marks.
-        bounds: int64[k + 1], the windows: window i is [bounds[i], bounds[i + 1]).
+        bounds: int64[k + 1], bounds of the windows: window i is [bounds[i], bounds[i + 1]).
         window_steps: int64[k], the step number of each window.
         threads: host threads by id.
-        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as a set; it has no thread.
-        communication: times at which each host thread itself communicated, as sets by thread id.
-        communication_calls: the same with all host work for communication: enqueue of collectives, bucket copies.
+        overhead: times at which the profiler blocked the process ("Command Buffer Full"), as a set, without a thread.
+        communication: times at which a host thread itself communicated, as sets by thread id.
+        communication_calls: times of all host work for communication (enqueue of collectives, bucket copies), as sets
+            by thread id.
     """
 
     rank: int
@@ -177,15 +179,15 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def host_communication(self) -> Intervals:
-        """Times at which any host thread of the process communicated, or waited for communication inside an op."""
+        """Times at which a host thread of the process communicated or waited for communication inside an op."""
         return union(*self.communication.values(), *(thread.awaited for thread in self.threads.values()))
 
     @property
     def before_first_op(self) -> Intervals:
         """Times from each step mark to the next framework op recorded on the training thread, as a set.
 
-        If a fetch of input is marked in between, from there: earlier time belongs to no loader, for example after an
-        update that ends a step.
+        If a fetch of input is marked in between, the time begins with the fetch, because earlier time belongs to no
+        loader, for example after an update that ends a step.
         """
         thread = self.threads.get(self.steps.thread)
         if thread is None or len(thread.busy) == 0:
@@ -195,8 +197,8 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
         start = self.steps.start[inside]
         first = np.maximum(thread.busy.start[index[inside]], start)
         if len(thread.input):
-            fetched = np.searchsorted(thread.input.end, start, side="right")
-            begin = np.append(thread.input.start, np.iinfo(np.int64).max)[fetched]
+            fetch = np.searchsorted(thread.input.end, start, side="right")
+            begin = np.append(thread.input.start, np.iinfo(np.int64).max)[fetch]
             start = np.where(begin <= first, np.maximum(begin, start), start)
         return union(Intervals(start, first))
 
@@ -209,7 +211,12 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
 class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
     """Alignment of one rank's clock to the reference rank's, from the common ends of collectives.
 
-    `offset_ns` was added to the rank's times; `residual_ns` is the median distance of matched ends after that.
+    Attributes:
+        rank: global rank.
+        offset_ns: offset added to the rank's times.
+        residual_ns: median distance of matched ends after the offset.
+        matched: number of matched collectives.
+        unmatched: number of collectives without a match.
     """
 
     rank: int
@@ -220,11 +227,18 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All device tracks on one clock, and reasons to trust them less.
+    """All device tracks on one clock, with doubts about them.
 
     Attributes:
-        covered: share of the recorded device work that the analysed steps stand for, 0 to 1; the lowest of all tracks.
-        unseen: rank → int64[k + 1], host steps of processes whose device work is missing, so that they have no track.
+        framework: framework of the traces.
+        world_size: number of ranks of the job.
+        ranks_present: ranks with a trace.
+        tracks: device tracks of all ranks.
+        traces: traces of all processes.
+        clocks: alignment of each rank's clock.
+        validity: reasons to trust the traces less.
+        covered: share of the recorded device work that the analysed steps represent, 0 to 1; the lowest of all tracks.
+        unseen: rank → int64[k + 1], host steps of processes without recorded device work, which have no track.
     """
 
     framework: str
@@ -241,13 +255,13 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     def unit(self) -> StepUnit:
         """Content of the windows: training steps, a unit that repeats within the recording, or the whole recording."""
         sources = {track.steps.source for track in self.tracks}
-        lone = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
-        if "none" in sources or lone:
+        single_range = "range" in sources and all(len(track.steps) == 1 for track in self.tracks)
+        if "none" in sources or single_range:
             return "recording"
         return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
-        """Return bool[m]: collectives of a track whose participants all have a track, so that the last one is known."""
+        """Return bool[m]: collectives of a track whose participants all have a track."""
         present = {track.rank for track in self.tracks}
         groups = {call.row: call.group_ranks for call in self.traces[track.trace].collectives}
         whole = {

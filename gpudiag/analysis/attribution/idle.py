@@ -1,18 +1,19 @@
-"""Split idle device time by cause: what the host that launched the next op did meanwhile.
+"""Split idle device time by cause: the activity of the host before it launched the next op.
 
-A gap ends with an op. If that op had been launched before the gap began, the host ran ahead and is not the cause: the
-gap is `idle` (queued kernels follow each other about 1 µs apart; streams wait for each other). Otherwise the device
-waited for the host, and the cause is what the launching thread (or the training thread, while that one is untraced) did
-until the launch:
+A gap ends with an op. If the op had been launched before the gap began, the host ran ahead and is not the cause. Such a
+gap is `idle`: queued kernels follow each other about 1 µs apart, and streams wait for each other. Otherwise the device
+waited for the host. The cause is the activity until the launch of the launching thread, or of the training thread while
+the launching thread is untraced:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
                                     ^ sync, as long as the time lost in the call, then launch
 
-`input` while it waited for data; `sync` while it was blocked on the device, and after that while it catches up, for at
-most as long as it had been blocked, because without that its launches would have come earlier by at most that much;
-`launch` while it ran framework ops, Python between them, or the launch itself; `idle` if nothing is known, or if the
-profiler held the host up.
+* `input`: the thread waited for data.
+* `sync`: the thread was blocked on the device, or caught up afterwards. Catching up lasts at most as long as the block,
+  because without the block the launches would have been earlier by at most that time.
+* `launch`: the thread ran framework ops, Python between them, or the launch itself.
+* `idle`: the activity is unknown, or the profiler delayed the host.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from gpudiag.intervals import EMPTY, Intervals, as_set, distinct, intersect, sub
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: An op that was launched this long before the device could take it shows that the host runs ahead again.
+#: The host runs ahead again if it launched an op this long before the device could start it.
 _AHEAD_NS = 20 * NS_PER_US
-#: No launch takes this long until its op starts; a host that is blocked this long waits for something else.
+#: A host that is blocked this long does not wait for its launch, because no launch takes this long.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
 #: Queued ops follow each other within this time, unless they wait for something.
 QUEUE_GAP_NS = 20 * NS_PER_US
@@ -44,12 +45,12 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     queued: Intervals
 
     def without(self, part: Intervals) -> IdleSplit:
-        """Return everything outside a normal set."""
+        """Return the split without the times in a normal set."""
         return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
 def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of one track by cause; `free` is when its device did nothing, a normal set."""
+    """Split the idle time of one track by cause; `free` is the idle time, as a normal set."""
     if len(free) == 0:
         return IdleSplit(input=EMPTY, sync=EMPTY, launch=EMPTY, idle=EMPTY, unmarked_input=EMPTY, queued=EMPTY)
     if track.is_cpu:
@@ -65,7 +66,7 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
         input_parts.append(fetch)
         sync_parts.append(sync)
         launch_parts.append(subtract(intersect(before, busy), union(fetch, sync)))
-        # From the launch call to the op's start: the cost of launching itself, unless the host waits meanwhile.
+        # Time from the launch call to the op's start is the cost of the launch, unless the host waits.
         launching = union(Intervals(gaps.host_until[launched], free.end[launched]))
         waits = intersect(launching, _long_waits(blocked))
         sync_parts.append(waits)
@@ -90,8 +91,8 @@ class _Gaps(msgspec.Struct, frozen=True):
     """Columns by gap.
 
     Attributes:
-        thread: the thread that launched the op at its end, or `UNKNOWN`.
-        host_until: until when that thread had not launched it.
+        thread: thread that launched the op at the end of the gap; `UNKNOWN` if not recorded or if the op was queued.
+        host_until: begin of the op's launch, within the gap.
         queued: whether the op had been launched before the gap began.
     """
 
@@ -102,17 +103,17 @@ class _Gaps(msgspec.Struct, frozen=True):
 
 def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     ops = track.ops
-    # The first op to start at or after the end of a gap ended it (or the window ended first).
+    # A gap ends with the first op that starts at or after its end, unless the window ends first.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
-    # While its call still runs, the op may not have reached the device: that gap is the cost of launching.
+    # While the launch call runs, the op may not have reached the device, so that the gap is the cost of launching.
     queued = known & (ops.launch_end[index] < free.start)
     thread = np.where(known & ~queued, ops.launch_thread[index], UNKNOWN)
     return _Gaps(thread, np.clip(ops.launch_start[index], free.start, free.end), queued)
 
 
 def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, Intervals]:
-    """Return (waiting for data, blocked on the device, busy) of the launching and the training thread together."""
+    """Return (waiting for data, blocked on the device, busy) of the launching and the training thread combined."""
     idents = dict.fromkeys((thread, track.steps.thread))
     present = [track.threads[ident] for ident in idents if ident in track.threads]
     return (
@@ -123,7 +124,7 @@ def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, 
 
 
 def _long_waits(blocked: Intervals) -> Intervals:
-    """Return the blocking calls that take longer than any launch: the host waits, and what it launched waits too.
+    """Return the blocking calls that take longer than any launch, in which the host and its launched ops wait.
 
     host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
     device                                         ├ op    the launch did not take 463 ms
@@ -133,10 +134,10 @@ def _long_waits(blocked: Intervals) -> Intervals:
 
 
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
-    """Return the launch-bound time that follows a blocking call and would not exist without it.
+    """Return the launch time that a preceding blocking call caused.
 
-    After a call that blocked for b ns, the first b ns of launch-bound time count, until an op shows that the host runs
-    ahead of the device again.
+    After a call that blocked for b ns, the first b ns of launch time count, until an op shows that the host runs ahead
+    of the device again.
     """
     launchers = distinct(track.ops.launch_thread[track.ops.launch_thread != UNKNOWN])
     launching = {*launchers.tolist(), track.steps.thread}
@@ -165,7 +166,7 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
 
 
 def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of a CPU track, whose training thread is device and host at once."""
+    """Split the idle time of a CPU track, whose training thread is both device and host."""
     thread = track.threads.get(track.steps.thread)
     waiting = thread.input if thread else EMPTY
     busy = thread.busy if thread else EMPTY

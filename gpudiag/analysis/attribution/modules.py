@@ -16,14 +16,14 @@ from gpudiag.model.run import RunRecord
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import milliseconds
 
-#: Stands for a rank whose recording has no marks.
+#: Module work of a rank without marks in its recording.
 _NO_WORK = ModuleWork(
     modules=(), row=np.empty(0, np.int64), module=np.empty(0, np.int32), backward=np.empty(0, np.bool_)
 )
 
 
 class _TrackWork(NamedTuple):
-    """Mean work of one track's analysed steps: float64[modules + 1] each, the last outside all modules."""
+    """Mean work per analysed step of one track: float64[modules + 1] each; the last element is outside all modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]
@@ -33,21 +33,21 @@ class _TrackWork(NamedTuple):
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
     """Return the modules of all tracks; without any, the reason if the run has one, else None.
 
-    Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 backward, and adds 1 ms itself: the own
-    times of `a` are 3 and 5 and those of `net` 1 and 0; with what is below it, `net` takes 4 and 5.
+    Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. `net` adds 1 ms forward.
+    The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. Including `net.a`, `net` takes 4 and 5 ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
         return _unmarked(run)
     works = [work or _NO_WORK for work in traces]
-    modules = list(dict.fromkeys(module for work in works for module in _as_called(work)))
+    modules = list(dict.fromkeys(module for work in works for module in _by_first_work(work)))
     number = {module: index for index, module in enumerate(modules)}
     tracks = [
         _track_work(timeline, track, work, np.array([number[module] for module in work.modules], np.intp), len(modules))
         for track, work in zip(timeline.tracks, works, strict=True)
     ]
-    below = _below(modules)
-    times = [_module_time(module, index, below[index], tracks) for index, module in enumerate(modules)]
+    descendants = _descendants(modules)
+    times = [_module_time(module, index, descendants[index], tracks) for index, module in enumerate(modules)]
     return Modules(
         times=tuple(filter(None, times)),
         outside_ms=tuple(milliseconds(float(track.forward_ns[-1] + track.backward_ns[-1])) for track in tracks),
@@ -59,27 +59,27 @@ def _unmarked(run: RunRecord | None) -> Modules | None:
     return Modules(reason=reason) if reason else None
 
 
-def _as_called(work: ModuleWork) -> Iterator[Module]:
+def _by_first_work(work: ModuleWork) -> Iterator[Module]:
     """Yield the modules in the order of their first work."""
     first = np.full(len(work.modules), np.iinfo(np.int64).max)
     np.minimum.at(first, work.module, work.row)
     yield from (work.modules[index] for index in np.argsort(first, kind="stable").tolist())
 
 
-def _below(modules: Sequence[Module]) -> list[list[int]]:
-    """Return for each module the indices of itself and of those below it in path."""
-    below: dict[tuple[str, str], list[int]] = {}
+def _descendants(modules: Sequence[Module]) -> list[list[int]]:
+    """Return for each module the indices of itself and its descendants."""
+    descendants: dict[tuple[str, str], list[int]] = {}
     for index, module in enumerate(modules):
         names = module.path.split(".") if module.path else []
         for depth in range(len(names) + 1):
-            below.setdefault((module.root, ".".join(names[:depth])), []).append(index)
-    return [below[module.root, module.path] for module in modules]
+            descendants.setdefault((module.root, ".".join(names[:depth])), []).append(index)
+    return [descendants[module.root, module.path] for module in modules]
 
 
-def _module_time(module: Module, index: int, below: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
+def _module_time(module: Module, index: int, descendants: list[int], tracks: Sequence[_TrackWork]) -> ModuleTime | None:
     calls = float(np.mean([track.calls[index] for track in tracks]))
-    forward = [float(track.forward_ns[below].sum()) for track in tracks]
-    backward = [float(track.backward_ns[below].sum()) for track in tracks]
+    forward = [float(track.forward_ns[descendants].sum()) for track in tracks]
+    backward = [float(track.backward_ns[descendants].sum()) for track in tracks]
     if not calls and not any(forward) and not any(backward):
         return None
     return ModuleTime(
@@ -97,7 +97,7 @@ def _module_time(module: Module, index: int, below: list[int], tracks: Sequence[
 def _track_work(
     timeline: Timeline, track: DeviceTrack, work: ModuleWork, number: NDArray[np.intp], count: int
 ) -> _TrackWork:
-    """Return the work per analysed step; `number` is the index of each of the work's modules among all `count`."""
+    """Return the work per analysed step; `number` has the index of each module of `work` among all `count` modules."""
     events = timeline.traces[track.trace].events
     row, duration_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
     known = _position(work.row, row)  # -1, the last, if not known
@@ -115,15 +115,15 @@ def _track_work(
 
 
 def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """intp[n]: the position of each wanted row among the sorted rows, or `UNKNOWN`."""
+    """Return intp[n]: the position of each wanted row among the sorted rows, or `UNKNOWN`."""
     position = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
     return np.where(rows[position] == wanted, position, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
 
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return rows of the operators of the training threads in the analysed steps, and their own times.
+    """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Operators that enqueue or do communication do not count, nor does waiting for it inside an operator.
+    Operators that enqueue or do communication do not count. Waits for communication inside an operator do not count.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
@@ -141,7 +141,7 @@ def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
 
 
 def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the row that launched each kernel, copy and memset of the analysed windows, and how long each took."""
+    """Return (launching row, duration in ns) of each kernel, copy and memset in the analysed windows."""
     ops = track.ops
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = np.full(len(ops), UNKNOWN, np.int64)
@@ -154,15 +154,20 @@ def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
 
 
 def _innermost(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: the innermost of the rows, of one thread by start, that holds each time, or `UNKNOWN`.
+    """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    The depth of a row is how many rows have begun before it and not ended; rows of one depth follow each other.
+    The depth of a row is the number of rows that are open at its begin. Rows of one depth do not overlap.
+
+    Args:
+        events: one process's events.
+        rows: rows of one thread, by start.
+        time: int64[n], ns, on the events' own clock.
     """
     start, end = events.start_ns[rows], events.end_ns[rows]
     depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     innermost = np.full(len(time), UNKNOWN, np.int64)
-    for level in range(int(depth.max(initial=-1)) + 1):
-        at_depth = np.flatnonzero(depth == level)
+    for row_depth in range(int(depth.max(initial=-1)) + 1):
+        at_depth = np.flatnonzero(depth == row_depth)
         last = np.searchsorted(start[at_depth], time, side="right") - 1
         holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
         innermost[holds] = rows[at_depth[last[holds]]]

@@ -1,4 +1,4 @@
-"""Summarise columns as the figures of an analysis: per device, wait, collective, kernel and operator."""
+"""Summarise the timeline and attribution per device, wait, collective, kernel and operator."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, millisecon
 
 Times = NDArray[np.int64]
 
-#: Shorter waits per step only show how unevenly collectives begin.
+#: Shortest wait per step in the summary; shorter ones are normal differences in the begins of collectives.
 _LEAST_WAIT_MS = 0.001
 
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
-    """Return the mean of the tracks' mean and median step times; of the hosts' if there are no tracks."""
+    """Return the means over tracks of the mean and the median step time; over hosts without any track."""
     tracks = [track.step_ns for track in attribution.tracks] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     tracks = [step_ns for step_ns in tracks if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in tracks]
@@ -45,35 +45,35 @@ def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
 
 
 def summarise_devices(timeline: Timeline, attribution: Attribution) -> tuple[Device, ...]:
-    """Return one record per track, each bucket as its mean over the windows."""
+    """Return one record per track, with each bucket as the mean over windows."""
     return tuple(
         Device(
             rank=track.rank,
             device=track.label,
             name=track.device_name,
-            step_ms=milliseconds(cut.step_ns.mean()) if len(cut.step_ns) else 0.0,
+            step_ms=milliseconds(attributed.step_ns.mean()) if len(attributed.step_ns) else 0.0,
             buckets_ms={
-                bucket: milliseconds(cut.buckets_ns[:, column].mean()) if len(cut.buckets_ns) else 0.0
+                bucket: milliseconds(attributed.buckets_ns[:, column].mean()) if len(attributed.buckets_ns) else 0.0
                 for column, bucket in enumerate(BUCKETS)
             },
-            hidden_communication_ms=milliseconds(cut.hidden_ns.mean()) if len(cut.hidden_ns) else 0.0,
-            step_times_ms=tuple(milliseconds(step) for step in cut.step_ns.tolist()),
+            hidden_communication_ms=milliseconds(attributed.hidden_ns.mean()) if len(attributed.hidden_ns) else 0.0,
+            step_times_ms=tuple(milliseconds(step) for step in attributed.step_ns.tolist()),
         )
-        for track, cut in zip(timeline.tracks, attribution.tracks, strict=True)
+        for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True)
     )
 
 
 def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait, ...]:
-    """Return who waited how long for whom, per step, longest first; empty if that cannot be known."""
+    """Return the waits per step between pairs of ranks, longest first; empty if the traces cannot be trusted."""
     if UNTRUSTED_CODES & {validity.code for validity in timeline.validity}:
         return ()
     waits = []
-    for track, cut in zip(timeline.tracks, attribution.tracks, strict=True):
-        # A participant whose trace is missing may have come later still.
+    for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
+        # A participant without a trace may have arrived later.
         incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
-            for on_rank, share in cut.waits_ns.items()
+            for on_rank, share in attributed.waits_ns.items()
             if on_rank not in incomplete
         ]
     return tuple(
@@ -85,7 +85,7 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
 
 
 def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
-    """Return how the clocks of the ranks were aligned, by rank."""
+    """Return the alignment of each rank's clock, in order of ranks."""
     return tuple(
         RankClock(
             rank=clock.rank,
@@ -98,7 +98,10 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Return collectives in the analysed windows by operation, group and size, most time first; none of mixed runs."""
+    """Return the collectives in the analysed windows by operation, group and size, most time first.
+
+    Traces of different runs give none.
+    """
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
     rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
@@ -107,11 +110,11 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         steps += len(track.window_steps)
         table = track.collectives
         inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
-        joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
+        arrival = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
         for index, kind in enumerate(table.kinds):
             chosen = inside & (table.kind == index)
             if chosen.any():
-                rows[kind].append((table.end[chosen] - joined[chosen], joined[chosen] - table.start[chosen]))
+                rows[kind].append((table.end[chosen] - arrival[chosen], arrival[chosen] - table.start[chosen]))
     summaries = []
     for (operation, group, group_size, size), by_track in rows.items():
         transfer, wait = (np.concatenate(columns) for columns in zip(*by_track, strict=True))
@@ -174,7 +177,7 @@ def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSum
     )
 
 
-def _add_up(  # noqa: PLR0917  # two sums by name, and what is added
+def _add_up(  # noqa: PLR0917  # two sums by name, and the added values
     time: dict[str, float],
     count: dict[str, float],
     share: int,
@@ -182,7 +185,10 @@ def _add_up(  # noqa: PLR0917  # two sums by name, and what is added
     names: NDArray[np.int32],
     duration: NDArray[np.int64],
 ) -> None:
-    """Add durations and counts of these events, each by its index in the known names, divided by `share`."""
+    """Add durations and counts of these events, divided by `share`, to the sums of their names.
+
+    Each entry of `names` is an index into `known`.
+    """
     total = np.bincount(names, weights=duration, minlength=len(known))
     times = np.bincount(names, minlength=len(known))
     for index in np.flatnonzero(times).tolist():
@@ -195,6 +201,6 @@ def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
 
 
 def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
-    """bool[n]: whether each time, on the common clock, is in a host step of the track's windows."""
+    """Return bool[n]: whether each time, on the common clock, is in a host step of the track's windows."""
     step = np.searchsorted(track.steps.start, start, side="right") - 1
     return (step >= 0) & among(track.steps.number, track.window_steps)[step]

@@ -1,9 +1,9 @@
 """Thresholds of the diagnosis, each with its source.
 
-The text below each threshold says what it decides and its source: *Contract* (findings promise it), *Physical*,
+The text below each threshold states its effect, then its source: *Contract* (findings promise it), *Physical*,
 *Statistical*, *Definition* (of a word), *Measured* (on what, how often), or *Judgement* (and why it does no harm).
-Limits of memory, time and convergence are where they are used. `docs/calibration.md` is generated from this module.
-tests/analysis/diagnosis/test_calibration.py has a case just below and one just above each threshold.
+Limits of memory, time and convergence are defined in the modules that use them. `docs/calibration.md` is generated from
+this module. tests/analysis/diagnosis/test_calibration.py has a case just below and one just above each threshold.
 """
 
 from __future__ import annotations
@@ -11,212 +11,228 @@ from __future__ import annotations
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 WARNING_PERCENT = 5.0
-"""From this share of the step on a finding asks for action, and a bucket wants an explanation. Contract."""
+"""A finding of at least this share of the step asks for action, and a bucket of this share needs an explanation.
+Contract."""
 CRITICAL_PERCENT = 20.0
-"""From this share of the step on a finding is critical. Contract."""
+"""A finding of at least this share of the step is critical. Contract."""
 NOTABLE_PERCENT = 1.0
-"""Below this share of the step a rule stays silent, and a host does not set the pace. Judgement: a fifth of what asks
-for action."""
+"""Below this share of the step a rule reports nothing, and a host does not set the pace. Judgement: one fifth of the
+share that asks for action."""
 NOTABLE_MS = 0.05
-"""Below this a rule stays silent, however short the step. Judgement: an amount in a report has one digit, and this
-rounds to 0.1 ms."""
+"""Below this amount a rule reports nothing, however short the step is. Judgement: reports show one decimal, and this
+amount rounds to 0.1 ms."""
 SAME_AMOUNT = 0.25
-"""An amount within this share of another is the same, and a simulation that misses the step by more says nothing.
+"""Two amounts within this share of each other count as equal. A simulation that misses the step by more is not used.
 Contract: amounts are right within 25 %."""
 SURE = 0.95
-"""From this share of variations survived on a finding is of high confidence. Contract."""
+"""A finding has high confidence if it survives at least this share of the variations. Contract."""
 FAIRLY_SURE = 0.6
-"""The same for medium confidence. Judgement: what is found and said does not hang on it, only this word."""
+"""A finding has medium confidence if it survives at least this share of the variations. Judgement: only the confidence
+label depends on it, not the findings."""
 MOST = 0.5
-"""More than this share is most of it: of a gain that a cause explains, of slow calls' time that few of them take, of
-what is beside a collective and known, of a copy that passed before its call returned. Definition."""
+"""More than this share of an amount is most of it. It applies to the savings that a cause explains, the time of slow
+calls in a few of them, the known time beside a collective, and the part of a copy done before its call returned.
+Definition."""
 
 BEYOND_CHANCE = 2.0
-"""What is so many standard deviations off is hardly chance. Statistical: 95 % of a normal distribution."""
+"""A deviation of at least this many standard deviations is hardly due to chance. Statistical: 95 % of a normal
+distribution."""
 FEWEST_STEPS_LEFT = 3
-"""With fewer steps than this left nothing is gained by leaving some out. Statistical: the fewest with a median that one
-of them does not move."""
+"""If fewer steps than this would remain, no outlier steps are left out. Statistical: the smallest number whose median
+one of them does not move."""
 UNLIKE_STEP = 1.5
-"""A step so many times as long as the others is of another kind. Measured: the longest step of 36 device tracks of nine
-recorded jobs took at most 1.14 times the median of the others; a pause among steps of 29 ms, 5 times."""
+"""A step is an outlier if it takes more than this multiple of the others' median. Measured: over 36 device tracks of
+nine recorded jobs the longest step took at most 1.14 times the median of the others; a pause among steps of 29 ms took
+5 times."""
 MOST_OUTLIERS = 0.25
-"""More than this share of the steps are no exception. Judgement: left in or out, the report says so and is less
-sure."""
+"""If more than this share of the steps are outliers, none is left out. Judgement: in both cases the report says so and
+is less sure."""
 WORTH_FIRST = 0.25
-"""Waste that gains so much of what launching would, or more, is said first. Judgement: whichever is first, both are
-said with what they gain; in seven recorded jobs of slow hosts whose waste was known it was 37 to 75 % of launching."""
+"""Waste is ranked before launching if its savings reach this share of those of launching. Judgement: both are reported
+with their savings in either order; in seven recorded jobs of slow hosts with known waste it was 37 to 75 % of
+launching."""
 CLEARLY_MORE = 2.0
-"""Communication that costs host calls only counts as launching if launching saves so many times as much. Judgement:
-either way the calls are said to cost, and where both gain alike both are said."""
+"""If communication costs only host calls, it counts as launching when launching saves at least this many times as much.
+Judgement: the calls are reported in either case, and if both save alike, both are reported."""
 AS_RECORDED = 0.02
-"""Within this share gains are alike, and the profiler's cost changes nothing: by it recorded and timed steps differ
-that only the device sets the pace of. Measured: by -1.8 to +2.0 % in fourteen jobs."""
+"""Savings within this share of each other are equal, and the profiler's cost changes nothing. It is the difference
+between recorded and unprofiled steps if only the device sets the pace. Measured: -1.8 to +2.0 % in fourteen jobs."""
 POOR_SIMULATION = 0.03
-"""A simulation that misses the recorded step time by more is trusted less. Measured: at most 0.8 % in nine recordings
-of different jobs."""
+"""If the simulation misses the recorded step time by more than this share, confidence is lower. Measured: at most 0.8 %
+in nine recordings of different jobs."""
 SIMULATION_ERROR = 0.01
-"""A step time within this share of the simulation's says nothing of the profiler's cost. Measured: as above."""
+"""A step time within this share of the simulated one does not show the profiler's cost. Measured: as for
+POOR_SIMULATION."""
 
 PROFILER_NS_PER_EVENT = 1270.0
-"""What the profiler adds to the host for each event that it records. Measured: 26.1 ms profiled against 14.5 ms for
-9,130 events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs."""
+"""The profiler adds this to the host for each recorded event. Measured: 26.1 ms profiled against 14.5 ms for 9,130
+events (a step of many tiny kernels), and 67.1 against 57.1 ms for 8,110 (a late loader): 1.27 and 1.24 µs."""
 PROFILER_NS_PER_CALL = 5000.0
-"""The same of a recording without operators, where each event is a call of CUDA, which CUPTI notes. Measured: 27.9 ms
-timed and 33.5 ms recorded so for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100 (ResNet-50, H200): 4.1 and 6.6
-µs."""
+"""The profiler adds this for each event of a trace without operators, in which each event is a CUDA call that CUPTI
+notes. Measured: 27.9 ms unprofiled and 33.5 ms recorded for 1,380 calls (a GPT, H100), 28.6 and 35.9 for 1,100
+(ResNet-50, H200): 4.1 and 6.6 µs."""
 PROFILER_SHARE_OF_EVENT = 0.5
-"""The same as a share of what the host takes per event with the profiler, in the median over events: the profiler's
-work slows down with the host. Measured: in 18 jobs on two days, on one of which the same machine's host took 3.3 µs per
-event and on the other 4.2: 1.28 to 1.63 µs and 1.6 to 2.4 µs, which is 0.49 of that median with a scatter of 15 %;
-taken as one figure for all, 24 %."""
+"""The profiler's cost is this share of the host's median time per event with the profiler, because the profiler slows
+down with the host. Measured: 18 jobs on two days on one machine, whose host took 3.3 µs per event on one day and 4.2 on
+the other. The cost was 1.28 to 1.63 µs and 1.6 to 2.4 µs: 0.49 of that median with a scatter of 15 %, against 24 % for
+one figure for all jobs."""
 PROFILER_SCATTER = 0.15
-"""By this share, one standard deviation, hosts of which the same is known differ in it. Measured: in the same 18
-jobs."""
+"""The profiler's cost scatters by this share (one standard deviation) between hosts of equal time per event. Measured:
+in the same 18 jobs."""
 LEAST_NS_PER_EVENT = 1000.0
-"""The least that it is taken to be. Measured: 1.24 µs was the least seen."""
+"""The profiler's cost per event is assumed to be at least this. Measured: the least was 1.24 µs."""
 MOST_NS_SEEN = 2500.0
-"""The most that it is taken to be where no timed step says more. Measured: 2.4 µs was the most seen."""
+"""The profiler's cost per event is assumed to be at most this if no unprofiled step shows more. Measured: the most was
+2.4 µs."""
 HIGHEST_NS_PER_EVENT = 2 * MOST_NS_SEEN
-"""Up to this it is tried where the timed step is shorter than the corrected one. Judgement: twice the most seen; gains
-are scaled to a timed step that is shorter still."""
+"""Costs up to this are tried if the unprofiled step is shorter than the corrected one. Judgement: twice the most seen;
+savings are scaled if the unprofiled step is shorter still."""
 HIGHEST_NS_PER_CALL = 4 * PROFILER_NS_PER_CALL
-"""The same of a recording without operators. Judgement: three times the most seen; as above."""
+"""Costs up to this are tried for a trace without operators. Judgement: three times the most seen; as for
+HIGHEST_NS_PER_EVENT."""
 DENSE_NS = 6000.0
-"""A host that takes longer than this per event does mostly what is not recorded, which says nothing of its speed.
-Measured: 3.3 and 4.2 µs per event on hosts that launch, 12 on the slowest that was seen."""
+"""If a host takes longer than this per event, most of its work is not recorded, so that its speed is unknown. Measured:
+3.3 and 4.2 µs per event on hosts that launch, 12 on the slowest host seen."""
 MOST_PROFILER_SHARE = 0.9
-"""At most this share of a stretch of host work is taken to be the profiler's. Judgement: a stretch is some µs long, and
-of all events together the profiler takes half."""
+"""The profiler takes at most this share of a stretch of host work. Judgement: a stretch is some µs long, and over all
+events the profiler takes half."""
 PARTS_OF_STEP = 32
-"""Into how many parts a step's calls are divided to see where in it a host is slower than its peers. Judgement: a
-median over parts, which one place of the step that is slower moves by a thirty-second."""
+"""The calls of a step are divided into this many parts, to find where a host is slower than its peers. Judgement: the
+median over parts moves by a thirty-second if one source location is slower."""
 FEWEST_CALLS = 4
-"""With fewer calls than this in each part nothing can be said of it. Statistical: one long call is no median of
-four."""
+"""If a part has fewer calls than this, the parts of hosts are not compared. Statistical: one long call does not move
+the median of four."""
 SLOW_THROUGHOUT = 1.5
-"""A host is slow throughout when it takes this many times as long as its peers in half of the step. Measured: 2.7 and
-3.1 for a quarter of a core, at most 1.2 for ranks that have a core each, whatever else one of them had more to do."""
+"""A host is slow throughout if it takes this many times as long as its peers in half of the step. Measured: 2.7 and 3.1
+for a quarter of a core, at most 1.2 for ranks with a core each, whatever extra work one of them had."""
 
 EVENTS_ELSEWHERE = 400
-"""A thread that records nothing for as long as so many of its events usually take is elsewhere. Measured: what
-frameworks do in Python between calls (an optimizer that looks through its parameters, DDP's hooks) took 210 to 240
-events' time at the longest in five jobs on four hosts, of which the slowest took 12 µs per event and the fastest
-2.7."""
+"""A thread has untraced host time if it records nothing for as long as this many of its events take in the median.
+Measured: Python of frameworks between calls (an optimizer that iterates over its parameters, hooks of DDP) took the
+time of 210 to 240 events at most, in five jobs on four hosts with 12 µs per event on the slowest and 2.7 on the
+fastest."""
 ELSEWHERE_NS = 5 * NS_PER_MS
-"""However slow the host is, this is no Python between calls. Measured: the longest seen, in the same jobs, took 2.9
-ms."""
+"""A pause of this length is not Python between calls, however slow the host is. Measured: the longest in the same jobs
+took 2.9 ms."""
 COMPUTES_NS = 100 * NS_PER_US
-"""Beside a device, an operator that takes so long by itself and calls no runtime computes on the CPU. Measured: 54 ms a
-step of an optimizer in the host's memory; in 201 of 207 recordings without one at most 0.2 ms, in five of the others 2
-to 12 of a host that had lost its core."""
+"""Beside a device, an operator computes on the CPU if its self time reaches this and it calls no runtime. Measured: 54
+ms per step of an optimizer in host memory; in 201 of 207 recordings without one at most 0.2 ms, in five others 2 to 12
+ms on a host that had lost its core."""
 FEW_SLOW_CALLS = 2
-"""So many names of slow calls are few. Judgement: a host that loses its core is slow in whatever it does then, and has
-many; if the names are not said, the time counts as launching."""
+"""At most this many names of slow calls are few. Judgement: a host that loses its core is slow in any call and has many
+names; if the names are not reported, the time counts as launching."""
 BESIDE = 0.2
-"""Threads that are busy at the same time as the training thread for more than this share of their time run beside it
-and do not take turns with it. Measured: 40 threads that launch beside the training thread's were busy for 0.0 % of
-their time while it was."""
+"""A thread runs beside the training thread, not in turns with it, if both are busy for more than this share of its
+time. Measured: 40 other threads that launch were busy for 0.0 % of their time while the training thread was."""
 COPY_BEHIND_NS = 20 * NS_PER_US
-"""A synchronization that begins this soon after a copy's call is of the same `.to(device)`. Measured: 1 to 9 µs."""
+"""A synchronization that begins within this time after the call of a copy belongs to the same `.to(device)`. Measured:
+1 to 9 µs."""
 HELD_UP_NS = 8 * NS_PER_US
-"""A call of at most this length was not held up by a full queue. Measured: 17,746 calls with fewer than 100 ops in the
-queue took 7.4 µs in the median."""
+"""A call of at most this length did not wait for a full launch queue. Measured: the median of 17,746 calls with fewer
+than 100 ops in the queue was 7.4 µs."""
 HELD_UP_FACTOR = 3
-"""Nor one that took less than so many times the usual of its name. Measured: of 32,926 calls with 100 to 500 ops in the
-queue 95 % took at most three times the median."""
+"""A call of less than this multiple of the median of its name did not wait for a full launch queue. Measured: 95 % of
+32,926 calls with 100 to 500 ops in the queue took at most three times the median."""
 FULL_QUEUE_OPS = 500
-"""Nor one with fewer ops in the queue. Measured: in 33 processes the longest queue held 1,028 ops in the median, and at
-most 1,221."""
+"""A call with fewer ops than this in the launch queue did not wait for it. Measured: in 33 processes the longest queue
+held 1,028 ops in the median, and at most 1,221."""
 
 QUEUED_NS = 20 * NS_PER_US
-"""An op that started this long after its launch stood in a queue, and one this long after the work before it found the
-device idle. Measured: of 118,406 ops that were launched 0.1 ms before or more, 99 % started within 22 µs of the one
-before."""
+"""An op that started this long after its launch was queued; an op that started this long after the previous work found
+the device idle. Measured: of 118,406 ops launched at least 0.1 ms before, 99 % started within 22 µs of the previous
+op."""
 AT_ONCE_NS = 10 * NS_PER_US
-"""An op of another stream that ended so shortly before was waited for, where nothing else explains the start. Measured:
-of the same ops 95 % started within 7.7 µs."""
+"""An op waited for an op of another stream that ended within this time before it, if nothing else explains its start.
+Measured: of the same ops 95 % started within 7.7 µs."""
 CLOCK_NS = 1 * NS_PER_US
-"""An op that began this long before another had ended did not wait for it. Physical: timestamps of a device differ by
-less."""
+"""An op that began this long before the end of another op did not wait for it. Physical: timestamps of a device differ
+by less."""
 GAP_IN_GRAPH_NS = 450.0
-"""From a kernel's end to the start of the next in a CUDA graph. Measured: on H200s 0.41 and 0.51 µs in the mean, of
-3,648 and 2,404 kernels; launched one by one they are 1.2 to 1.3 µs apart when the host is far ahead."""
+"""Kernels of a CUDA graph follow each other after this gap. Measured: on H200s a mean of 0.41 and 0.51 µs over 3,648
+and 2,404 kernels; kernels launched one by one are 1.2 to 1.3 µs apart if the host runs far ahead."""
 FEW_OPS = 4
-"""A stream with no more ops in a step than this says little of when the step ends; then the host says it. Judgement:
-the mean over steps, of which all amounts are, is the same either way."""
+"""A stream with at most this many ops in a step does not determine the end of the step; the host does. Judgement: all
+amounts are means over steps, which do not change."""
 TINY_KERNEL_US = 10.0
-"""Kernels shorter than this take less time to run than to launch. Physical: CUDA's call alone takes 5 to 7 µs in the
-median, what the framework does around it as much again."""
+"""A kernel shorter than this takes less time than its launch. Physical: the CUDA call alone takes 5 to 7 µs in the
+median, and the framework's work around it as much again."""
 
 CONTENTION_FREE = 0.05
-"""An op counts as contention-free when less than this share of it ran beside a collective. Judgement: beside one it
-loses a third, so that of these an op lost 2 % at most."""
+"""An op is contention-free if less than this share of it ran beside a collective. Judgement: an op loses a third beside
+a collective, so that such an op lost 2 % at most."""
 ALIKE_CONTENTION_FREE = 0.1
-"""Kernels are taken for the same work when the middle half of their contention-free times is within this share of the
-median. Measured: on an H200 0.2 to 2 % for one size, several times the median for two; of 2,797 kernels at one place of
-the step 95 % are within 8 %."""
+"""Kernels do the same work if the middle half of their contention-free durations is within this share of the median.
+Measured: on an H200 0.2 to 2 % for one size, several times the median for two; of 2,797 kernels at one position of the
+step 95 % are within 8 %."""
 ALIKE_DISTURBED = 0.25
-"""The same of their contended times. Measured: on an H200 5 to 20 % for one size."""
+"""Kernels do the same work if the middle half of their contended durations is within this share of the median.
+Measured: on an H200 5 to 20 % for one size."""
 CONTENTION_FREE_POSITIONS = 2
-"""Of a layer that is repeated the kernels are at this many places of the step at least, contention-free. Definition: of
+"""The kernels of a repeated layer are contention-free at this many positions of the step or more. Definition: of
 "repeated"."""
 CONTENDED_POSITIONS = 3
-"""Or at this many contended. Statistical: contended times scatter more."""
+"""The kernels of a repeated layer are contended at this many positions of the step or more. Statistical: contended
+durations scatter more."""
 MOST_SLOWED = 2.5
-"""A kernel that takes longer than this times its supposed counterparts is other work. Measured: of 20,251 contended
-kernels 99 % took at most 1.98 times as long. At worst, work that filled all processors once must fill them twice."""
+"""A kernel that takes longer than this multiple of its counterparts does other work. Measured: 99 % of 20,251 contended
+kernels took at most 1.98 times as long. In the worst case, work that filled all processors once must fill them
+twice."""
 TRANSFERRING = 1.7
-"""Beside a collective that transfers a kernel loses so many times the share of the processors that the collective's
-kernel holds, as it also takes bandwidth. Measured: by counterparts on H200s, where NCCL holds 24 of 132 processors, 18
-%: of the time of kernels beside all-reduces 17 to 23 % was lost to such as spun, 30 and 32 % to such as transferred."""
+"""Beside a collective that transfers, a kernel loses this multiple of the share of processors that the collective
+holds, because it also loses bandwidth. Measured: against counterparts on H200s, where NCCL holds 24 of 132 processors,
+18 %: kernels lost 17 to 23 % of their time beside all-reduces that spun, 30 and 32 % beside all-reduces that
+transferred."""
 
 OF_NVLINK = 0.125
-"""A large collective whose bus bandwidth is below this share of the GPUs' NVLink does not use it. Measured: 22 to 27
-GB/s without peer access, in ten jobs on H100s and H200s, whose NVLink carries 450 one way; 257 to 334 with it, in
-four."""
+"""A large collective does not use NVLink if its bus bandwidth is below this share of that of the GPUs' NVLink.
+Measured: 22 to 27 GB/s without peer access, in ten jobs on H100s and H200s, whose NVLink carries 450 one way; 257 to
+334 with it, in four."""
 LARGE_TRANSFER_BYTES = 16 << 20
-"""A collective of so many bytes is large: latency takes little of it. Physical: over 150 GB/s that is 0.1 ms, of which
-launching and synchronizing a ring take a fifth at most."""
+"""A collective of at least this size is large, so that latency takes little of it. Physical: at 150 GB/s it takes 0.1
+ms, of which launching and synchronizing a ring take a fifth at most."""
 TINY_TRANSFER_BYTES = 64 << 10
-"""A collective of fewer bytes costs its latency, so that sending fewer bytes saves nothing. Physical: at the 16 GB/s of
-PCIe 3 these take 4 µs, and starting a ring of several GPUs 10 to 20."""
+"""A collective below this size costs its latency, so that fewer bytes save nothing. Physical: at the 16 GB/s of PCIe 3
+this size takes 4 µs, and starting a ring of several GPUs 10 to 20."""
 MOSTLY_UNSEEN = 0.1
-"""With more of the transferring than this in collectives of ranks whose traces are missing, nothing can be said of it.
-Judgement: a report that abstains says which traces to give."""
+"""If more than this share of the transfer time is in collectives of ranks without traces, communication is not
+diagnosed. Judgement: the report then says which traces are missing."""
 OFTEN = 2
-"""A rank that synchronizes, or makes two calls one after the other, so many times as often as its peers does something
-of its own. Judgement: ranks run the same program, so that one that waits only longer waits as often."""
+"""A rank does extra work if it synchronizes, or makes two calls in succession, this many times as often as its peers.
+Judgement: ranks run the same program, so that a rank that only waits longer waits as often."""
 ALSO_LATE = 0.3
-"""A rank belongs to the late ones when its excess is at least this share of the largest. Judgement: amount and cause do
-not hang on it, and the evidence has the excess of every rank."""
+"""A rank is a straggler if its excess is at least this share of the largest excess. Judgement: amount and cause do not
+depend on it, and the evidence has the excess of every rank."""
 JITTER = 1.3
-"""Another rank is late each step when equalizing every step saves this much more than equalizing ranks. Judgement:
-where one rank's lateness is no chance, a third of the gain is not its own."""
+"""The straggler changes between steps if equalizing each step saves this many times as much as equalizing ranks.
+Judgement: if one rank is late in every step, at most a third of the savings is not due to it."""
 
 SAME_CLOCK = 0.01
-"""Clocks of boards within this share are the same. Measured: boards of one model come with maxima a few MHz apart by
-binning, 15 of 1980."""
+"""Board clocks within this share of each other are equal. Measured: the maxima of boards of one model differ by a few
+MHz through binning, 15 of 1980."""
 LINK_OF_CEILING = 0.6
-"""A link that carries less of its ceiling is degraded. Measured: pinned copies of healthy links reach 80 to 97 %."""
+"""A link that carries less than this share of its ceiling is degraded. Measured: pinned copies of healthy links reach
+80 to 97 %."""
 LINK_OF_SIBLINGS = 0.75
-"""A link that carries less of what those of the same model do is degraded. Measured: GPUs of one model in one machine
-agree within some percent."""
+"""A link that carries less than this share of what links of the same model carry is degraded. Measured: GPUs of one
+model in one machine agree within some percent."""
 LINK_SEVERE = 0.35
-"""A degraded link that carries less of its ceiling is critical. Judgement: only the severity hangs on it."""
+"""A degraded link that carries less than this share of its ceiling is critical. Judgement: only the severity depends on
+it."""
 PROVES_FULL_WIDTH = 0.8
-"""A link that carries this much of its maximum is at its maximum, whatever its registers say. Physical: half the lanes,
-or a generation less, carry half."""
+"""A link that carries this share of its maximum has its full width and speed, whatever its registers say. Physical:
+half the lanes, or a generation less, carry half."""
 NARROW_GB_PER_S = 2.0
-"""A GPU whose link carries less hangs on a riser. Physical: two lanes of PCIe 3; GPUs for training have eight or
+"""A GPU whose link carries less than this is on a riser. Physical: two lanes of PCIe 3; GPUs for training have eight or
 sixteen."""
 CONTEXT_BYTES = 512 << 20
-"""A process that holds less holds hardly more than a CUDA context. Measured: 300 to 500 MB on current GPUs."""
+"""A process that holds less memory than this holds little more than a CUDA context. Measured: 300 to 500 MB on current
+GPUs."""
 PEER_SLOWER = 0.9
-"""Direct copies at less of the rate of staged ones are slower. Judgement: repeats differ by some percent, not by a
-tenth over all directions."""
+"""Direct copies are slower than staged ones if they reach less than this share of their rate. Judgement: repeated
+measurements differ by some percent, not by a tenth over all directions."""
 ONE_LINK = 1.3
-"""GPUs that carry together at most so many times what one of them carries alone are behind one uplink. Physical: over
-one link once as much, over two twice."""
+"""GPUs share one uplink if together they carry at most this many times what one of them carries alone. Physical: once
+as much over one link, twice over two."""
 ONE_DIRECTION = 1.25
-"""Both directions that carry together at most so many times one direction share a link. Measured: over separate links
-1.7 to 2 times."""
+"""Both directions share a link if together they carry at most this many times one direction. Measured: 1.7 to 2 times
+over separate links."""

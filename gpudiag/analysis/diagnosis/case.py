@@ -1,4 +1,4 @@
-"""The facts that every rule reads, computed once and frozen."""
+"""Provide the facts that every rule reads, each computed once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ from gpudiag.units import milliseconds
 class Case:
     """One job: its timeline and attribution, and the facts of its machine and run.
 
-    `outlier_steps` says in words which steps are of another kind than the others (`alike`); empty where none is.
+    Attributes:
+        timeline: device tracks of all ranks on one clock.
+        attribution: buckets of each track's steps.
+        facts: measurements of the machine, if known.
+        run: the record of the run, if gpudiag recorded it.
+        outlier_steps: message about outlier steps; empty without any.
     """
 
     timeline: Timeline
@@ -59,7 +64,7 @@ class Case:
     def slowest_ms(self) -> float:
         """Return the mean recorded step of the slowest device, in ms."""
         return milliseconds(
-            max((float(a.step_ns.mean()) for a in self.attribution.tracks if len(a.step_ns)), default=0)
+            max((float(track.step_ns.mean()) for track in self.attribution.tracks if len(track.step_ns)), default=0)
         )
 
     @cached_property
@@ -73,7 +78,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return the exposed ms per step in these buckets by rank, as on the rank's device that has most."""
+        """Return the exposed ms per step in these buckets by rank, of the rank's device with most."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -90,18 +95,18 @@ class Case:
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
 
     def unseen_share(self) -> float:
-        """Return the share of all transfer time that is in collectives with ranks whose traces are missing."""
+        """Return the share of transfer time in collectives with ranks whose traces are missing."""
         tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
-        expected = np.concatenate([of[table.kind] for of, table in zip(ranks, tables, strict=True)])
+        expected = np.concatenate([sizes[table.kind] for sizes, table in zip(ranks, tables, strict=True)])
         time = np.concatenate([table.end - np.maximum(table.last_arrival, table.start) for table in tables])
         if not time.sum():
             return 0.0
-        _, which, seen = np.unique(instance, return_inverse=True, return_counts=True)
-        incomplete = (instance == UNKNOWN) | (seen[which] < expected)
+        _, index, present = np.unique(instance, return_inverse=True, return_counts=True)
+        incomplete = (instance == UNKNOWN) | (present[index] < expected)
         return float(time[incomplete].sum() / time.sum())
 
     def one_of_many(self) -> bool:
-        """Return whether these are the traces of one rank of a job that has several."""
+        """Return whether the traces are of one rank of a job with several."""
         return len(self.timeline.ranks_present) == 1 and len(self.tracks) == 1 and self.timeline.world_size > 1

@@ -1,4 +1,4 @@
-"""Find the user's functions that made a call, if the profiler recorded stacks (`with_stack=True`)."""
+"""Find the user's functions around host events, if the profiler recorded stacks (`with_stack=True`)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.model.event import EventTable, Role
 
-#: Calls of the same name nest at most this deep around another's.
-_NESTED = 64
+#: Deepest nesting of the user's functions around an event.
+_DEEPEST_NESTING = 64
 
 
 def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
-    """Count how often each of the user's functions is the innermost around these host events.
+    """Count the host events by the innermost of the user's functions around each.
 
     Args:
         events: one process's events.
@@ -31,9 +31,9 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
         thread = int(events.thread[row])
         if thread not in by_thread:
             by_thread[thread] = frames[events.thread[frames] == thread]
-        of_thread = by_thread[thread]
-        upto = int(np.searchsorted(events.start_ns[of_thread], events.start_ns[row], side="right"))
-        around = of_thread[max(0, upto - _NESTED) : upto]
+        on_thread = by_thread[thread]
+        upto = int(np.searchsorted(events.start_ns[on_thread], events.start_ns[row], side="right"))
+        around = on_thread[max(0, upto - _DEEPEST_NESTING) : upto]
         around = around[events.end_ns[around] >= events.end_ns[row]]
         if len(around):
             counted[events.name_of(int(around[-1]))] += 1
@@ -41,7 +41,7 @@ def user_frames(events: EventTable, rows: Iterable[int]) -> Counter[str]:
 
 
 def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict[str, int]:
-    """Return how long, in ns, each of the user's functions was the innermost one on a thread within a span.
+    """Return the ns within a span during which each of the user's functions was the innermost on a thread.
 
     Args:
         events: one process's events.
@@ -58,7 +58,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
         while open_frames and open_frames[-1][0] <= start:
             open_frames.pop()
         name = events.name_of(row)
-        # A frame that ends after the one around it (a broken record) counts as far as that goes.
+        # A broken record may have a frame end after the one around it: cut it there.
         stop = min(end, open_frames[-1][0]) if open_frames else end
         total[name] += stop - start
         if open_frames:
@@ -70,8 +70,8 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
 def innermost(events: EventTable, rows: NDArray[np.intp], begin_ns: int, end_ns: int) -> str:
     """Return the innermost of these functions or ranges that covers most of a span on the trace's clock, or ""."""
     start, end = events.start_ns[rows], events.end_ns[rows]
-    inside = np.minimum(end, end_ns) - np.maximum(start, begin_ns)
-    most = np.flatnonzero(inside > MOST * (end_ns - begin_ns))
-    if len(most) == 0:
+    overlap = np.minimum(end, end_ns) - np.maximum(start, begin_ns)
+    covering = np.flatnonzero(overlap > MOST * (end_ns - begin_ns))
+    if len(covering) == 0:
         return ""
-    return events.name_of(int(rows[most[np.argmin((end - start)[most])]]))
+    return events.name_of(int(rows[covering[np.argmin((end - start)[covering])]]))

@@ -1,7 +1,7 @@
-"""Leave out steps of another kind: a pause, an evaluation, a checkpoint or a compilation among the steps.
+"""Leave out outlier steps, for instance with a pause, an evaluation, a checkpoint or a compilation.
 
-A mean over unlike steps describes neither kind: of 29 ms steps with one of 147 ms between them, a diagnosis of the mean
-says that 20 ms of each step are lost. A few outliers are left out, and reported. Many outliers are what the job does.
+A mean over unlike steps describes none of them. If one of 147 ms is among steps of 29 ms, the mean suggests that each
+step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from gpudiag.units import milliseconds
 
 
 def without_outlier_steps(case: Case) -> Case:
-    """Return the case of the longest run of alike steps if few steps are outliers, else the case itself.
+    """Return the case reduced to the longest run without outliers if outliers are few, else the whole case.
 
-    Where the step time was measured without the profiler, there may be as many as there are, but what is left must be
-    nearer to that time than what there was.
+    With an unprofiled step time, outliers may be many, but the reduced case must be nearer to that time than the whole.
     """
-    unlike = _outlier_steps(case)
-    if not unlike:
+    outliers_by_step = _outlier_steps(case)
+    if not outliers_by_step:
         return case
-    said = replace(case, outlier_steps=_in_words(unlike, left_out=False))
+    whole = replace(case, outlier_steps=_message(outliers_by_step, left_out=False))
     numbers = {tuple(track.window_steps.tolist()) for track in case.tracks}
     if len(numbers) != 1 or case.tracks[0].is_cpu:
-        return said
+        return whole
     (every,) = numbers
-    longest = _longest_run_of_alike(every, unlike)
+    longest = _longest_run_without_outliers(every, outliers_by_step)
     timed = case.unprofiled_ms
-    if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(unlike) > MOST_OUTLIERS * len(every)):
-        return said
+    if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(outliers_by_step) > MOST_OUTLIERS * len(every)):
+        return whole
     first, after = longest[0], longest[-1] + 1
     tracks = tuple(_cut_track(track, first, after) for track in case.tracks)
     attributed = tuple(_cut_attribution(track, first, after) for track in case.attribution.tracks)
@@ -47,25 +46,27 @@ def without_outlier_steps(case: Case) -> Case:
         case,
         timeline=msgspec.structs.replace(case.timeline, tracks=tracks),
         attribution=msgspec.structs.replace(case.attribution, tracks=attributed),
-        outlier_steps=_in_words(unlike, left_out=True),
+        outlier_steps=_message(outliers_by_step, left_out=True),
     )
     if timed is not None and abs(case.slowest_ms - timed) < abs(cut.slowest_ms - timed):
-        return said
+        return whole
     return cut
 
 
-def _longest_run_of_alike(steps: Sequence[int], unlike: Container[int]) -> list[int]:
+def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Container[int]) -> list[int]:
     """Return the indices of the longest run of steps without outliers.
 
-    The step after an outlier is left out too: what delayed its begin may belong to the outlier's end.
+    The step after an outlier is left out too, because the outlier may delay its begin.
     """
-    runs = [list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in unlike) if not odd]
+    runs = [
+        list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in outliers_by_step) if not odd
+    ]
     return max((run if run[0] == 0 else run[1:] for run in runs), key=len, default=[])
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Return for each outlier step its length and the usual one, in ns, and the rank on which they differ most."""
-    found: dict[int, tuple[float, float, int]] = {}
+    """Return for each outlier step (length in ns, usual length in ns, rank), of the rank where they differ most."""
+    outliers: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)
         if len(lengths) < 2:
@@ -73,21 +74,21 @@ def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
         usual = median(np.sort(lengths)[:-1])
         for index in np.flatnonzero(lengths > UNLIKE_STEP * max(usual, 1.0)).tolist():
             number = int(track.window_steps[index])
-            known = found.get(number)
+            known = outliers.get(number)
             if known is None or lengths[index] / usual > known[0] / known[1]:
-                found[number] = (float(lengths[index]), max(usual, 1.0), track.rank)
-    return found
+                outliers[number] = (float(lengths[index]), max(usual, 1.0), track.rank)
+    return outliers
 
 
-def _in_words(unlike: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
-    number = max(unlike, key=lambda one: unlike[one][0] / unlike[one][1])
-    length, usual, rank = unlike[number]
-    others = f" (and {len(unlike) - 1} more like it)" if len(unlike) > 1 else ""
+def _message(outliers_by_step: dict[int, tuple[float, float, int]], *, left_out: bool) -> str:
+    number = max(outliers_by_step, key=lambda step: outliers_by_step[step][0] / outliers_by_step[step][1])
+    length, usual, rank = outliers_by_step[number]
+    others = f" (and {len(outliers_by_step) - 1} more like it)" if len(outliers_by_step) > 1 else ""
     took = f"{milliseconds(length):.1f} ms, the others {milliseconds(usual):.1f} ms"
-    of = "the longest run of steps without it" if left_out else "means of unlike steps"
+    analysed = "the longest run of steps without it" if left_out else "all steps, including outliers"
     return (
-        f"step {number}{others} took rank {rank} {took}: the findings are of {of}. Record steps after warm-up, without "
-        "an evaluation or a checkpoint among them."
+        f"step {number}{others} took rank {rank} {took}: the findings describe {analysed}. Record steps after warm-up, "
+        "without an evaluation or a checkpoint."
     )
 
 

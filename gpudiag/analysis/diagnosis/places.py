@@ -1,4 +1,4 @@
-"""Name the place of untraced host time: after which operator, before which, and in whose code."""
+"""Locate untraced host time: name the operators before and after it, and the user's function around it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from gpudiag.units import milliseconds
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """One place of the step.
+    """A location of untraced host time in the step.
 
     Attributes:
-        words: "after … and before …", with the function of the user's around it where stacks were recorded.
-        ms_per_step: how long the thread is there, in the mean over steps.
-        collecting: most of that is garbage collection.
+        words: "after … and before …", with the user's function around it if stacks were recorded.
+        ms_per_step: mean untraced time at the location.
+        collecting: whether most of that time is garbage collection.
     """
 
     words: str
@@ -40,12 +40,12 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[Place]:
-    """Return the places where the training threads of these ranks record nothing, longest first.
+    """Return the locations of untraced host time on these ranks, longest first.
 
-    Time before a step's first op and in communication is left out. Each place is as long as on the rank where that is
-    longest; with `common`, as on most of the ranks (the lower median), because one rank's stall is not all ranks'.
+    Time before a step's first op and time in communication do not count. A location has its largest time of all ranks;
+    with `common` the lower median over ranks, because a stall of one rank is not common.
     """
-    by_process = [_places(case, track, _silent) for track in _processes(case, ranks)]
+    by_process = [_places(case, track, _untraced) for track in _processes(case, ranks)]
     places = []
     for words in {words: None for process in by_process for words in process}:
         lengths = sorted((at[words] for at in by_process if words in at), key=lambda place: place.ms_per_step)
@@ -57,31 +57,31 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
 
 
 def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
-    """Return the first place if it has most of the time and of the savings, else None.
+    """Return the longest location if it has most of the time and of the savings, else None.
 
     Args:
-        places: the longest first.
-        gain_ms: what not stalling gains.
+        places: locations, longest first.
+        gain_ms: savings without stalls.
     """
-    most = MOST * max(sum(one.ms_per_step for one in places), gain_ms)
+    most = MOST * max(sum(place.ms_per_step for place in places), gain_ms)
     return places[0] if places and places[0].ms_per_step >= most else None
 
 
 def before_first_operator(case: Case, ranks: Container[int]) -> str:
-    """Describe the longest place at the start of a step where these ranks record nothing."""
-    found = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
-    return max(found, key=lambda place: place.ms_per_step).words if found else ""
+    """Describe the location with most untraced time before a step's first op on these ranks; "" without one."""
+    places = [place for track in _processes(case, ranks) for place in _places(case, track, before_first_ops).values()]
+    return max(places, key=lambda place: place.ms_per_step).words if places else ""
 
 
-def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, EventTable], Intervals]) -> dict[str, Place]:
-    """Return the stretches in the analysed steps of one process, grouped by their description."""
+def _places(case: Case, track: DeviceTrack, find: Callable[[DeviceTrack, EventTable], Intervals]) -> dict[str, Place]:
+    """Group the untraced stretches in the analysed steps of one process by their description."""
     events = case.timeline.traces[track.trace].events
     collecting = garbage_collection(track, events)
     total: dict[str, int] = defaultdict(int)
     collected: dict[str, int] = defaultdict(int)
     body = Intervals(*(np.array([edge], np.int64) for edge in analysed_span(track)))
-    for start, end in intersect(silent(track, events), body).pairs():
-        words = _between(track, events, start, end)
+    for start, end in intersect(find(track, events), body).pairs():
+        words = _describe(track, events, start, end)
         total[words] += end - start
         collected[words] += length(intersect(Intervals(np.array([start]), np.array([end])), collecting))
     steps = len(track.window_steps)
@@ -92,26 +92,26 @@ def _places(case: Case, track: DeviceTrack, silent: Callable[[DeviceTrack, Event
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Return (self time in ms, calls) per step and process of calls that are slow by themselves, most first."""
-    own: dict[str, int] = defaultdict(int)
+    """Return (self time in ms, calls) per step and process of operators with slow self time, slowest first."""
+    own_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
-    per = 0
+    steps = 0
     for index, track in enumerate(_processes(case, ranks)):
         events = case.timeline.traces[track.trace].events
         slow = slow_calls(track, events, list(track.threads), *analysed_span(track))
-        per += len(track.window_steps)
+        steps += len(track.window_steps)
         for (start, end), row in zip(slow.spans.pairs(), slow.row.tolist(), strict=True):
             name = events.name_of(row)
-            own[name] += end - start
+            own_ns[name] += end - start
             calls[name].add(row * len(case.timeline.traces) + index)
-    found = {name: (milliseconds(ns / per), len(calls[name]) / per) for name, ns in own.items()}
-    return dict(sorted(found.items(), key=lambda item: -item[1][0]))
+    slow_by_name = {name: (milliseconds(ns / steps), len(calls[name]) / steps) for name, ns in own_ns.items()}
+    return dict(sorted(slow_by_name.items(), key=lambda item: -item[1][0]))
 
 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Return the slow operators if the first few names have most of their time, else nothing.
+    """Return the slow operators if a few names have most of their time, else an empty dict.
 
-    A thread that loses its core now and then is slow in whatever it does just then.
+    Many names show a thread that sometimes loses its core, which slows whichever operator runs at that time.
     """
     slow = slow_operators(case, ranks)
     first = list(slow.values())[:FEW_SLOW_CALLS]
@@ -119,19 +119,21 @@ def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 
 
 def _processes(case: Case, ranks: Container[int]) -> list[DeviceTrack]:
+    """Return one track of each process of these ranks that has analysed steps."""
     by_trace = {
         track.trace: track for track in reversed(case.tracks) if track.rank in ranks and len(track.window_steps)
     }
     return [by_trace[trace] for trace in sorted(by_trace)]
 
 
-def _silent(track: DeviceTrack, events: EventTable) -> Intervals:
+def _untraced(track: DeviceTrack, events: EventTable) -> Intervals:
+    """Return the untraced time of the training thread and of launching threads, without communication."""
     launching = [other for other in distinct(track.ops.launch_thread).tolist() if other in track.threads]
     stretches = untraced_stretches(track, events, list({track.steps.thread, *launching}), *analysed_span(track))
     return subtract(stretches, track.host_communication)
 
 
-def _between(track: DeviceTrack, events: EventTable, start: int, end: int) -> str:
+def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> str:
     """Describe what the training thread did before and after a span on the common clock."""
     start, end = start - track.shift_ns, end - track.shift_ns
     rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
@@ -148,7 +150,7 @@ def _between(track: DeviceTrack, events: EventTable, start: int, end: int) -> st
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call whose edge is nearest, the outermost of several within a short pause of it."""
+    """Return the name of the call with the nearest edge; of several within a short pause, the outermost."""
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

@@ -1,17 +1,14 @@
 """Test whether a finding about hosts is due to chance or to recording.
 
-Kernels and copies take as long with the profiler as without; what the host does takes longer by a cost that is known to
-about 15 % and differs by host, rank and step. Two questions are asked of a finding about hosts before it may ask for
-action:
+The profiler does not slow kernels and copies. It slows host work by a cost that is known to about 15 % and differs by
+host, rank and step. A finding about hosts asks for action only if it passes two tests:
 
-* *Chance.* On a host whose cores others use too, step times drift: timed in one block after another, the same step
-  took 18.1 to 21.5 ms, and its mean was 1.0 ms above its median. A finding must be there in the median step too, or
-  be larger than what the 95 % interval of the mean leaves open: of the recorded steps and of the timed ones, by which
-  the profiler's cost is set.
-* *The recording.* Where the step time was measured without the profiler, that fixes what the host that sets the pace
-  does in all, whatever the profiler cost it. It does not fix what another host does, nor what remains of the step once
-  a larger cause is gone. What is found there must remain when the profiler is taken to cost so much more as its cost
-  is uncertain. Without such a measurement nothing is fixed, and every finding about hosts must.
+* *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
+  and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
+  the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
+* *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
+  cost is. It does not determine the work of other hosts, nor the step without a larger cause. A finding about these
+  must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding about hosts must.
 """
 
 from __future__ import annotations
@@ -40,22 +37,22 @@ from gpudiag.units import NS_PER_US, milliseconds
 
 
 class Significance(msgspec.Struct, frozen=True):
-    """The figures of one case against which findings about hosts are tested."""
+    """The figures of one case for testing findings about hosts."""
 
     case: Case
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Say why the finding may not exist; None if it does, or asks for no action.
+        """Return the reason to doubt the finding; None without doubt, or if it asks for no action.
 
         Args:
             finding: the finding.
-            gain_ms: what its edit gains after those before it.
-            before: the edits of the waste without which it was judged.
-            edit: its own.
+            gain_ms: savings of its edit after the edits before it.
+            before: edits that removed waste before the finding was scored.
+            edit: the finding's edit.
         """
         base_ms = self.what_if.corrected_ms
-        if not _on_hosts(finding) or 100 * gain_ms < WARNING_PERCENT * base_ms:
+        if not _is_about_hosts(finding) or 100 * gain_ms < WARNING_PERCENT * base_ms:
             return None
         if gain_ms < self.chance_ms and 100 * (gain_ms - self._skew_ms) < WARNING_PERCENT * base_ms:
             return (
@@ -63,16 +60,16 @@ class Significance(msgspec.Struct, frozen=True):
                 f"vary so much that {self.chance_ms:.1f} ms may be chance. Record more steps, on a machine that "
                 "nothing else uses."
             )
-        if finding.code == "straggler" and (words := self._recorded_so(finding, gain_ms)):
-            return words
+        if finding.code == "straggler" and (doubt := self._recording_doubt(finding, gain_ms)):
+            return doubt
         if self.case.unprofiled_ms is not None and not before:
             return None
-        left_ms = self._at_higher_cost(before, edit)
+        left_ms = self._saving_at_higher_cost(before, edit)
         if 100 * left_ms >= WARNING_PERCENT * base_ms:
             return None
         higher_us = self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER) / NS_PER_US
         remedy = (
-            "Time the same steps without profiling too, as `gpudiag profile` does."
+            "Also time unprofiled steps, as `gpudiag profile` does."
             if self.case.unprofiled_ms is None
             else "Fix the larger findings and record again."
         )
@@ -85,12 +82,12 @@ class Significance(msgspec.Struct, frozen=True):
     def _per_event_us(self) -> float:
         return self.what_if.per_event_ns / NS_PER_US
 
-    def _recorded_so(self, finding: Finding, saved_ms: float) -> str:
-        """Say why hosts may differ only because they are recorded; "" if they do not.
+    def _recording_doubt(self, finding: Finding, saved_ms: float) -> str:
+        """Return the reason why the profiler may have caused the difference between hosts; "" without doubt.
 
-        A rank that does the same as its peers, slower by less than one that has lost its core, may as well be one whose
-        recording cost more: where recording took more of the step than the finding is worth, nothing tells the two
-        apart but the steps that were timed without it.
+        A rank may do the same work as its peers and be slower because its recording cost more. If recording took more
+        of the step than the finding saves, only unprofiled steps distinguish a slow host from a costly recording. A
+        host without a core is so slow that no doubt remains.
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
         ranks = self.what_if.graph.ranks.values()
@@ -100,38 +97,41 @@ class Significance(msgspec.Struct, frozen=True):
             if differ:
                 return ""
             return (
-                f"{_fixing(finding)} would save {saved_ms:.1f} ms per step, but in the steps timed without "
-                "profiling the ranks' CPUs differ less."
+                f"{_fixing(finding)} would save {saved_ms:.1f} ms per step, but the ranks' CPUs differ less in "
+                "the unprofiled steps."
             )
         if finding.cause == "launch" and len(finding.ranks) > 1 and 2 * len(finding.ranks) >= len(ranks):
-            return self._both_readings(finding, saved_ms, "as many CPUs are slow as are not")
+            return self._both_outcomes(finding, saved_ms, "half of the CPUs or more are slow")
         if self.what_if.simulated_ms - self.what_if.corrected_ms < gain_ms:
             return ""
-        if self._does_more(finding.ranks, gain_ms):
+        if self._does_more_work(finding.ranks, gain_ms):
             return ""
-        return self._both_readings(finding, saved_ms, "its CPU does no more work than the others")
+        return self._both_outcomes(finding, saved_ms, "its CPU does no more work than the others")
 
-    def _both_readings(self, finding: Finding, saved_ms: float, why: str) -> str:
-        """Say what the finding is worth if the profiler slows all ranks alike, and if it slows these ranks more."""
+    def _both_outcomes(self, finding: Finding, saved_ms: float, why: str) -> str:
+        """Return a message with the savings if the profiler slows all ranks alike, and if it slows these ranks more."""
         added = self.what_if.simulated_ms - self.what_if.corrected_ms
         ranks = f"rank{'s' * (len(finding.ranks) > 1)} {', '.join(map(str, finding.ranks))}"
         return (
             f"If the profiler adds {self._per_event_us:.1f} µs per event on every rank, {_fixing(finding)} saves "
             f"{saved_ms:.1f} ms per step; otherwise, if it slows {ranks} more (it adds "
             f"{added:.1f} ms in all), 0.0 ms: {why}. "
-            "Use `gpudiag profile`, which also times the steps without profiling."
+            "Use `gpudiag profile`, which also times unprofiled steps."
         )
 
-    def _does_more(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host records more events than most, or is as slow as one without a core."""
+    def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
+        """Return whether a host of these ranks records more events than most, or is as slow as one without a core."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
-        busy = {rank: milliseconds(float(host.busy[host.process == q].sum()) / steps) for q, rank in ranked.items()}
-        events = {rank: float(host.events[host.process == q].sum()) / steps for q, rank in ranked.items()}
-        usual_busy, usual_events = (statistics.median_low(of.values()) for of in (busy, events))
-        each_ms = usual_busy / max(usual_events, 1.0)
+        busy = {
+            rank: milliseconds(float(host.busy[host.process == process].sum()) / steps)
+            for process, rank in ranked.items()
+        }
+        events = {rank: float(host.events[host.process == process].sum()) / steps for process, rank in ranked.items()}
+        usual_busy, usual_events = (statistics.median_low(by_rank.values()) for by_rank in (busy, events))
+        event_ms = usual_busy / max(usual_events, 1.0)
         return any(
-            (events[rank] - usual_events) * each_ms >= gain_ms / 2 or busy[rank] >= SLOW_THROUGHOUT * usual_busy
+            (events[rank] - usual_events) * event_ms >= gain_ms / 2 or busy[rank] >= SLOW_THROUGHOUT * usual_busy
             for rank in ranks
             if rank in busy
         )
@@ -140,14 +140,14 @@ class Significance(msgspec.Struct, frozen=True):
     def chance_ms(self) -> float:
         """Return half the 95 % interval of the step time due to scatter, in ms."""
         recorded = half_width_ms(self.slowest_track_ms) * self._shortened
-        timed = max((half_width_ms(one) for one in self.timed_ms), default=0.0)
+        timed = max((half_width_ms(steps) for steps in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
 
     @property
     def _skew_ms(self) -> float:
-        """Return by how much the mean of the steps is above their median, in ms."""
+        """Return the excess of the mean step over the median step, in ms."""
         if self.timed_ms:
-            return max(_skew(one) for one in self.timed_ms)
+            return max(_skew(steps) for steps in self.timed_ms)
         return _skew(self.slowest_track_ms) * self._shortened
 
     @property
@@ -165,20 +165,21 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def _shortened(self) -> float:
+        """Return the corrected step as a share of the simulated one."""
         return self.what_if.corrected_ms / max(self.what_if.simulated_ms, 1e-9)
 
-    def _at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
-        """Return what the edit saves after those before it if the profiler costs more than estimated."""
+    def _saving_at_higher_cost(self, before: Sequence[Edit], edit: Edit) -> float:
+        """Return the savings of the edit, in ms, at the profiler's highest likely cost."""
         higher = self.what_if.at_cost(self.what_if.per_event_ns * (1 + BEYOND_CHANCE * PROFILER_SCATTER))
         costs = higher.corrected
-        for step in before:
-            costs = step(higher, costs)
-        without, with_it = higher.each_step_ms([costs, edit(higher, costs)])
-        return max(without - with_it, 0.0)
+        for earlier in before:
+            costs = earlier(higher, costs)
+        unedited_ms, edited_ms = higher.each_step_ms([costs, edit(higher, costs)])
+        return max(unedited_ms - edited_ms, 0.0)
 
 
 def half_width_ms(step_ms: Sequence[float]) -> float:
-    """Return half the 95 % interval of the mean of these steps, in ms; 0 for a single step."""
+    """Return half the 95 % interval of the mean step, in ms; 0 for a single step."""
     if len(step_ms) < 2:
         return 0.0
     return mean_of(step_ms, as_measured=True).half_width
@@ -192,5 +193,5 @@ def _skew(values: Sequence[float]) -> float:
     return statistics.fmean(values) - statistics.median(values)
 
 
-def _on_hosts(finding: Finding) -> bool:
+def _is_about_hosts(finding: Finding) -> bool:
     return finding.code == "launch-bound" or (finding.code == "straggler" and finding.cause in {"launch", "operators"})

@@ -64,15 +64,14 @@ CALLS = calibration.PARTS_OF_STEP * calibration.FEWEST_CALLS
 #: Numbers that stand elsewhere, and why.
 ELSEWHERE = {
     "_GB_PER_S": "of data sheets, as a table",
-    "_HOST_FACTOR": "of an interval, on which no verdict hangs",
-    "_MOST_NS": "of an interval, on which no verdict hangs",
+    "_COST_FACTOR": "of an interval, on which no verdict hangs",
+    "_HIGHEST_COST_NS": "of an interval, on which no verdict hangs",
     "_DRIFT_SCATTERS": "of an interval, on which no verdict hangs",
     "_DRIFT_STEPS": "of an interval, on which no verdict hangs",
     "_MOST_DRIFT": "of an interval, on which no verdict hangs",
     "_HOST_DRIFT": "of an interval, on which no verdict hangs",
-    "_RECORDED_ALONE": "of an interval, on which no verdict hangs",
+    "_RECORDING_SHARE": "of an interval, on which no verdict hangs",
     "_DEEPEST_NESTING": "bounds how far is looked",
-    "_NESTED": "bounds how far is looked",
     "_MOST_STEPS": "bounds a search",
     "_MAX_CONCURRENT": "bounds a search",
     "_NEVER": "the place of a variable",
@@ -272,7 +271,7 @@ def at_higher_cost(at: float) -> object:
         return Of(corrected=cost, each_step_ms=lambda many: [many[0], limit])
 
     of = Of(what_if=Of(per_event_ns=1.0, at_cost=at_cost))
-    return Significance._at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
+    return Significance._saving_at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
 
 
 # What the host does.

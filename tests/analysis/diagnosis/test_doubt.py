@@ -230,7 +230,7 @@ def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: 
         rank(2, step_ms=EVEN, host_ms=(51.0, 49.0)),
     )
     found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
-    assert found.endswith("in the steps timed without profiling the ranks' CPUs differ less.") == doubted
+    assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(found) == doubted
     # Nothing is known of how much it gains.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))

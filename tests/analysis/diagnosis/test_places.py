@@ -66,9 +66,9 @@ def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
     for shared, named in (((20_000, 5_000, 5_000), True), ((10_000, 9_000, 8_000), False)):
         found, _ = diagnosis_of([trace.build() for trace in two_ranks((), shared)])
         assert (found["host-stall"].place != "") == named
-        assert ("in many places" in found["host-stall"].title) != named
+        assert ("at many points" in found["host-stall"].title) != named
         assert ("Look for Python in hooks" in " ".join(found["host-stall"].advice)) != named
-        assert "give each process its own" not in " ".join(found["host-stall"].advice)
+        assert "give each process separate cores" not in " ".join(found["host-stall"].advice)
 
 
 @pytest.mark.parametrize(("share", "lost"), [(0.4, False), (0.6, True)])
@@ -84,7 +84,7 @@ def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: 
     )
     timed = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))
     found = next(one for one in diagnose(timed).findings if one.code == "host-stall")
-    assert ("give each process its own" in " ".join(found.advice)) == lost
+    assert ("give each process separate cores" in " ".join(found.advice)) == lost
 
 
 def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis import places
 from gpudiag.analysis.diagnosis.places import (
-    _between,
+    _describe,
     _outermost,
     _processes,
     before_first_operator,
@@ -109,13 +109,13 @@ def test_a_place_is_also_told_by_the_range_around_it() -> None:
     track, events = case.tracks[0], case.timeline.traces[0].events
 
     def between(start: int, end: int) -> str:
-        return _between(track, events, (20_000 + start) * 1000, (20_000 + end) * 1000)
+        return _describe(track, events, (20_000 + start) * 1000, (20_000 + end) * 1000)
 
     assert between(1600, 2900) == "after a and before b, in mine"
     assert between(1100, 1400) == "after a and before mine"
-    assert _between(track, events, -10, -5) == "before a"
-    assert _between(track, events, 10**12, 10**12 + 5).startswith("after ")
-    assert _between(track, events, 0, 10**12) == "between its operators"
+    assert _describe(track, events, -10, -5) == "before a"
+    assert _describe(track, events, 10**12, 10**12 + 5).startswith("after ")
+    assert _describe(track, events, 0, 10**12) == "between its operators"
 
 
 def test_slow_calls_are_per_step_and_process() -> None:

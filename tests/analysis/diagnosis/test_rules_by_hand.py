@@ -453,7 +453,7 @@ def test_a_stall_is_told_by_its_main_place_or_in_many() -> None:
     assert (one.ranks, one.cause) == ((1, 3), "unmarked time within the step")
     assert one.evidence == {"places_ms_per_step": {"after a": 9.0, "after b": 3.0}}
     many = stalled(short, short, short)
-    assert (many.title.partition(",")[0], many.place) == ("the training thread stalls in many places of the step", "")
+    assert (many.title.partition(",")[0], many.place) == ("the training thread stalls at many points of the step", "")
     assert many.advice != one.advice
     nowhere = stalled()
     assert (nowhere.title.partition(",")[0], nowhere.advice) == ("the training thread stalls", one.advice)

@@ -93,10 +93,10 @@ def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
     assert "step 4 took rank 0 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(other, one)).outlier_steps
     worse = without_outlier_steps(case_of(unlike(s1=16, s2=30))).outlier_steps
     assert worse.startswith("step 2 (and 1 more like it) took rank 0 30.0 ms")
-    assert "the findings are of the longest run of steps without it" in worse
+    assert "the findings describe the longest run of steps without it" in worse
     many = without_outlier_steps(case_of(unlike(s1=30, s4=30, s8=30))).outlier_steps
     assert many.startswith("step 1 (and 2 more like it)")
-    assert "means of unlike steps" in many
+    assert "all steps, including outliers" in many
 
 
 def test_cpu_processes_and_ranks_of_other_steps_keep_all() -> None:

@@ -237,7 +237,7 @@ def test_what_sets_the_pace_of_hosts_that_were_not_timed_is_not_known() -> None:
     ]  # fmt: skip
 
 
-NO_WORKERS = "no worker process of a DataLoader was seen to make a batch"
+NO_WORKERS = "no DataLoader worker process made a batch"
 
 
 def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
@@ -253,7 +253,7 @@ def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
     (of,) = unprofiled_ranks(run(host(3))) or ()
     assert (of.input_ms, of.lead_ms) == (None, None)
     assert set(of.reasons) == {"input_ms", "lead_ms", "loader_ms"}
-    assert "does not tell" in of.reasons["lead_ms"]
+    assert "does not report" in of.reasons["lead_ms"]
     (of,) = unprofiled_ranks(run(host(3), device="cpu")) or ()
     assert "on a CPU" in of.reasons["lead_ms"]
     assert [of.rank for of in unprofiled_ranks(run(None, host(), host(3))) or ()] == [2]

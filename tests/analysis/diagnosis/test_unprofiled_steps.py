@@ -350,7 +350,7 @@ def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading
     assert finding.ranks == late
     assert "unmarked time" in finding.title
     assert ("logging, saving" in finding.title) == (found is not None)
-    assert ("after that (logging" in finding.advice[0]) == (found is not None)
+    assert ("work after it (logging" in finding.advice[0]) == (found is not None)
     assert finding.place.endswith("before aten::mm")
 
 

@@ -1,6 +1,7 @@
-"""Make findings without a simulation: shares of the recorded step, each an upper bound of the savings.
+"""Make findings without a simulation, from shares of the recorded step.
 
-One recorded step, a job that cannot be simulated, and one rank of several give shares and no savings.
+Each share is an upper bound of the savings. Savings themselves are unknown for one recorded step, for a job that cannot
+be simulated, and for one rank of several.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import bus_factor, milliseconds
 
-#: What a bucket of the step most likely means.
+#: Bucket → (code, cause, description) of its most likely cause.
 LIKELY = {
     "communication_transfer": ("communication-bound", "transfer", "communication not overlapped with compute"),
     "communication_wait": ("straggler", "unknown", "waiting for other ranks"),
@@ -31,7 +32,7 @@ LIKELY = {
     "launch": ("launch-bound", None, "launching kernels from the CPU"),
     "idle": ("host-stall", None, "a GPU that idles while its CPU records nothing"),
 }
-#: The same where the training thread takes the device's place.
+#: Descriptions on CPU-only runs.
 _ON_CPU = {
     "copy": "copies",
     "sync": "waiting in calls that block",
@@ -40,46 +41,46 @@ _ON_CPU = {
 }
 _UNSEEN = "communication, or waiting in it"
 _ALL_RANKS = (
-    "Record all ranks over the same steps and analyse their traces together: that tells waiting for a late rank from "
-    "transferring."
+    "Record all ranks over the same steps and analyse their traces together, to distinguish waiting for a straggler "
+    "from transferring."
 )
 _MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
 
 
 def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Finding, ...]:
-    """Return the buckets that take 5 % of the step or more as likely causes, the largest first, then compute.
+    """Return findings for the buckets with 5 % of the step or more, largest first, then compute.
 
     Args:
         case: the job.
-        reason: why what fixing a cause saves cannot be estimated.
-        trusted: whether the recording is whole enough to say that compute sets the pace.
+        reason: why savings cannot be estimated.
+        trusted: whether the recording is complete enough to conclude that compute sets the pace.
     """
     buckets, step_ms = pace_setter(case)
     if step_ms < NOTABLE_MS:
         return ()
-    found = [
+    findings = [
         _likely(case, bucket, buckets[bucket], step_ms, reason)
         for bucket in sorted(LIKELY, key=lambda name: -buckets[name])
         if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
     ]
     percent = 100 * buckets["compute"] / step_ms
-    if trusted and (not found or percent > 100 * MOST):
+    if trusted and (not findings or percent > 100 * MOST):
         largest = max(buckets[bucket] for bucket in LIKELY)
-        found.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
-    return tuple(found)
+        findings.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
+    return tuple(findings)
 
 
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Add communication as a finding if traces of other ranks are missing and no finding has it.
+    """Add communication as a finding if traces of other ranks are missing and no finding covers it.
 
-    A finding of which only a share is known stands before the first that saves less than half of that.
+    A finding without savings is placed before the first finding that saves less than half of its share.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
     missing = len(case.timeline.ranks_present) < case.timeline.world_size
-    said = any(finding.code == "communication-bound" for finding in findings)
-    if missing and not said and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
-        reason = "the traces of the other ranks are missing, so that waiting cannot be told from transferring"
+    reported = any(finding.code == "communication-bound" for finding in findings)
+    if missing and not reported and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
+        reason = "the traces of the other ranks are missing, so that waiting and transferring cannot be distinguished"
         findings = [*findings, _likely(case, "communication_transfer", ms, step_ms, reason)]
     return _by_amount(findings)
 
@@ -88,8 +89,8 @@ def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
     ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
     for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
         half = float(share.evidence.get("exposed_ms", 0.0)) / 2
-        less = (i for i, finding in enumerate(ordered) if (finding.recoverable_ms_per_step or 0.0) < half)
-        ordered.insert(next(less, len(ordered)), share)
+        smaller = (i for i, finding in enumerate(ordered) if (finding.recoverable_ms_per_step or 0.0) < half)
+        ordered.insert(next(smaller, len(ordered)), share)
     return ordered
 
 
@@ -112,18 +113,18 @@ def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> 
         ranks=case.timeline.ranks_present,
         cause=cause,
         confidence="low",
-        title=f"{words}: up to {ms:.1f} ms ({percent:.0f} % of {_recorded(case.timeline)})",
+        title=f"{words}: up to {ms:.1f} ms ({percent:.0f} % of {_unit_words(case.timeline)})",
         evidence=evidence,
         advice=advice,
     )
 
 
-def _recorded(timeline: Timeline) -> str:
+def _unit_words(timeline: Timeline) -> str:
     return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
 
 
 class _SlowestCollective(msgspec.Struct, frozen=True):
-    """The collective that takes most time, with waiting in it counted as transfer; bandwidths in GB/s."""
+    """The collective with the most time; waiting in it counts as transfer."""
 
     operation: str
     size_bytes: int
@@ -131,18 +132,18 @@ class _SlowestCollective(msgspec.Struct, frozen=True):
     link_gb_per_s: float | None
 
     def evidence(self) -> dict[str, object]:
-        """Return its figures for a finding."""
-        found: dict[str, object] = {
+        """Return the figures as evidence of a finding."""
+        evidence: dict[str, object] = {
             "largest_collective": self.operation,
             "largest_collective_bytes": self.size_bytes,
             "busbw_gb_per_s": self.busbw_gb_per_s,
         }
         if self.link_gb_per_s is not None:
-            found["nvlink_gb_per_s"] = self.link_gb_per_s
-        return found
+            evidence["nvlink_gb_per_s"] = self.link_gb_per_s
+        return evidence
 
     def words(self) -> str:
-        """Return its bandwidth beside the link's, and whether that points to waiting, as a part of a title."""
+        """Return the bandwidths, and whether they point to waiting, as a part of a title."""
         if self.link_gb_per_s is None:
             return f" ({self.operation} at {self.busbw_gb_per_s:.3g} GB/s)"
         waits = ", which points to waiting" * (self.busbw_gb_per_s < OF_NVLINK * self.link_gb_per_s)

@@ -1,4 +1,4 @@
-"""Raise the confidence of findings that unprofiled steps confirm: these need no estimate of the profiler's cost."""
+"""Raise the confidence of findings that unprofiled steps confirm, because these need no estimate of overhead."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Wait(msgspec.Struct, frozen=True):
 
 
 def settled(case: Case, finding: Finding) -> Finding:
-    """Return the finding with high confidence where the unprofiled steps show the same wait for input.
+    """Return the finding with high confidence if the unprofiled steps show the same wait for input.
 
-    They are many, and unprofiled. The wait is the same when it is within a quarter of what the finding saves, and
-    when it varies between these steps by less than that.
+    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of them, and if half its
+    95 % interval is at most that.
     """
     saved = finding.recoverable_ms_per_step
     wait = _unprofiled_wait_ms(case, finding)
@@ -38,15 +38,15 @@ def settled(case: Case, finding: Finding) -> Finding:
 
 
 def _unprofiled_wait_ms(case: Case, finding: Finding) -> _Wait | None:
-    """Return the wait that the finding is about as the unprofiled steps show it; None where they do not."""
+    """Return the finding's wait for input in unprofiled steps; None if unknown or for other findings."""
     if case.run is None or len(case.run.ranks) == 0:
         return None
     waits = {rank.rank: steps for rank in case.run.ranks if len(steps := exposed_input_ms(rank)) > 1}
     if finding.code == "straggler" and finding.cause == "input":
-        late = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]
-        return _Wait(later_input_ms(case.run, finding.ranks), max(late)) if late else None
+        half_widths = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]
+        return _Wait(later_input_ms(case.run, finding.ranks), max(half_widths)) if half_widths else None
     if finding.code != "input-bound" or not waits:
         return None
-    level = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
-    mean = mean_of(waits[level], as_measured=True)
+    typical = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
+    mean = mean_of(waits[typical], as_measured=True)
     return _Wait(mean.value, mean.half_width)

@@ -33,12 +33,11 @@ from gpudiag.model.timeline import UNKNOWN, OpClass
 from gpudiag.units import bus_factor, milliseconds
 
 _PEER_ACCESS = (
-    "Turn on peer access between the GPUs: their NVLink is many times faster than the busbw reached, which is what "
-    "copies through host memory reach. Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; `gpudiag topology` shows what else "
-    "prevents it."
+    "Turn on peer access between the GPUs: their NVLink is many times faster than the busbw reached, which is typical "
+    "of copies through host memory. Unset NCCL_P2P_DISABLE and NCCL_P2P_LEVEL; `gpudiag topology` shows other reasons."
 )
 _OTHER_TRANSPORT = (
-    "Use the transport that the probes found faster at these sizes (savings_ms_at_probed): peer access "
+    "Use the transport that was faster at these sizes in the probes (savings_ms_at_probed): peer access "
     "(unset NCCL_P2P_DISABLE), or NCCL_ALGO=Ring or Tree."
 )
 _LESS_BUCKET_COPY = pytorch(
@@ -47,24 +46,24 @@ _LESS_BUCKET_COPY = pytorch(
 
 
 class CommunicationBound:
-    """Communication is exposed: no compute overlaps with it, or it slows down or delays what does.
+    """Communication is exposed: no compute overlaps with it, or it slows down or delays the compute beside it.
 
-    Only the time after the last participant arrived counts; waiting for a late rank is not transfer. The simulation
-    removes all transfers, the kernels that copy gradients in and out of buckets, the slowdown of kernels beside
-    transfers, and the CPU's calls for all that; the report shows what each of these saves. If only the calls cost time,
-    and launching costs twice as much, it is a matter of launching. The bandwidth reached inside the step stands beside
-    the peak of the same size on this machine, if the probes measured it.
+    Only the time after the last participant arrived counts, because waiting for a straggler is not transfer. The
+    simulation removes all transfers, bucket copies, the slowdown of kernels beside transfers, and the CPU's calls for
+    communication. The report shows the savings of each part. If only the calls cost time, and launching costs twice as
+    much, the finding is `launch-bound` instead. The report compares the bandwidth inside the step with the peak of the
+    same size on this machine, if the probes measured it.
 
     Large collectives that reach a small part of the GPUs' NVLink show that peer access is off, even without the
-    machine's facts. With these facts and the model's gradients, the savings predicted for other strategies stand beside
-    the amount. The advice is for the job's way of communicating: DDP, FSDP, through one rank, or user-defined calls.
+    machine's facts. With these facts and the model's gradients, the report adds the savings predicted for other
+    strategies. The advice fits the job's way of communicating: DDP, FSDP, through one rank, or user-defined calls.
     """
 
     code: ClassVar[str] = "communication-bound"
     title: ClassVar[str] = "Communication lengthens the step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Propose a step in which communication costs nothing."""
+        """Propose a step without the cost of communication."""
         what_if = case.what_if
         if what_if is None:
             return
@@ -75,14 +74,14 @@ class CommunicationBound:
             exposed = max(case.exposed_ms("communication_transfer").values(), default=0.0)
             if notable(exposed, case.step_ms):
                 yield CannotTell(
-                    f"collectives take {exposed:.1f} ms of the step beside no compute, but without the traces of all "
-                    "their ranks transferring cannot be told from waiting for a late rank: give the traces of all ranks"
+                    f"collectives expose {exposed:.1f} ms of the step, but without the traces of all their ranks "
+                    "transferring and waiting for a straggler cannot be distinguished: give the traces of all ranks"
                 )
             return
         if communication.any() or what_if.model.communication.any():
             yield Proposal(
                 edit=without_communication,
-                # Where only the host's calls for it cost, and launching costs more, it is a matter of launching.
+                # If only the host's calls cost time, and launching costs more, launching is the finding.
                 beyond=without_communication_calls,
                 kind="communication",
                 describe=partial(self._describe, case, what_if),
@@ -105,7 +104,7 @@ class CommunicationBound:
             evidence["bucket_copies_ms_per_step"] = bucket_copy
         if largest is not None:
             evidence |= largest.evidence()
-        # Had all of the transfer kernels to run beside, it would cost what is longer than these.
+        # With full overlap, a step is at least as long as its transfers.
         longest = float(np.bincount(device.track[matched], weights=transfer).max(initial=0.0)) / graph.steps
         evidence["savings_ms_with_full_overlap"] = min(
             gain, max(what_if.now_ms - max(what_if.now_ms - gain, milliseconds(longest)), 0.0)
@@ -141,9 +140,9 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Split the savings, in ms of a step: each part is what removing it adds to those before it.
+    """Split the savings, in ms of a step: removing each part adds its savings to those of the parts before it.
 
-    The CPU's calls go first: where they set the pace, what transfers cost shows only without them.
+    The CPU's calls are removed first, because the cost of transfers is hidden while the calls set the pace.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)
@@ -157,9 +156,9 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
-    """Return what the step saves, in ms, if each transfer took what the probes measured, by transport.
+    """Return the savings, in ms, if transfers took the time that the probes measured, by transport.
 
-    The job's own transport is among them: what it gains so is what contention and late launches cost the transfers.
+    The savings for the job's current transport are the cost of contention and late launches.
     """
     if case.facts is None:
         return {}
@@ -173,7 +172,7 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
 
 
 class _Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of collective with its median transfer in the step; bandwidths as nccl-tests counts them."""
+    """A kind of collective with its median transfer time in the step."""
 
     operation: str
     size_bytes: int
@@ -182,16 +181,16 @@ class _Collective(msgspec.Struct, frozen=True, kw_only=True):
     probe_busbw_gb_per_s: float | None
 
     def evidence(self) -> dict[str, object]:
-        """Return its measured figures as evidence."""
-        found: dict[str, object] = {
+        """Return the measured figures as evidence."""
+        evidence: dict[str, object] = {
             "largest_collective": self.operation,
             "largest_collective_bytes": self.size_bytes,
             "largest_collective_transfer_ms": self.transfer_ms,
             "busbw_gb_per_s": self.busbw_gb_per_s,
         }
         if self.probe_busbw_gb_per_s is not None:
-            found["probe_busbw_gb_per_s"] = self.probe_busbw_gb_per_s
-        return found
+            evidence["probe_busbw_gb_per_s"] = self.probe_busbw_gb_per_s
+        return evidence
 
 
 def _largest(case: Case) -> _Collective | None:
@@ -201,24 +200,24 @@ def _largest(case: Case) -> _Collective | None:
         table = track.collectives
         known = table.last_arrival != UNKNOWN
         for index, (operation, _, ranks, size) in enumerate(table.kinds):
-            mine = known & (table.kind == index)
+            chosen = known & (table.kind == index)
             count = ranks or case.timeline.world_size
             factor = bus_factor(operation, count)
-            if not mine.any() or size is None or factor is None:
+            if not chosen.any() or size is None or factor is None:
                 continue
-            time = (table.end - table.last_arrival)[mine]
+            time = (table.end - table.last_arrival)[chosen]
             typical, total = median(time), float(time.sum())
             if typical <= 0 or (best is not None and total <= best[0]):
                 continue
-            alone = None
+            probed = None
             if case.facts is not None:
-                alone = probed_busbw(case.facts, operation, size, count, transport_of(case.run))
-            found = _Collective(
+                probed = probed_busbw(case.facts, operation, size, count, transport_of(case.run))
+            collective = _Collective(
                 operation=operation,
                 size_bytes=size,
                 transfer_ms=milliseconds(typical),
                 busbw_gb_per_s=size / typical * factor,
-                probe_busbw_gb_per_s=alone,
+                probe_busbw_gb_per_s=probed,
             )
-            best = total, found
+            best = total, collective
     return None if best is None else best[1]

@@ -15,15 +15,15 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 
-#: How many places are named.
+#: Number of locations in the evidence.
 _MOST_PLACES = 5
 _COLLECTING = (
-    "Choose when garbage is collected: gc.freeze() after setting up, gc.disable(), and gc.collect() every few hundred "
+    "Control garbage collection: gc.freeze() after setup, gc.disable(), and gc.collect() every few hundred "
     "steps{together}."
 )
 ELSEWHERE: Advice = (
-    "Look at what the loop does there: logging, writing checkpoints, metrics, sleeping, waiting for a lock or a file.",
-    "Do it every N steps, or in a thread of its own.",
+    "Look for logging, checkpoints, metrics, sleeping, or waiting for a lock or a file at that location.",
+    "Do it every N steps, or in a separate thread.",
     pytorch("Write checkpoints asynchronously: torch.distributed.checkpoint.async_save."),
     pytorch("To see its name in the report, put a gpudiag.range around it."),
     tensorflow("To see its name in the report, put a gpudiag.range around it."),
@@ -31,20 +31,21 @@ ELSEWHERE: Advice = (
 )
 _LOST_CORE: Advice = (
     (
-        "Look for what else runs on the CPU cores of these processes (top, loaders' workers, other jobs) and give each "
-        "process its own (numactl, taskset, OMP_NUM_THREADS): in the steps without the profiler its threads waited "
+        "Find other programs on the CPU cores of these processes (with top; loader workers, other jobs) and give "
+        "each process separate cores (numactl, taskset, OMP_NUM_THREADS): in the unprofiled steps threads waited "
         "{waited:.1f} ms per step for a core."
     ),
 )
-_MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the evidence has the longest places.",)
+_MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the evidence has the longest stalls.",)
 
 
 class HostStall:
-    """The training thread records nothing in the middle or at the end of its steps, and the devices become idle.
+    """The training thread has untraced host time in the middle or at the end of its steps, and the devices become idle.
 
-    It logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The place is named: after
-    which operator and before which, and in which function where stacks were recorded. Time between a step's mark and
-    its first operator is taken to be a loader's and is `input-bound`; a rank that stalls by itself is a `straggler`.
+    It logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
+    operators before and after the stall, and the user's function if stacks were recorded. Untraced time between a
+    step's mark and its first operator counts as data loading and is `input-bound`. A rank that stalls alone is a
+    `straggler`.
     """
 
     code: ClassVar[str] = "host-stall"
@@ -60,7 +61,7 @@ class HostStall:
         places = stalls(case, case.timeline.ranks_present, common=True)
         first = main_place(places, gain)
         collecting = first is not None and first.collecting
-        where = f" {first.words}" if first is not None else " in many places of the step" if places else ""
+        where = f" {first.words}" if first is not None else " at many points of the step" if places else ""
         advice = stall_advice(case, first) if first is not None or not places else _many_places(case, gain)
         what = "garbage collection stalls training" if collecting else "the training thread stalls"
         return Finding(
@@ -79,9 +80,9 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Advise separate cores only if the threads were seen to wait for one, else a look at hooks."""
-    timed = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
-    waits = [one.scheduling.run_queue_wait_ms for one in timed if one.scheduling is not None]
+    """Advise separate cores if the threads waited for a core in most of the savings, else a look at hooks."""
+    hosts = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
+    waits = [host.scheduling.run_queue_wait_ms for host in hosts if host.scheduling is not None]
     waited = max(waits, default=0.0)
     if waited < MOST * gain_ms:
         return (*_MANY_PLACES, *ELSEWHERE)
@@ -89,7 +90,7 @@ def _many_places(case: Case, gain_ms: float) -> Advice:
 
 
 def stall_advice(case: Case, place: Place | None) -> Advice:
-    """Return the advice for a thread that stalls at a place."""
+    """Return the advice for a stall at this location."""
     if place is None or not place.collecting:
         return ELSEWHERE
     together = " on all ranks at once" if case.timeline.world_size > 1 else ""

@@ -30,25 +30,24 @@ from gpudiag.model.event import EventKind
 
 _ADVICE = (
     tensorflow("Read losses and metrics (.numpy(), float(), print) every N steps, not in each."),
-    tensorflow("NcclAllReduce and copies to the CPU hold up what is launched after them. " + TF_SEVERAL_STEPS),
+    tensorflow("NcclAllReduce and copies to the CPU delay later launches. " + TF_SEVERAL_STEPS),
     TF_COMPILE,
     pytorch(
         "Find .item(), .cpu(), float(loss), print(loss), nonzero or boolean masks in the loop; do it every N steps."
     ),
     jax("Find block_until_ready, float(loss), jax.device_get, print(loss) in the loop; do it every N steps."),
-    others("Find what the loop reads back from the device, or waits for; do it every N steps."),
+    others("Find reads from the device and waits for it in the loop; do them every N steps."),
     "Keep running sums on the device and read them once per epoch.",
-    pytorch("torch.cuda.set_sync_debug_mode('warn') names the line of each."),
+    pytorch("Set torch.cuda.set_sync_debug_mode('warn') to print the source line of each."),
 )
 
 
 class HostSync:
-    """The host waits for the device in the middle of a step, so it cannot run ahead, and the device stands idle after.
+    """The host waits for the device in the middle of a step, so that it cannot run ahead, and the device becomes idle.
 
-    The calls are named, with the framework operators that made them (`aten::item`, `aten::nonzero`, …) and, where
-    stacks were recorded, the program's functions that they came from. Savings are by how much the step would be
-    shorter if the host neither waited in them nor copied what it waited for. A rank that waits alone, or more than
-    twice as often as its peers, is a straggler.
+    The evidence has the calls, the framework operators around them (`aten::item`, `aten::nonzero`, …) and, if stacks
+    were recorded, the user's functions. Savings are the step time that removing these waits and their copies saves. A
+    rank that waits alone, or more than twice as often as its peers, is a straggler.
     """
 
     code: ClassVar[str] = "host-sync"
@@ -60,7 +59,7 @@ class HostSync:
         if what_if is None or not syncs(what_if).any():
             return
         if synchronizing_more(what_if) and any(len(track.collectives) for track in case.tracks):
-            return  # what one rank does alone makes it a straggler
+            return  # a rank that synchronizes more than its peers is a straggler
         yield Proposal(edit=without_syncs, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
@@ -84,7 +83,7 @@ class HostSync:
 
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
-    """Count blocking calls, and operators and user's functions around them, per step and rank, most frequent first."""
+    """Return the numbers of (blocking calls, operators, user's functions) per step and rank, most frequent first."""
     host = what_if.graph.host
     per = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)
@@ -99,9 +98,9 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
         for row in rows:
             calls[events.name_of(row)] += 1 / per
             thread = events.thread[row]
-            mine = ops[(events.thread[ops] == thread)]
-            upto = int(np.searchsorted(events.start_ns[mine], events.start_ns[row], side="right"))
-            around = [int(op) for op in mine[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
+            on_thread = ops[(events.thread[ops] == thread)]
+            upto = int(np.searchsorted(events.start_ns[on_thread], events.start_ns[row], side="right"))
+            around = [int(op) for op in on_thread[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
             if around:
                 operators[events.name_of(around[0])] += 1 / per
     return _most_frequent(calls), _most_frequent(operators), _most_frequent(frames)

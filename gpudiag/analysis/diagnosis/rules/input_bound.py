@@ -25,7 +25,7 @@ _ADVICE: Advice = (
         "Let workers prepare batches ahead: DataLoader(num_workers=4 or more, prefetch_factor=4, "
         "persistent_workers=True).",
     ),
-    others("Prepare batches ahead, in threads or processes of their own."),
+    others("Prepare batches ahead, in separate threads or processes."),
     "Time the dataset by itself; cache decoded samples.",
 )
 _ON_GPUS: Advice = (
@@ -33,30 +33,28 @@ _ON_GPUS: Advice = (
     pytorch("Copy the next batch early: pin_memory=True and .to(device, non_blocking=True)."),
 )
 _MARK_IT = pytorch(
-    "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around what "
-    "fetches the batch."
+    "Mark the loader to be sure: for batch in prof.steps(loader), or `with gpudiag.range('input'):` around the fetch."
 )
-#: What unmarked time before a step's first operator may be besides data loading.
+#: Other causes of unmarked time before a step's first operator.
 PERHAPS_NO_LOADING = (
-    "Nothing was recorded there. If the loop does not fetch its batch there, look for logging, saving, sleeping, or "
-    "waiting for a lock or a file."
+    "The thread recorded nothing there. If the loop does not fetch its batch there, look for logging, saving, "
+    "sleeping, or waiting for a lock or a file."
 )
 AFTER_THE_UPDATE = (
-    "Each step was taken to end with its update: what the loop does after that (logging, checkpoints, metrics) stands "
-    "there too. Do it every N steps, or in a thread of its own."
+    "Each step was assumed to end with its update, so that this time includes work after it (logging, checkpoints, "
+    "metrics). Do such work every N steps, or in a separate thread."
 )
 
 
 class InputBound:
-    """The devices stand idle because the training loop waits for its next batch, on all ranks alike.
+    """The devices are idle because the training loop waits for its next batch, on all ranks alike.
 
-    Waiting is known where it is marked (a DataLoader, `gpudiag.range("input")`). Time at the start of a step in which
-    the training thread recorded nothing is usually a loader without marks, and counts at lower confidence. One rank
-    that waits alone is a straggler, not this.
+    Waiting is known if it is marked (a DataLoader, `gpudiag.range("input")`). Untraced host time at the start of a step
+    is usually a loader without marks, and counts with lower confidence. A rank that waits alone is a straggler.
 
-    Profiling slows the job down, and the loader may keep up with the slower job. Where a run timed its steps without
-    profiling too, and in those the devices waited for input, that is what is found. Where the workers of a DataLoader
-    were seen, a rank whose workers cannot keep up with the shorter step is named though it waited for nothing.
+    Profiling slows the job down, and the loader may keep up with the slower job. If the devices waited for input in the
+    unprofiled steps, that wait is reported instead. If the DataLoader workers are known, the finding also names a rank
+    that did not wait but whose workers cannot keep up with the shorter step.
     """
 
     code: ClassVar[str] = "input-bound"
@@ -75,8 +73,8 @@ class InputBound:
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         host, steps = what_if.graph.host, what_if.graph.steps
         marked = float(host.input.sum()) / steps / len(what_if.graph.ranks) / 1e6
-        silent = float(host.before_first_op.sum()) / steps / len(what_if.graph.ranks) / 1e6
-        known = marked >= silent
+        unmarked = float(host.before_first_op.sum()) / steps / len(what_if.graph.ranks) / 1e6
+        known = marked >= unmarked
         advice = _advice(case) if known else (*_advice(case), _MARK_IT, PERHAPS_NO_LOADING)
         if not known and ends_with_the_update(case):
             advice = (AFTER_THE_UPDATE, *advice)
@@ -90,32 +88,32 @@ class InputBound:
             confidence="high" if known else "medium",
             title=f"{'data loading' if known else unmarked_words(case)} adds {gain:.1f} ms per step",
             place="" if known else before_first_operator(case, case.timeline.ranks_present),
-            evidence={"measured_in_loader_ms": marked, "assumed_data_loading_ms": silent},
+            evidence={"measured_in_loader_ms": marked, "assumed_data_loading_ms": unmarked},
             advice=advice_for(case.timeline.framework, advice),
         )
 
 
 def ends_with_the_update(case: Case) -> bool:
-    """Return whether steps were found by the optimizer's calls, so that what follows an update begins the next step."""
+    """Return whether steps were found by the optimizer's calls, so that work after an update is in the next step."""
     found = None if case.run is None else case.run.steps_found
     return found is not None and found.by == "optimizer"
 
 
 def unmarked_words(case: Case) -> str:
-    """Name the time before a step's first operator in which nothing was recorded."""
+    """Describe the untraced time before a step's first operator."""
     if ends_with_the_update(case):
         return "unmarked time after the update (logging, saving, or loading the next batch)"
     return "unmarked time at the start of the step (usually data loading)"
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Replace the recorded wait for input by that of the unprofiled steps if the recording shows little of it."""
+    """Replace the recorded wait for input by the unprofiled one if the recording shows little of it."""
     step_ms = case.unprofiled_ms
     waits = _unprofiled_waits(case)
     if not waits or not step_ms:
         return list(findings)
     saved, rank = _common_wait(case, waits)
-    saved = min(saved, step_ms)  # the record of another run may wait longer than its steps last
+    saved = min(saved, step_ms)  # waits in the record of another run may exceed its steps
     percent = 100 * saved / step_ms
     least = saved - mean_of(waits[rank], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
@@ -142,33 +140,36 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
         },
         advice=advice_for(case.timeline.framework, _advice(case)),
     )
-    others = [finding for finding in findings if finding is not recorded and not _is_same_wait(finding, saved)]
-    return sorted([unprofiled, *others], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
+    remaining = [finding for finding in findings if finding is not recorded and not _is_same_wait(finding, saved)]
+    return sorted([unprofiled, *remaining], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
 
 
 def _unprofiled_waits(case: Case) -> dict[int, tuple[float, ...]]:
-    """Return how long each rank's device waited for input in its unprofiled steps, in ms, if there are several."""
+    """Return each rank's waits for input in unprofiled steps, in ms; only ranks with several such steps."""
     ranks = () if case.run is None else case.run.ranks
     return {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
 
 
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
-    """Return (ms, rank) of the wait that all ranks share: the lower median, or the most that is no rank's alone."""
+    """Return (ms, rank) of the wait common to all ranks.
+
+    The common wait is the largest remainder after each rank's own excess; the lower median if the excess is unknown.
+    """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
-    alone = input_ms_above_most(case.run)
-    if alone is not None:
-        return max((waited - alone[rank], rank) for waited, rank in means)
+    excess_ms = input_ms_above_most(case.run)
+    if excess_ms is not None:
+        return max((waited - excess_ms[rank], rank) for waited, rank in means)
     return means[(len(means) - 1) // 2]
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks that wait for much of this, and those whose workers cannot keep up with the shorter step."""
+    """Return the ranks that wait for half of the savings, and those whose workers cannot keep up after the fix."""
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
 
 
 def _is_recorded(case: Case) -> bool:
-    """Return whether the few recorded steps fetch batches for about as long as the many unprofiled ones."""
+    """Return whether recorded steps contain the unprofiled wait for input."""
     return case.what_if is None or case.what_if.input_not_recorded_ms == 0
 
 
@@ -177,5 +178,5 @@ def _advice(case: Case) -> Advice:
 
 
 def _is_same_wait(finding: Finding, saved: float) -> bool:
-    """Return whether a finding is the same wait: a stall of that length, because nobody marked the loader."""
+    """Return whether a finding is the same wait: a stall of that length, from a loader without marks."""
     return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * saved

@@ -27,10 +27,10 @@ from gpudiag.model.timeline import OpClass
 
 _SLOW_ADVICE = (
     (
-        "A call that takes milliseconds by itself plans, compiles or allocates each time: give it the same shapes "
-        "each step (pad or bucket sequence lengths to a few sizes)."
+        "A call with milliseconds of self time may plan, compile or allocate each time: give it the same shapes "
+        "in each step (pad or bucket sequence lengths to a few sizes)."
     ),
-    "Or it computes on the CPU, on tensors in the host's memory: move them to the device, or do it every N steps.",
+    "Or it computes on the CPU, on tensors in host memory: move them to the device, or do it every N steps.",
     pytorch(
         "Attention and convolutions plan for each new shape: torch.backends.cudnn.benchmark = False, or another kernel "
         "(torch.nn.attention.sdpa_kernel). Compiled code: torch._dynamo.mark_dynamic, and TORCH_LOGS=recompiles."
@@ -54,29 +54,29 @@ _ADVICE = (
 
 
 class LaunchBound:
-    """The devices stand idle while the host runs framework and Python code to launch the next kernel.
+    """The devices are idle while the host runs framework and Python code to launch the next kernel.
 
-    A launch costs the host several microseconds in the framework, and shorter kernels leave the device waiting. The
+    A launch costs the host several microseconds in the framework, so that the device waits after shorter kernels. The
     profiler's overhead per launch is removed first. Savings are those of a CUDA graph, which launches a whole step at
-    once, in a step without the waste that was found: once a slow loader is fixed, the device may hide the launches.
+    once. Waste of other findings is removed before, because without it the device may hide the launches.
 
-    A few slow calls differ from many short ones: they plan for new shapes, compile, allocate, or compute on the CPU.
-    They are named with their self time.
+    A few slow calls are reported separately from many short ones, with their self time, because they plan for new
+    shapes, compile, allocate, or compute on the CPU.
     """
 
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Propose a step without slow calls, and one that is launched as a CUDA graph."""
+        """Propose a step without slow calls, and a step launched as a CUDA graph."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return
         if what_if.graph.host.slow.any():
-            named = few_slow_calls(case, case.timeline.ranks_present)
-            if named:
+            slow = few_slow_calls(case, case.timeline.ranks_present)
+            if slow:
                 yield Proposal(
-                    edit=without_common_slow_calls, describe=partial(self._describe_slow, case, what_if, named)
+                    edit=without_common_slow_calls, describe=partial(self._describe_slow, case, what_if, slow)
                 )
         yield Proposal(edit=as_cuda_graph, describe=partial(self._describe, case, what_if), kind="launching")
 

@@ -1,4 +1,4 @@
-"""memory-allocation: the host takes memory from the driver and gives it back within the steps."""
+"""memory-allocation: the host allocates and frees driver memory within the steps."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.units import milliseconds
 
 _ADVICE = (
-    pytorch("No torch.cuda.empty_cache() in the loop: what it gives back is taken again in the next step."),
+    pytorch("Remove torch.cuda.empty_cache() from the loop: the next step allocates the freed memory again."),
     pytorch(
-        "Near the device's limit the caching allocator frees its blocks and takes others: where "
-        "torch.cuda.memory_stats()['num_alloc_retries'] grows, a smaller batch or activation checkpointing."
+        "Near the device's limit the caching allocator frees blocks and allocates others. If "
+        "torch.cuda.memory_stats()['num_alloc_retries'] grows, use a smaller batch or activation checkpointing."
     ),
     pytorch(
-        "Sizes that change from step to step find no block that fits: pad or bucket them to a few, or "
+        "Sizes that change between steps fit no cached block: pad or bucket them to a few sizes, or set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     ),
-    tensorflow("TF_GPU_ALLOCATOR=cuda_malloc_async keeps what was freed in a pool of the driver's."),
-    jax("XLA_PYTHON_CLIENT_PREALLOCATE=true (the default) takes the memory once, before the steps."),
-    "Pinned host memory: allocate it once and fill it again; the loader's own pinning does.",
+    tensorflow("Set TF_GPU_ALLOCATOR=cuda_malloc_async, which keeps freed memory in a pool of the driver."),
+    jax("Set XLA_PYTHON_CLIENT_PREALLOCATE=true (the default), which allocates once, before the steps."),
+    "Allocate pinned host memory once and refill it, as a pinning loader does.",
 )
 
 
 class MemoryAllocation:
-    """The host takes memory from the driver, or gives it back, within the steps, while the device has nothing to do.
+    """The host allocates or frees driver memory within the steps, while the device is idle.
 
-    Frameworks keep freed memory for the next step, so that after the first steps none is taken from the driver.
-    `cudaMalloc` takes tenths of a millisecond, and `cudaFree` waits besides until the device has done all that it was
-    given. The calls are named, with how often they come and how long they take. Savings are by how much the step would
-    be shorter without them. A rank that needs more of it than the others is a straggler.
+    Frameworks keep freed memory, so that after the first steps they need no more from the driver. `cudaMalloc` takes
+    tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has the
+    calls by name, with their number and time. Savings are the step time that removing these calls saves. A rank that
+    allocates more than the others is a straggler.
     """
 
     code: ClassVar[str] = "memory-allocation"
     title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Propose a step that neither allocates nor frees memory of the driver."""
+        """Propose a step without allocating or freeing driver memory."""
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return

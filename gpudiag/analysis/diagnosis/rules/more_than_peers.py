@@ -1,4 +1,4 @@
-"""Find what a late rank does more of than its peers: operators that take longer, and pauses between own calls."""
+"""Find extra work of stragglers: operators that take longer than on peers, and pauses between extra calls."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpudiag.model.event import EventKind, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
-#: How many operators are named.
+#: Number of operators or pauses in the evidence.
 _MOST_NAMES = 5
 
 
 class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators in which late ranks spend longer than the others, as means over steps and ranks.
+    """The operators in which stragglers spend longer than other ranks, as means over steps and ranks.
 
     Attributes:
-        own_ms: by how much longer, by operator, without those within it; the most first, only the first few.
-        calls: how many calls more per step, by the same operators.
-        own_work: most of it is in operators that they call more often than the others: they do something of their own.
+        own_ms: excess self time by operator, largest first, only the first few.
+        calls: excess calls per step, by the same operators.
+        own_work: whether most of the excess is in operators that stragglers call more often, which is extra work.
     """
 
     own_ms: dict[str, float]
@@ -33,19 +33,19 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     own_work: bool
 
     def words(self) -> str:
-        """Name the first operator if it has most of the time, else the first two."""
+        """Return the first operator if it has most of the excess, else the first two, as a part of a title."""
         first, *others = self.own_ms
         alone = self.own_ms[first] > MOST * sum(self.own_ms.values())
         return f"in {first}" if alone or not others else f"in {first}, {others[0]}{' and others' if others[1:] else ''}"
 
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
-    """Return the operators in which these ranks spend longer; None if none does, or there is no other rank."""
+    """Return the operators in which these ranks spend longer; None without any, or without other ranks."""
     measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
     if len({is_late for is_late, *_ in measured}) < 2:
         return None
-    more_ms = _more([(is_late, ms) for is_late, ms, _ in measured])
-    more_calls = _more([(is_late, calls) for is_late, _, calls in measured])
+    more_ms = _excess([(is_late, ms) for is_late, ms, _ in measured])
+    more_calls = _excess([(is_late, calls) for is_late, _, calls in measured])
     longer = {name: ms for name, ms in sorted(more_ms.items(), key=lambda item: -item[1]) if ms > 0}
     called = sum(ms for name, ms in longer.items() if more_calls[name] >= MOST)
     own_work = called > MOST * sum(longer.values())
@@ -59,8 +59,8 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
     )
 
 
-def _more(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
-    """Return by how much the mean of the late ranks is above the mean of the others, by operator of the late ranks."""
+def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
+    """Return the excess of the late ranks' mean over the others' mean, by operator of the late ranks."""
     ranks = [amounts for is_late, amounts in measured if is_late]
     peers = [amounts for is_late, amounts in measured if not is_late]
     return {
@@ -70,34 +70,34 @@ def _more(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 
 
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
-    """Pauses of late ranks between two calls that the others seldom make one after the other.
+    """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers make too. One that saves or logs pauses between
-    calls of its own, for the less each time the more of them it makes.
+    A thread that has lost its core pauses between calls that its peers also make. A thread that saves or logs pauses
+    between extra calls.
 
     Attributes:
-        ms: by place, per step, in the mean over the late ranks; the most first.
+        ms: mean pause per step and straggler by the calls before and after it, longest first.
     """
 
     ms: dict[str, float]
 
     @property
     def total_ms(self) -> float:
-        """Return the sum over all places."""
+        """Return the sum of all pauses."""
         return sum(self.ms.values())
 
     def words(self) -> str:
-        """Name the first place if it has most of the time, else nothing."""
+        """Return the calls around the longest pause if it has most of the time, else ""."""
         first = next(iter(self.ms), "")
         return first if first and self.ms[first] > MOST * self.total_ms else ""
 
     def first(self) -> dict[str, float]:
-        """Return the first few places."""
+        """Return the longest few pauses."""
         return dict(list(self.ms.items())[:_MOST_NAMES])
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return the pauses of these ranks between calls of their own; none if there is no other rank."""
+    """Return the pauses of these ranks between extra calls; none without other ranks."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)
@@ -112,9 +112,9 @@ def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
 
 
 def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (how often, ms in pauses) per analysed step, by the names of two calls that follow one another.
+    """Return (number, ms of pauses) per analysed step, by the names of two successive calls.
 
-    Only outermost calls of the threads that train count.
+    Only outermost calls of the training and launching threads count.
     """
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     rows = events.rows_of(EventKind.OPERATOR, EventKind.RUNTIME)
@@ -122,14 +122,14 @@ def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tupl
     rows = rows[any_of(events.thread[rows], *_threads(track)) & (start >= begin) & (start < end)]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
     until = np.maximum.accumulate(events.end_ns[rows])
-    outer = np.ones(len(rows), np.bool_)
-    outer[1:] = events.start_ns[rows[1:]] >= until[:-1]
-    rows = rows[outer]
+    outermost = np.ones(len(rows), np.bool_)
+    outermost[1:] = events.start_ns[rows[1:]] >= until[:-1]
+    rows = rows[outermost]
     pause = events.start_ns[rows[1:]] - events.end_ns[rows[:-1]]
     pause = np.where(pause > PAUSE_NS, pause, 0)
     pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
-    named, which, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
-    paused = np.bincount(which.reshape(-1), weights=pause, minlength=len(named))
+    named, index_of_name, times = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
+    paused = np.bincount(index_of_name.reshape(-1), weights=pause, minlength=len(named))
     steps = len(track.window_steps)
     return {
         (events.names[before], events.names[after]): (count / steps, milliseconds(ns) / steps)
@@ -142,7 +142,7 @@ def _threads(track: DeviceTrack) -> set[int]:
 
 
 def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], dict[str, float]]:
-    """Return (self time in ms, calls) per analysed step, by operator, of the threads that train."""
+    """Return (self time in ms, calls) per analysed step by operator, of the training and launching threads."""
     events, (begin, end) = case.timeline.traces[track.trace].events, analysed_span(track)
     own_ms: dict[str, float] = defaultdict(float)
     calls: dict[str, float] = defaultdict(float)
@@ -152,8 +152,8 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
         own = own_lengths(events.start_ns[rows], events.end_ns[rows])
         start = events.start_ns[rows] + track.shift_ns
         inside = (start >= begin) & (start < end)
-        names, which, count = np.unique(events.name[rows[inside]], return_inverse=True, return_counts=True)
-        total = np.bincount(which, weights=own[inside], minlength=len(names))
+        names, index_of_name, count = np.unique(events.name[rows[inside]], return_inverse=True, return_counts=True)
+        total = np.bincount(index_of_name, weights=own[inside], minlength=len(names))
         for index, ns, times in zip(names.tolist(), total.tolist(), count.tolist(), strict=True):
             own_ms[events.names[index]] += milliseconds(ns) / len(track.window_steps)
             calls[events.names[index]] += times / len(track.window_steps)

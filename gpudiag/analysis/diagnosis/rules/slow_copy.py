@@ -19,7 +19,7 @@ from gpudiag.model.probed import pinned_to_device
 
 _ADVICE = (
     tensorflow("Let tf.distribute copy ahead: a distributed dataset, prefetched, instead of arrays fed to each step."),
-    pytorch("Copy the next batch on a stream of its own during compute (non_blocking=True)."),
+    pytorch("Copy the next batch on a separate stream during compute (non_blocking=True)."),
     tensorflow("Copy the next batch during compute: prefetch it."),
     jax("Copy the next batch during compute: jax.device_put ahead of the step, which returns at once."),
     others("Copy the next batch during compute."),
@@ -31,8 +31,8 @@ _PIN = pytorch("Pin the host memory: DataLoader(pin_memory=True), or tensor.pin_
 class SlowCopy:
     """Copies between host and device do not overlap with compute.
 
-    Copies from pageable memory are slow and block the host; pinned ones reach the link's bandwidth and can run beside
-    compute. Savings are by how much the step would be shorter if these copies were overlapped.
+    Copies from pageable memory are slow and block the host. Copies from pinned memory reach the link's bandwidth and
+    can overlap with compute. Savings are the step time that overlapping these copies removes.
     """
 
     code: ClassVar[str] = "slow-copy"

@@ -288,7 +288,10 @@ def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> No
     assert [("by calls: True" in advice(calls=ms)) for ms in (5.0, 5.1)] == [False, True]
     assert [("Check the links" in advice(doubtful=True, calls=ms)) for ms in (0.0, 9.0)] == [True, False]
     assert "Check the links" not in advice()
-    assert [("transport that the probes" in advice(faster={name: 2.0})) for name in ("mine", "p2p")] == [False, True]
+    assert [("faster at these sizes in the probes" in advice(faster={name: 2.0})) for name in ("mine", "p2p")] == [
+        False,
+        True,
+    ]
     assert [("gradient_as_bucket_view" in advice(bucket_copy=ms)) for ms in (0.99, 1.0)] == [False, True]
     assert "gradient_as_bucket_view" not in advice(bucket_copy=1.0, calls=9.0)
     of: Any = SimpleNamespace(
