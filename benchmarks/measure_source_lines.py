@@ -3,8 +3,8 @@
     python benchmarks/measure_source_lines.py [--faults saves,sleeps] [--steps 150] [--ms 20]
 
 For each fault of `line_faults.py` one process trains three blocks of steps: plain, recorded, plain. It prints one JSON
-object per fault: milliseconds per step plain and recorded, the deepest line with a tenth of the step that is no forward,
-backward or optimizer call, its milliseconds, and whether it is the line marked `# fault: NAME`.
+object per fault: milliseconds per step plain and recorded, the deepest line with a tenth of the step that is no
+forward, backward or optimizer call, its milliseconds, and whether it is the line marked `# fault: NAME`.
 """
 
 from __future__ import annotations
