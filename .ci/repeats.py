@@ -19,7 +19,7 @@ from pathlib import Path
 KEPT = Path(__file__).parents[1] / "build" / "ci"
 
 
-def made(name: str, command: list[str], number: int, kept: Path) -> dict[str, float]:
+def run_once(name: str, command: list[str], number: int, kept: Path) -> dict[str, float]:
     """Run the command once, and return its exit code and duration. The output is written to `NAME-NUMBER.log`."""
     kept.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
@@ -50,7 +50,7 @@ def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
     asked = parser.parse_args(words)
     runs = []
     for number in range(asked.times):
-        runs.append(made(asked.name, asked.command, number, kept))
+        runs.append(run_once(asked.name, asked.command, number, kept))
         passed = sum(run["exit_code"] == 0 for run in runs)
         if passed >= asked.least or len(runs) - passed > asked.times - asked.least:
             break

@@ -20,7 +20,7 @@ import math
 import sys
 from pathlib import Path
 
-from repeats import KEPT, made, record, tail
+from repeats import KEPT, record, run_once, tail
 
 #: Highest probability that the skipped runs would have changed the outcome.
 SELDOM = 1e-3
@@ -52,7 +52,7 @@ def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
     asked = parser.parse_args(words)
     runs, right = [], 0
     for number in range(asked.times):
-        runs.append(made(asked.name, asked.command, number, kept))
+        runs.append(run_once(asked.name, asked.command, number, kept))
         rows = rows_of(Path(asked.kept.replace("{run}", str(number))))
         for row in rows:
             print(f"{row['verdict']}\t{row['fault']}\t{'; '.join(row['why'])}")  # noqa: T201
