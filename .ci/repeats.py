@@ -1,10 +1,10 @@
-"""Run what is uncertain by nature several times, and hold it to a stated rate.
+"""Run a nondeterministic test several times, and fail if too few runs pass.
 
     python .ci/repeats.py NAME --times 3 --least 2 --rate "why this often" -- COMMAND...
 
-Every run counts; none is tried again because it failed. They end when enough have passed, or no longer can: further
-runs would change nothing. The counts are printed and kept as `build/ci/NAME.json`, the output of each run beside it.
-`{run}` in the command is the number of the run.
+Every run counts; a failed run is not retried. Further runs are skipped when enough have passed, or when too many have
+failed. The counts are printed and written to `build/ci/NAME.json`, next to the output of each run. `{run}` in the
+command is replaced by the number of the run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 KEPT = Path(__file__).parents[1] / "build" / "ci"
 
 
-def made(name: str, command: list[str], number: int, kept: Path) -> dict[str, float]:
-    """Make one run: how it ended, and after how long. What it said is kept as `NAME-NUMBER.log`."""
+def run_once(name: str, command: list[str], number: int, kept: Path) -> dict[str, float]:
+    """Run the command once, and return its exit code and duration. The output is written to `NAME-NUMBER.log`."""
     kept.mkdir(parents=True, exist_ok=True)
     begun = time.monotonic()
     with (kept / f"{name}-{number}.log").open("wb") as log:
@@ -30,27 +30,27 @@ def made(name: str, command: list[str], number: int, kept: Path) -> dict[str, fl
 
 
 def tail(name: str, number: int, kept: Path) -> str:
-    """The end of what a run said."""
+    """Return the last 4,000 characters of a run's output."""
     return (kept / f"{name}-{number}.log").read_text(encoding="utf-8", errors="replace")[-4000:]
 
 
 def record(name: str, kept: Path, counts: dict[str, object]) -> None:
-    """Keep what was asked, and what came of it."""
+    """Write the options and the outcome to `NAME.json`."""
     (kept / f"{name}.json").write_text(json.dumps(counts, indent=2) + "\n", encoding="utf-8")
 
 
 def main(words: list[str] | None = None, kept: Path = KEPT) -> int:
-    """Return 0 where at least as many runs passed as were asked for."""
+    """Return 0 if at least `--least` runs passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name")
     parser.add_argument("--times", type=int, required=True)
-    parser.add_argument("--least", type=int, required=True, help="how many of them have to pass")
-    parser.add_argument("--rate", required=True, help="the rate of failures that this allows for, and where it is from")
+    parser.add_argument("--least", type=int, required=True, help="the number of runs that have to pass")
+    parser.add_argument("--rate", required=True, help="the failure rate that this allows for, and its source")
     parser.add_argument("command", nargs="+")
     asked = parser.parse_args(words)
     runs = []
     for number in range(asked.times):
-        runs.append(made(asked.name, asked.command, number, kept))
+        runs.append(run_once(asked.name, asked.command, number, kept))
         passed = sum(run["exit_code"] == 0 for run in runs)
         if passed >= asked.least or len(runs) - passed > asked.times - asked.least:
             break

@@ -1,11 +1,12 @@
-"""Recordings whose truth is known: does gpudiag say of each what must be said, and nothing that misleads?
+"""Score gpudiag's findings on recordings with known causes.
 
     python benchmarks/recordings.py [EXPECTATIONS.json] [--root DIR] [--only WORDS] [--json] [--seconds 120]
 
-`expectations/repository.json` is of the recordings in `tests/traces`; `expectations/public.json` of others, which lie
-below `--root`. A recording is *right* if all holds that `expectation.py` checks, *partly* right if something is missing
-or an amount is off, *wrong* if anything misleads, and *silent* if no cause is named where there is one. `failed` are
-those that gpudiag refused or did not read in time. The exit code is 1 if any is wrong or failed.
+`expectations/repository.json` describes the recordings in `tests/traces`; `expectations/public.json` describes public
+recordings, which must be downloaded to `--root`. `expectation.py` checks each recording. The verdict is *right* if all
+checks pass, *partly* right if a finding is missing or an amount is off, *wrong* if a finding misleads, *silent* if no
+cause is reported although there is one, and *failed* if gpudiag refused the recording or timed out. The exit code is 1
+if any recording is wrong or failed.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent
-#: Columns of the report in which words are looked for: wide, so that few lines break.
+#: Width of the report in characters, so large that expected phrases are rarely split by a line break.
 WIDTH = 160
 
 
 def unpacked(expected: Expectation, root: Path, scratch: Path) -> Path:
-    """Return the path to analyse: a packed recording becomes a directory of traces, or of a run with its record."""
+    """Return the path to analyse; unpack a packed recording into a directory of traces, or a run directory."""
     path = root / expected.path
     if path.suffix != ".npz":
         return path
     sys.path.insert(0, str(REPOSITORY))
-    from tests.traces.pack import unpack  # noqa: PLC0415  # found in the repository's root only
+    from tests.traces.pack import unpack  # noqa: PLC0415  # importable only from the repository's root
 
     traces = scratch / "traces" if expected.run else scratch
     unpack(path, traces)
@@ -52,8 +53,8 @@ def unpacked(expected: Expectation, root: Path, scratch: Path) -> Path:
 
 
 def analyse(path: Path) -> None:
-    """Print what gpudiag says of a recording, as JSON."""
-    from gpudiag.app.analyze import analyze  # noqa: PLC0415  # in the process of one recording only
+    """Print gpudiag's analysis and report of a recording as JSON."""
+    from gpudiag.app.analyze import analyze  # noqa: PLC0415  # only in the child process of one recording
     from gpudiag.errors import GpudiagError  # noqa: PLC0415
     from gpudiag.report.console import report_console  # noqa: PLC0415
     from gpudiag.report.terminal.report import render_analysis  # noqa: PLC0415
@@ -70,7 +71,7 @@ def analyse(path: Path) -> None:
 
 
 def said_of(path: Path, seconds: float) -> Said:
-    """Return what gpudiag says of a recording, from a process of its own."""
+    """Analyse a recording in a child process, and return gpudiag's analysis and report."""
     command = [sys.executable, str(Path(__file__).resolve()), "--analyse", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=seconds, check=False, cwd=REPOSITORY)
@@ -83,7 +84,7 @@ def said_of(path: Path, seconds: float) -> Said:
 
 
 def score_all(expectations: list[Expectation], root: Path, seconds: float) -> list[Score]:
-    """Return the score of each recording; one that is not there is left out with a line on standard error."""
+    """Return the score of each recording; skip missing recordings with a line on standard error."""
     scores = []
     for number, expected in enumerate(expectations, 1):
         if not (root / expected.path).exists():
@@ -104,7 +105,7 @@ def draw(scores: list[Score]) -> Table:
 
 
 def summary(scores: list[Score]) -> str:
-    """Return how many there are of each verdict."""
+    """Return the number of recordings by verdict."""
     counts = Counter(row.verdict for row in scores)
     return f"{len(scores)} recordings: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in VERDICTS)
 
@@ -114,7 +115,7 @@ def main() -> int:
     parser.add_argument("expectations", nargs="?", type=Path, default=HERE / "expectations" / "repository.json")
     parser.add_argument("--root", type=Path, default=REPOSITORY / "tests" / "traces")
     parser.add_argument("--only", default="", help="recordings whose names contain one of these, with commas between")
-    parser.add_argument("--seconds", type=float, default=120.0, help="give up a recording after this long")
+    parser.add_argument("--seconds", type=float, default=120.0, help="time limit per recording")
     parser.add_argument("--json", action="store_true", help="print JSON on standard output instead of a table")
     parser.add_argument("--analyse", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()

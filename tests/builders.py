@@ -1,4 +1,4 @@
-"""Whole cases in one line. Figures are those of real traces where a comment says so."""
+"""Build complete analyses for tests of reports. Values are made up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from gpudiag.model.run import ComputeRate
 
 
 def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: str = "", **buckets_ms: float) -> Device:
-    """One device whose step is the sum of the buckets given."""
+    """Return a device whose step time is the sum of the given buckets."""
     return Device(
         rank=rank,
         device=ordinal or f"cuda:{rank}",
@@ -34,17 +34,17 @@ def device(rank: int, name: str = "NVIDIA H200", hidden: float = 0.0, ordinal: s
 
 
 def analysis(*devices: Device, **fields: Any) -> Analysis:
-    """An analysis of these devices; step times follow from them unless given."""
+    """Return an analysis of these devices; the step time is the first device's by default."""
     step_ms = devices[0].step_ms if devices else 0.0
     fields.setdefault("framework", "pytorch")
     fields.setdefault("world_size", len(devices))
-    fields.setdefault("ranks_present", tuple(sorted({one.rank for one in devices})))
+    fields.setdefault("ranks_present", tuple(sorted({device.rank for device in devices})))
     fields.setdefault("steps", Steps(analysed=6, mean_ms=step_ms, median_ms=step_ms))
     return Analysis(devices=devices, **fields)
 
 
 def late_loader() -> Analysis:
-    """Four ranks, of which rank 2's input comes 40 ms late: what the trace `slow_loader_rank2` shows."""
+    """Return an analysis of four ranks, where rank 2's input is late; values are from the trace `slow_loader_rank2`."""
     return analysis(
         device(0, compute=29.4, communication_transfer=0.8, communication_wait=26.1, launch=0.2, idle=0.1, hidden=3.9),
         device(1, compute=29.5, communication_transfer=0.8, communication_wait=26.0, launch=0.2, idle=0.1, hidden=3.9),
@@ -137,7 +137,7 @@ def late_loader() -> Analysis:
 
 
 def processor_only() -> Analysis:
-    """Two CPU processes under gloo, nothing known but the trace, and little worth doing."""
+    """Return an analysis of two CPU processes under gloo, with a trace only and nothing worth fixing."""
     return analysis(
         device(0, name="", ordinal="cpu", compute=41.2, communication_transfer=3.3, input=1.1, idle=0.4),
         device(1, name="", ordinal="cpu", compute=40.9, communication_transfer=3.2, input=1.4, idle=0.5),
@@ -170,7 +170,7 @@ def module(
     own: float = 1.0,
     devices: int = 1,
 ) -> ModuleTime:
-    """A module of which the share `own` is what it does itself, the same on all devices."""
+    """Return the times of a module, equal on all devices; `own` is the share outside of its submodules."""
     return ModuleTime(
         root=root,
         path=path,
@@ -184,7 +184,7 @@ def module(
 
 
 def gpt_modules(devices: int = 1) -> Modules:
-    """Twelve blocks of 1 ms forward and 2 ms backward each, half of it attention that is made of functions."""
+    """Return module times of a GPT: twelve blocks of 1 ms forward and 2 ms backward, half of which is attention."""
     times = [
         module("", 14.5, 29.0, kind="GPT", own=1 / 29, devices=devices),
         module("tokens", 0.2, 0.4, kind="Embedding", devices=devices),
@@ -208,7 +208,7 @@ def gpt_modules(devices: int = 1) -> Modules:
 
 
 def many_ranks(count: int = 64, late: int = 17) -> Analysis:
-    """Many ranks, one of which computes more slowly than all others."""
+    """Return an analysis of many ranks, one of which computes more slowly than the others."""
     devices = tuple(
         device(rank, compute=48.0, communication_transfer=3.0, idle=0.3, hidden=0.5)
         if rank == late
@@ -257,7 +257,7 @@ def many_ranks(count: int = 64, late: int = 17) -> Analysis:
 
 
 def hostile() -> Analysis:
-    """Names full of markup, escape sequences and right-to-left overrides, and figures that are none."""
+    """Return an analysis with invalid values, and names with markup, escape sequences and right-to-left overrides."""
     evil = "[bold red]\x1b[2J\x1b]0;owned\x07</script>\u202egnirts\r\n[/] [link=http://evil]x[/link] :skull:"
     return analysis(
         Device(

@@ -1,4 +1,4 @@
-"""Measure host time by source line over some steps: from a log of events to `LineTimes`."""
+"""Measure host time per source line over several steps, from a log of trace events."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from source_lines.log import STEP, LineNode, Walk, replay, work_of
 from source_lines.ownership import is_own
 from source_lines.records import LineSpans, LineTimes, LineWork, SourceLine
 
-#: Lines below this share of a step are left out, and lines of a line at most this many.
+#: Lines below this share of a step are omitted, and a line keeps at most this many callee lines.
 _LEAST_SHARE = 0.003
 _MOST_CHILDREN = 40
-#: Characters of a source line that are kept.
+#: Longest text of a source line, in characters.
 _MOST_TEXT = 160
 
 
 class LineRecorder:
-    """Records line times of the calling thread, from a step's end to another.
+    """Record line times of the calling thread, from the end of one step to the end of a later one.
 
     `step` is called at the end of each step, from the frame that ends it (the optimizer's hook or the loop).
 
     Args:
-        keep_source: False to leave out the text of lines.
+        keep_source: False to omit the text of lines.
         loop: False if the frames that call `step` run no loop of the user's, as in a DataLoader's worker.
     """
 

@@ -1,4 +1,4 @@
-"""Test the host from a recorded tree of /proc and /sys: devices, distances, isolation, limits."""
+"""Test the inventory of a host with recorded trees of /proc and /sys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudiag.model.facts import Gpu
 
 SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 DEVICES = {
-    "0000:3d:00.0": f"{SWITCH}/0000:3c:04.0",  # GPU 0 and a network card below one switch
+    "0000:3d:00.0": f"{SWITCH}/0000:3c:04.0",  # GPU 0, below the same switch as a network card
     "0000:3e:00.0": f"{SWITCH}/0000:3c:08.0",
     "0000:41:00.0": "pci0000:3a/0000:3a:02.0",  # GPU 1 below another port of the same host bridge
     "0000:b1:00.0": "pci0000:b0/0000:b0:00.0",  # GPU 2 on the other socket
@@ -85,7 +85,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_whole_host(root: Path) -> None:
+def test_all_fields_of_a_host(root: Path) -> None:
     environment = {"NCCL_DEBUG": "INFO", "HOME": "/root", "AWS_SECRET_ACCESS_KEY": "x", "OMP_NUM_THREADS": "4"}
     host = gather_host(root, environment, GPUS)
     assert (host.name, host.os, host.kernel, host.cpu) == ("node7", "Example Linux 1", "6.8.0", "Example CPU @ 2.1GHz")
@@ -107,7 +107,7 @@ def test_network_devices_and_their_distances(root: Path) -> None:
     assert infiniband.distance == {"0": "PIX", "1": "PHB", "2": "SYS"}
 
 
-def test_acs_takes_root_and_is_read_where_it_can_be(root: Path) -> None:
+def test_acs_is_read_from_bridges_if_permitted(root: Path) -> None:
     host = gather_host(root, {}, GPUS)
     assert host.acs is None
     assert host.reasons["acs"] == "reading the configuration space of bridges takes root"
@@ -119,14 +119,14 @@ def test_acs_takes_root_and_is_read_where_it_can_be(root: Path) -> None:
 
 
 def config(control: int) -> bytes:
-    """A configuration space with two extended capabilities, ACS the second."""
+    """Return a PCI configuration space with two extended capabilities, of which the second is ACS."""
     space = bytearray(4096)
     struct.pack_into("<I", space, 0x100, 0x0001 | 1 << 16 | 0x148 << 20)
     struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0x1F, control)
     return bytes(space)
 
 
-def test_a_configuration_space_that_loops_or_is_empty_ends() -> None:
+def test_looping_or_empty_pci_configuration_space_has_no_acs() -> None:
     assert acs_control(config(0x1D)) == 0x1D
     assert acs_control(bytes(4096)) is None
     assert acs_control(bytes(64)) is None
@@ -174,13 +174,13 @@ def test_containers_and_virtual_machines(
     assert (host.container, host.hypervisor) == (container, hypervisor)
 
 
-def test_an_empty_tree_gives_reasons_and_no_error(tmp_path: Path) -> None:
+def test_unreadable_fields_have_a_reason(tmp_path: Path) -> None:
     host = gather_host(tmp_path, {})
     for field in ("cpu", "sockets", "numa", "memory_bytes", "memlock_bytes", "shm_bytes", "iommu", "acs"):
         assert host.reasons[field]
 
 
-def test_control_groups_of_the_first_version(tmp_path: Path) -> None:
+def test_cpu_quota_of_cgroup_v1(tmp_path: Path) -> None:
     write(
         tmp_path,
         {

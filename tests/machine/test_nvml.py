@@ -1,4 +1,4 @@
-"""Test GPUs through a fake NVML: a whole machine, and every failure of a call."""
+"""Test the inventory of GPUs with a fake NVML: a complete machine, and every failing call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def two(**fields: object) -> Facts:
     return Facts(host=Host(), gpus=gpus, links=(Link(a=0, b=1, kind="PHB", peer_access=True),))
 
 
-def test_a_recorded_machine_comes_back_as_it_was() -> None:
+def test_recorded_machine_is_read_unchanged() -> None:
     recorded = machine("h200x4")
     facts = inventory(FakeNvml(recorded))
     for gpu, was in zip(facts.gpus, recorded.gpus, strict=True):
@@ -40,7 +40,7 @@ def test_a_recorded_machine_comes_back_as_it_was() -> None:
     assert (facts.host.driver, facts.host.cuda_driver) == ("580.159.04", "13.0")
 
 
-def test_kinds_and_peer_access_of_an_old_machine() -> None:
+def test_link_kinds_and_peer_access_of_an_old_machine() -> None:
     recorded = machine("7gforce-v2")
     facts = inventory(FakeNvml(recorded))
     assert [(x.a, x.b, x.kind, x.peer_access) for x in facts.links] == [
@@ -61,7 +61,7 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: Each function that fills a field of a GPU, and the field under which its refusal is filed.
+#: NVML function → field of a GPU that it fills, and under which its error is recorded.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
@@ -91,7 +91,7 @@ FIELDS = {
     "nvmlDeviceGetCpuAffinity": "cpu_affinity",
     "nvmlDeviceGetComputeRunningProcesses_v3": "processes",
 }
-#: Answered by an older function where the driver lacks this one, or said in words of its own.
+#: Functions with a fallback in older drivers, or with a specific reason for a failure.
 OTHERWISE = {
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -124,7 +124,7 @@ def test_failed_query_leaves_only_its_field_empty(function: str, code: int) -> N
 
 
 @pytest.mark.parametrize("code", REFUSALS)
-def test_failed_queries_about_the_machine(code: int) -> None:
+def test_failed_query_about_the_machine_has_a_reason(code: int) -> None:
     recorded = machine("h200x4")
     for function, field in (
         ("nvmlSystemGetDriverVersion", "driver"),
@@ -133,7 +133,7 @@ def test_failed_queries_about_the_machine(code: int) -> None:
     ):
         reasons = inventory(FakeNvml(recorded, refuse={function: code})).host.reasons
         assert field in reasons
-        if field != "cuda_driver":  # it has an older function to fall back on
+        if field != "cuda_driver":  # an older function is the fallback
             assert REFUSALS[code] in reasons[field]
     facts = inventory(FakeNvml(recorded, refuse={"nvmlDeviceGetP2PStatus": code}))
     assert {link.peer_access for link in facts.links} == {None}
@@ -151,7 +151,7 @@ def test_one_lost_gpu_leaves_the_others() -> None:
     assert facts.islands == ((0, 1, 3), (2,))
 
 
-def test_an_older_driver_and_an_older_binding_fall_back_on_older_functions() -> None:
+def test_older_driver_or_binding_uses_older_functions() -> None:
     recorded = two(
         throttle_reasons=(throttle.HARDWARE_THERMAL,), processes=(GpuProcess(pid=999_999_9, memory_bytes=5),)
     )
@@ -189,19 +189,19 @@ def test_driver_failures_have_distinct_reasons(code: int, words: str, tmp_path: 
     assert facts.host.reasons["gpus"].startswith("PCI shows 1 NVIDIA GPU (0000:3b:00.0), but")
 
 
-def test_without_the_binding_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_python_binding_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)
     with open_nvml() as session:
         assert session.ask({}, "x", "nvmlDeviceGetCount") is None
         assert session.unavailable == "the Python package nvidia-ml-py is not installed"
 
 
-def test_the_real_library_opens_or_says_why() -> None:
+def test_installed_nvml_opens_or_has_a_reason() -> None:
     with open_nvml() as session:
         assert (session.unavailable is None) == (session.module is not None)
 
 
-def test_nvml_is_shut_down_also_after_an_error() -> None:
+def test_nvml_is_shut_down_after_an_error() -> None:
     fake = FakeNvml(machine("h200x4"))
     with pytest.raises(RuntimeError), open_nvml(fake):
         raise RuntimeError
@@ -211,7 +211,7 @@ def test_nvml_is_shut_down_also_after_an_error() -> None:
         pass
 
 
-def test_mig() -> None:
+def test_mig_instances_are_listed() -> None:
     slices = (MigInstance(uuid="MIG-a1", name="Example MIG 1g.10gb", memory_bytes=10 << 30), MigInstance(uuid="MIG-a2"))
     recorded = two()
     sliced = msgspec.structs.replace(recorded.gpus[0], mig=True, mig_instances=slices)
@@ -239,7 +239,7 @@ def test_only_nvlink_lanes_to_the_other_gpu_count() -> None:
     assert facts.gpus[0].nvlinks[0] == gpus[0].nvlinks[0]
 
 
-def test_a_guest_that_hides_the_far_end_of_its_lanes() -> None:
+def test_nvlinks_with_hidden_remote_ends() -> None:
     hidden = tuple(NvLink(lane=i, active=True, version=4) for i in range(18))
     gpus = tuple(Gpu(index=i, name="Example", nvlinks=hidden) for i in range(2))
     joined = Facts(host=Host(), gpus=gpus, links=(Link(a=0, b=1, kind="NV18", lanes=18, peer_access=True),))
@@ -249,7 +249,7 @@ def test_a_guest_that_hides_the_far_end_of_its_lanes() -> None:
 
 
 @pytest.mark.parametrize("status", [1, 2, 3, 4, 5, 6, 77])
-def test_the_reason_for_denied_peer_access_is_the_drivers(status: int) -> None:
+def test_reason_for_denied_peer_access_is_from_the_driver(status: int) -> None:
     recorded = msgspec.structs.replace(two(), links=(Link(a=0, b=1, kind="SYS", peer_access=False),))
     (link,) = inventory(FakeNvml(recorded, p2p_status={(0, 1): status})).links
     assert link.peer_access is False
@@ -257,7 +257,7 @@ def test_the_reason_for_denied_peer_access_is_the_drivers(status: int) -> None:
     assert ("status 77" in link.reason) == (status == 77)
 
 
-def test_processes_are_listed_once_and_own_ones_marked(tmp_path: Path) -> None:
+def test_processes_are_listed_once_and_relatives_marked_as_own(tmp_path: Path) -> None:
     import os
 
     proc = tmp_path / "proc"

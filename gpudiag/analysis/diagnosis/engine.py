@@ -1,4 +1,4 @@
-"""Run every rule on a case, score what each proposes, and say what is left to explain."""
+"""Run every rule on a case, score the proposals, and list the unexplained time."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ from gpudiag.model.event import workload_of
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import NS_PER_US
 
-#: Warnings that make every finding less certain than its rule alone thinks.
+#: Warnings that lower the confidence of every finding.
 _WEAKENING = frozenset(
     {"few-steps", "partial-coverage", "dropped-events", "different-steps", "no-step-marks", "uneven-steps"}
 )
-#: Warnings that blur which rank waited for which.
+#: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not: more of them would be more compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not, because they could only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: Findings about host time, which an unmeasured profiler cost makes uncertain.
@@ -52,18 +52,18 @@ _NOT_ONE_JOB = (
     "happens between ranks. Record again as the warnings say."
 )
 
-_CONFIDENCES: tuple[Confidence, ...] = ("high", "medium", "low")
+_CONFIDENCES_FROM_HIGH: tuple[Confidence, ...] = ("high", "medium", "low")
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
-    """The findings of a job, and what could not be told.
+    """The findings of a job, and the checks that gave no answer.
 
     Attributes:
-        findings: the ones most worth fixing first.
+        findings: the findings; those most worth fixing come first.
         next: the path of fixes.
         explained: the explanation of each bucket that takes 5 % of the step or more.
-        validity: what could not be told, and why.
-        rejected: whether the simulation misses the job's step, so that none of its figures may be shown.
+        validity: the checks that gave no answer, and why.
+        rejected: whether the simulated step time misses the recorded one, so that no simulated time may be shown.
     """
 
     findings: tuple[Finding, ...] = ()
@@ -74,7 +74,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(case: Case) -> Diagnosis:
-    """Return all findings, what is left to explain, and what could not be told and why."""
+    """Return all findings, the unexplained time, and the checks that gave no answer."""
     what_if = case.what_if
     reason = _reason_not_to_simulate(case, what_if)
     if what_if is None or reason:
@@ -109,7 +109,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
-    """Return why the simulation says nothing about this job; "" if it does."""
+    """Return why this job cannot be simulated; "" if it can."""
     if what_if is None:
         return (
             "savings need two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
@@ -125,17 +125,17 @@ def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
 
 
 def _without_simulation(case: Case, reason: str) -> Diagnosis:
-    """Diagnose a case by its unprofiled steps, or else by shares of the recorded step."""
+    """Diagnose a case by its unprofiled steps, or by shares of the recorded step if these show no late input."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
-    # That compute sets the pace needs no savings, so that there is nothing left to doubt.
+    # `compute-bound` needs no simulated savings, so that no doubt is left.
     certain = bool(findings) and all(finding.code == CONCLUSION.code for finding in findings)
     doubts = () if certain else (Validity(code="cannot-tell", message=reason),)
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)
 
 
 def _ask_rules(case: Case, warnings: set[str]) -> tuple[list[Proposal], list[Validity]]:
-    """Return what the rules propose, and what they cannot tell."""
+    """Return the proposals of all rules, and the reasons of rules that gave no answer."""
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
     for rule in RULES:
@@ -151,12 +151,16 @@ def _ask_rules(case: Case, warnings: set[str]) -> tuple[list[Proposal], list[Val
 
 
 def _graded(what_if: WhatIf, scored: list[ScoredFinding]) -> list[Finding]:
-    """Return the findings with the confidence of the variations they survive, at most that of their rules."""
+    """Return the findings with the lower of two confidences: that of their rule, and that of their survival.
+
+    A variation leaves out one step, or assumes another profiler overhead.
+    """
     findings = []
-    for finding, share in zip((one.finding for one in scored), survival(what_if, scored), strict=True):
-        least = max(_CONFIDENCES.index(grade(share)), _CONFIDENCES.index(finding.confidence))
+    for scored_finding, share in zip(scored, survival(what_if, scored), strict=True):
+        finding = scored_finding.finding
+        confidence = max(grade(share), finding.confidence, key=_CONFIDENCES_FROM_HIGH.index)
         evidence = {**finding.evidence, "confirmed_by_variations_percent": 100 * share}
-        findings.append(msgspec.structs.replace(finding, confidence=_CONFIDENCES[least], evidence=evidence))
+        findings.append(msgspec.structs.replace(finding, confidence=confidence, evidence=evidence))
     return findings
 
 
@@ -166,7 +170,7 @@ def _unexplained(buckets: Sequence[Explained]) -> list[Validity]:
 
 
 def _in_recorded_terms(finding: Finding, timeline: Timeline) -> Finding:
-    """Replace words of the title that do not fit: of a repeated unit that is no step, of a job that trains nothing."""
+    """Replace "step" in the title if another unit repeats, and "training" if the job does inference."""
     words = {}
     if timeline.unit != "step":
         words["step"] = timeline.unit.replace("-", " ")
@@ -212,5 +216,7 @@ def _weakened(case: Case, what_if: WhatIf, finding: Finding, codes: set[str]) ->
         "longer_in_timed_steps_ms" not in finding.evidence
         and unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) > SAME_AMOUNT * (saved_ms or math.inf),
     ]
-    grade = len(_CONFIDENCES) if codes & UNTRUSTED_CODES else _CONFIDENCES.index(finding.confidence) + sum(doubts)
-    return msgspec.structs.replace(finding, confidence=_CONFIDENCES[min(grade, len(_CONFIDENCES) - 1)])
+    lowest = len(_CONFIDENCES_FROM_HIGH) - 1
+    lowered = _CONFIDENCES_FROM_HIGH.index(finding.confidence) + sum(doubts)
+    position = lowest if codes & UNTRUSTED_CODES else min(lowered, lowest)
+    return msgspec.structs.replace(finding, confidence=_CONFIDENCES_FROM_HIGH[position])

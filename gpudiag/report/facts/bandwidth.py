@@ -19,12 +19,12 @@ from gpudiag.report.facts.topology import dim_lines, findings_list
 _LONGEST = 400
 #: Longer headings take two lines.
 _LONGEST_HEADING = 12
-#: Style of a figure from each share of the ceiling on; a healthy link reaches 80 to 97 % of it.
+#: Color by the least share of the ceiling for which it is used; a healthy link reaches 80 to 97 % of its ceiling.
 _HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
 
 
 def render_bandwidth(facts: Facts, console: Console) -> None:
-    """Print the figures."""
+    """Print measured bandwidths, latencies and findings of a machine."""
     width = console.width
     host = tables.host_matrix(facts)
     collectives = tables.collective_matrix(facts)
@@ -98,7 +98,7 @@ def _columns(matrix: tables.Matrix, first: int, last: int, corner: str) -> Table
 
 
 def _column_widths(matrix: tables.Matrix) -> list[int]:
-    """Return the characters that each column takes, with the space before it."""
+    """Return the width of each column in characters, with the spacing before it."""
     widths = []
     for i, heading in enumerate(matrix.columns):
         cells = [len(_figure(row[i]).plain) for _, row in matrix.rows]

@@ -62,7 +62,7 @@ def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
 
 
 def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -> dict[str, str]:
-    """Return throughput and efficiency by devices; "" for a single number of devices."""
+    """Return the charts of throughput and efficiency against the number of devices; "" if only one was measured."""
     if len({point.devices for point in measured}) < 2:
         return {"throughput": "", "efficiency": ""}
     rates = [_curve(measured, strategy, color, efficiency=False) for strategy, color in colors.items()]
@@ -82,7 +82,7 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
 
 def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
     curve = []
-    # A strategy that needs peers starts at another strategy's point on one device, where nothing is communicated.
+    # The curve of a strategy that needs peers starts at another strategy's point on one device.
     bases = {point.baseline for point in points if point.strategy == strategy}
     for point in points:
         value, interval = (point.efficiency, point.efficiency_ci95) if efficiency else (point.samples_per_s, point.ci95)

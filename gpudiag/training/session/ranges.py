@@ -34,7 +34,7 @@ _open = threading.local()
 
 
 class _InputTime(threading.local):
-    """Time of this thread in ranges named `input`; of nested ones the outermost counts."""
+    """Time of this thread in ranges named `input`; of nested ranges only the outermost counts."""
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
@@ -62,7 +62,10 @@ def take_input_ns() -> int | None:
 
 
 def _load_domain() -> Any:
-    """Return the NVTX domain; one that does nothing if the package is missing. NVTX's own does nothing without tool."""
+    """Return the NVTX domain, or a domain that does nothing if the package is missing.
+
+    NVTX's own domain does nothing if no tool is attached.
+    """
     global _domain  # noqa: PLW0603  # loaded once, on the first range
     try:
         import nvtx
@@ -88,13 +91,13 @@ class Range:
     """Name a stretch of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
     It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
-    the body of a `tf.function` it is the name scope of the ops made there. The names `input`,
-    `forward`, `backward`, `exchange` and `optimizer` have a meaning to the analysis: `input` counts as waiting for
-    data. Ranges nest, may be entered from any thread, and one object may be entered again, also while it is open.
+    the body of a `tf.function` it is the name scope of the ops created there. The analysis gives a meaning to the names
+    `input`, `forward`, `backward`, `exchange` and `optimizer`: `input` counts as waiting for data. Ranges nest, may be
+    entered from any thread, and one object may be entered again, also while it is open.
 
     Args:
-        name: what the code does; one of few distinct names, as each is kept for the life of the process.
-        number: drawn after the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
+        name: what the code does. Use few distinct names, because each is kept for the life of the process.
+        number: appended to the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
 
     Raises:
         TypeError: it decorates a generator or coroutine function, whose body runs after the call has returned.
@@ -119,7 +122,7 @@ class Range:
         domain.push_range(attributes)
         torch = sys.modules.get("torch")
         recorded = None
-        # A torch that is still being imported has no `autograd` yet.
+        # While torch is being imported, it has no `autograd` yet.
         autograd = getattr(torch, "autograd", None)
         if autograd is not None and autograd._profiler_enabled():  # noqa: SLF001  # there is no public way to ask
             label = PREFIX + self._name if self._number is None else f"{PREFIX}{self._name}#{self._number}"
@@ -161,10 +164,11 @@ class Range:
 
 
 def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> AbstractContextManager[object] | None:
-    """Return the range's mark for TensorFlow, not entered yet; None if TensorFlow is still being imported.
+    """Return the range's TensorFlow context manager, not entered yet; None if TensorFlow is still being imported.
 
-    In eager code it is a trace annotation. While Python builds a graph (in the body of a `tf.function`), it is a name
-    scope, so that the ops made there carry its name in every later step's trace; time would be that of building, once.
+    In eager code the context manager is a trace annotation. While Python builds a graph (in the body of a
+    `tf.function`), it is a name scope, because an annotation would only record the time of building the graph once. The
+    ops of the graph carry the scope's name in the trace of every later step.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:
@@ -177,5 +181,5 @@ def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> Abstract
     numbers: dict[str, int] = {}
     if number is not None:  # the profiler's tools group events by `step_num`
         numbers = {"step_num": number, "_r": 1} if name == STEP else {"number": number}
-    mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # asks by itself whether a profiler runs
+    mark = tensorflow.profiler.experimental.Trace(label, **numbers)  # does nothing if no profiler runs
     return mark

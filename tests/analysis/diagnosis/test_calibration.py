@@ -1,4 +1,4 @@
-"""Every figure that a verdict hangs on has a source, and a case just below and one just above it."""
+"""Test that every calibrated constant has a source, and a case just below and one just above it."""
 
 from __future__ import annotations
 
@@ -61,30 +61,30 @@ from tests.timeline_builder import TraceBuilder
 FOLDER = Path(engine.__file__).parent
 CASES = Cases(calibration)
 CALLS = calibration.PARTS_OF_STEP * calibration.FEWEST_CALLS
-#: Numbers that stand elsewhere, and why.
+#: Numeric constants outside of calibration.py, and the reason.
 ELSEWHERE = {
-    "_GB_PER_S": "of data sheets, as a table",
-    "_COST_FACTOR": "of an interval, on which no verdict hangs",
-    "_HIGHEST_COST_NS": "of an interval, on which no verdict hangs",
-    "_DRIFT_SCATTERS": "of an interval, on which no verdict hangs",
-    "_DRIFT_STEPS": "of an interval, on which no verdict hangs",
-    "_MOST_DRIFT": "of an interval, on which no verdict hangs",
-    "_HOST_DRIFT": "of an interval, on which no verdict hangs",
-    "_RECORDING_SHARE": "of an interval, on which no verdict hangs",
-    "_DEEPEST_NESTING": "bounds how far is looked",
+    "_GB_PER_S": "a table of data sheets",
+    "_COST_FACTOR": "of a confidence interval that decides no finding",
+    "_HIGHEST_COST_NS": "of a confidence interval that decides no finding",
+    "_DRIFT_SCATTERS": "of a confidence interval that decides no finding",
+    "_DRIFT_STEPS": "of a confidence interval that decides no finding",
+    "_MOST_DRIFT": "of a confidence interval that decides no finding",
+    "_HOST_DRIFT": "of a confidence interval that decides no finding",
+    "_RECORDING_SHARE": "of a confidence interval that decides no finding",
+    "_DEEPEST_NESTING": "bounds a search",
     "_MOST_STEPS": "bounds a search",
     "_MAX_CONCURRENT": "bounds a search",
-    "_NEVER": "the place of a variable",
+    "_NEVER": "the index of a variable",
     "_ONE_HELD_UP_PER_NS": "bounds time",
     "_BISECTIONS": "how finely an overhead is fitted",
-    "_TOLERANCE": "when a simulation or a fit has converged",
-    "_MAX_ITERATIONS": "when a simulation has converged",
-    "_MIN_ITERATIONS": "when a simulation has converged",
+    "_TOLERANCE": "convergence of a simulation or a fit",
+    "_MAX_ITERATIONS": "convergence of a simulation",
+    "_MIN_ITERATIONS": "convergence of a simulation",
     "_TABLE_ENTRIES_PER_KERNEL": "bounds memory",
     "_NEIGHBOURS": "the order of a search",
-    "_MOST_PLACES": "how much is shown",
-    "_MOST_FRAMES": "how much is shown",
-    "_MOST_NAMES": "how much is shown",
+    "_MOST_PLACES": "limits what a report shows",
+    "_MOST_FRAMES": "limits what a report shows",
+    "_MOST_NAMES": "limits what a report shows",
     "_ORDER": "the order of what is shown",
     "NONE": "no index",
     "_GB_PER_S_PER_LANE": "the standard's own table",
@@ -110,7 +110,7 @@ def what_if_of(job: Job) -> WhatIf:
     return what_if
 
 
-# What is worth a word, and how sure it is.
+# Severity and confidence.
 
 CASES.of("WARNING_PERCENT")(severity_of)
 CASES.of("CRITICAL_PERCENT")(severity_of)
@@ -148,7 +148,7 @@ def waste_before_launching(at: float) -> object:
 
 @CASES.of("CLEARLY_MORE")
 def calls_of_an_communication(at: float) -> object:
-    """An exchange that gains 1 ms, all of it by the host's calls for it, beside launching."""
+    """Score communication that saves 1 ms by its host calls alone, together with launch overhead."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
     what_if: Any = Of(corrected=0.0, now_ms=10.0, savings_ms=list, saving_ms=lambda costs, _: costs)
@@ -178,7 +178,7 @@ def unlike(at: float) -> object:
 
 @CASES.of("FEWEST_STEPS_LEFT")
 def few_left(at: int) -> object:
-    """The last of the analysed steps is unlike; the timed steps say that the others are the job."""
+    """The last analysed step is an outlier; the unprofiled steps agree with the others."""
     job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
@@ -188,16 +188,16 @@ def few_left(at: int) -> object:
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
 def many_outliers(at: int) -> object:
-    """Of eight analysed steps the last ones are unlike."""
+    """The last `at` of eight analysed steps are outliers."""
     job = Job(ranks=1, step=(kernels(10),), steps=10, once={9 - i: (silence(200),) for i in range(at)})
     return case_of(job.traces()).steps < 8
 
 
-# What the profiler cost.
+# Profiler overhead.
 
 
 def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
-    """Of each rank one step of nodes that take so long each, in ns."""
+    """Return a graph with one step per rank, of host nodes that take these times in ns."""
     each = np.asarray(busy, np.float64)
     nodes = len(each) // ranks
     none = np.zeros(len(each))
@@ -231,8 +231,8 @@ def kernel_only_recording(at: float) -> object:
     return what_if.per_event_ns > at
 
 
-def dearest(*, lightly: bool) -> float:
-    """The most that is tried where a step was timed at half of what is replayed."""
+def highest_overhead_tried(*, lightly: bool) -> float:
+    """Return the highest overhead per event that the fit tries if the unprofiled step is half the simulated one."""
     tried: list[float] = []
     job: Any = Of(corrected_ms=10.0, per_event_ns=1.0, timeline=Of(traces=[Of(operators_merged=lightly)]))
 
@@ -245,8 +245,8 @@ def dearest(*, lightly: bool) -> float:
     return max(tried)
 
 
-CASES.of("HIGHEST_NS_PER_EVENT")(lambda at: dearest(lightly=False) > at)
-CASES.of("HIGHEST_NS_PER_CALL")(lambda at: dearest(lightly=True) > at)
+CASES.of("HIGHEST_NS_PER_EVENT")(lambda at: highest_overhead_tried(lightly=False) > at)
+CASES.of("HIGHEST_NS_PER_CALL")(lambda at: highest_overhead_tried(lightly=True) > at)
 
 
 @CASES.of("MOST_PROFILER_SHARE")
@@ -264,7 +264,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """What is left of a gain that is as long as the step less what the profiler cost per event."""
+    """Return whether a saving remains at the higher overhead, if it equals the step time minus the overhead."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -274,11 +274,11 @@ def at_higher_cost(at: float) -> object:
     return Significance._saving_at_higher_cost(cast("Any", of), (), lambda _, costs: costs) > 0
 
 
-# What the host does.
+# Host time.
 
 
 def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
-    """For how long a thread that records something so often must record nothing to be elsewhere."""
+    """Return the least pause that counts as untraced time for a thread that records an event every `every_ns`."""
     steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
     track: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
     events: Any = Of(kind=np.full(50, EventKind.RUNTIME), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
@@ -291,14 +291,14 @@ CASES.of("ELSEWHERE_NS")(lambda at: elsewhere(100_000) > at)
 
 @CASES.of("COMPUTES_NS")
 def computing(at: float) -> object:
-    """Twenty operators beside a device, each for so long."""
+    """Run twenty operators that take `at` ns each, on a host with a device."""
     job = Job(ranks=1, step=(kernels(1), *[python(at / NS_PER_MS)] * 20))
     return "slow operators" in {found.cause for found in diagnosis_of(job.traces())[0].values()}
 
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)
 def slow_calls(at: int) -> object:
-    """Of so many alike: two of four take half of the time."""
+    """Return whether some of `at` equal operators take half of the time, as two of four do."""
     with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
         return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
 
@@ -359,12 +359,12 @@ CASES.of("HELD_UP_FACTOR")(lambda at: held_up(10_000, 10_000 * at))
 CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 
 
-# What the device does.
+# Device time.
 
 
 @CASES.of("QUEUED_NS")
 def found_idle(at: float) -> object:
-    """What a launch takes to reach an idle device holds for an op that stood in a queue too."""
+    """The launch latency of an idle device is also used for an op that was queued."""
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
     return build._latency_and_gap(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
@@ -372,7 +372,7 @@ def found_idle(at: float) -> object:
 
 @CASES.of("AT_ONCE_NS")
 def followed_at_once(at: float) -> object:
-    """An op of the second stream starts so long after the first stream's op."""
+    """An op of the second stream starts `at` ns after the end of the first stream's op."""
     none = np.full(2, NONE, np.int64)
     start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
     histories = [streams.StreamHistory(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
@@ -386,7 +386,7 @@ def followed_at_once(at: float) -> object:
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
-    """A call that is told to have waited for an op returns so long before that ended."""
+    """A call that is recorded as waiting for an op returns `at` ns before the op ends."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
     told = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
@@ -427,7 +427,7 @@ def group(median: float, spread: float, places: int) -> Any:
 
 
 def repeated(*, calm: float = 0, disturbed: float = 0, slowed: float = 1, places: tuple[int, int] = (9, 9)) -> bool:
-    """Whether kernels are taken for the same work."""
+    """Return whether the kernels of two groups are matched as repeated layers."""
     groups = group(1.0, calm, places[0]), group(slowed, disturbed, places[1])
     return not np.isnan(contention._of_repeated_layers(*groups, np.zeros(1, np.int64)))[0]
 
@@ -442,7 +442,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """So much of what is beside a collective has counterparts; the rest is slowed likewise then."""
+    """The share `at` of contended kernel time has matches; the rest is then assumed to be slowed by the same factor."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -450,7 +450,7 @@ def known(at: float) -> object:
 
 @CASES.of("TRANSFERRING")
 def slowed_by_transfer(at: float) -> object:
-    """Of two ranks that compute for 100 µs beside an all-reduce, whose kernel holds a tenth of the processors."""
+    """Two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs."""
     traces = []
     for rank in range(2):
         builder = TraceBuilder(rank, world_size=2)
@@ -480,7 +480,7 @@ def unseen(at: float) -> object:
 
 @CASES.of("OFTEN")
 def synchronizes(at: int) -> object:
-    """Which ranks of three do something of their own, when one synchronizes so often and the others once."""
+    """Return the ranks that synchronize more than peers, if one of three does so `at` times and the others once."""
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
@@ -571,21 +571,21 @@ def both_ways(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_a_figure_decides_where_it_says(name: str) -> None:
+def test_each_constant_decides_at_its_value(name: str) -> None:
     assert CASES.differ(name)
 
 
-def test_a_pause_is_what_the_timeline_takes_for_one() -> None:
+def test_least_pause_is_the_same_as_in_the_timeline() -> None:
     assert elsewhere(5_000, is_cpu=True) == model_of_timeline.PAUSE_NS < calibration.ELSEWHERE_NS < 100 * NS_PER_MS
 
 
-def test_every_figure_has_a_source_and_cases() -> None:
+def test_every_constant_has_a_source_and_cases() -> None:
     figures = figures_in(FOLDER / "calibration.py")
     assert set(CASES.known) == set(figures)
     assert {name: text for name, text in figures.items() if not any(kind in text for kind in KINDS)} == {}
 
 
-def test_no_other_figure_stands_elsewhere() -> None:
-    """A new one belongs into calibration.py, with its source and cases."""
+def test_no_unlisted_constant_is_outside_of_calibration() -> None:
+    """A new constant belongs into calibration.py, with its source and cases."""
     elsewhere = {name for path in FOLDER.rglob("*.py") if path.name != "calibration.py" for name in numbers_in(path)}
     assert elsewhere <= set(ELSEWHERE)

@@ -1,7 +1,7 @@
-"""What each way of exchanging gradients costs a step, against the same job without any exchange.
+"""Test the simulated cost of gradient communication against an ablation, for each strategy.
 
-The truth is an ablation that the replay has not seen: the step timed without the profiler, less that of the strategy
-`independent` on the same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
+The ablation is independent of the simulation: the unprofiled step time, minus that of the strategy `independent` on the
+same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
 
 RUNS: dict[str, dict[str, Any]] = json.loads((WHOLE / "exchanges" / "runs.json").read_text(encoding="utf-8"))
-#: A recording without operators beside one with them has the same name and this ending.
+#: Suffix of the kernel-only trace that belongs to a full trace.
 KERNEL_ONLY = "-light"
 RECORDED = sorted(path.stem for path in (WHOLE / "exchanges").glob("*.npz") if not path.stem.endswith(KERNEL_ONLY))
-#: Of what the step takes on its devices, what no compute hides is at least this share an exchange's: where devices
-#: wait for its host's part, the table says so too.
+#: Least share of the communication's cost that the table must attribute to transfer and wait buckets.
 LEAST_IN_TABLE = 0.5
 
 
@@ -51,25 +50,25 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("exchanges")]
 
 
-def test_its_cost_is_found(job: tuple[str, Analysis]) -> None:
+def test_savings_match_the_ablation(job: tuple[str, Analysis]) -> None:
     name, analysis = job
     found = [finding for finding in analysis.findings if finding.code == "communication-bound"]
     amount = float(found[0].recoverable_ms_per_step or 0) if found else 0.0
     assert amount == pytest.approx(cost_ms(name), rel=0.15, abs=1.0)
 
 
-def test_it_is_named_first_and_never_as_something_else(job: tuple[str, Analysis]) -> None:
+def test_communication_is_the_first_finding(job: tuple[str, Analysis]) -> None:
     name, analysis = job
     costing = [finding.code for finding in analysis.findings if finding.recoverable_ms_per_step]
     if name.endswith("-independent"):
         assert "communication-bound" not in costing
         return
     assert costing[0] == "communication-bound"
-    # An exchange is neither input nor a synchronization nor a copy, whichever way it goes.
+    # Communication is not reported as late input, synchronization or slow copy under any strategy.
     assert not {"input-bound", "host-sync", "slow-copy"} & set(costing)
 
 
-def test_the_table_agrees(job: tuple[str, Analysis]) -> None:
+def test_buckets_contain_half_of_the_cost(job: tuple[str, Analysis]) -> None:
     name, analysis = job
     table = [d.buckets_ms["communication_transfer"] + d.buckets_ms["communication_wait"] for d in analysis.devices]
     if name.endswith("-independent"):

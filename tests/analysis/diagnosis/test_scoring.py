@@ -1,4 +1,7 @@
-"""What causes gain beside each other, in jobs of a few numbers: costs are the causes gone, a step is a formula."""
+"""Test how findings that save the same time share it, in toy jobs whose step time is a formula.
+
+A toy job's scenario is the set of causes that are removed.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Gone = frozenset[str]
 
 
 class Toy:
-    """A job in place of a replay: `step` says how long a step is without some causes, in ms."""
+    """Replace the what-if simulation: `step` returns the step time in ms without the removed causes."""
 
     corrected: Gone = frozenset()
 
@@ -35,7 +38,7 @@ class Toy:
 
 
 class Doubting:
-    """Doubts findings of these codes, and notes what each was judged after."""
+    """Doubt findings of these codes, and record how many edits were applied before each was checked."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes
@@ -47,7 +50,7 @@ class Doubting:
 
 
 def summed(least: float = 0.0, **parts: float) -> Any:
-    """A host that does these parts one after the other, beside a device that needs `least`."""
+    """Return a job whose host runs these parts in sequence, while its device needs at least `least` ms."""
     return Toy(lambda gone: max(sum(ms for part, ms in parts.items() if part not in gone), least))
 
 
@@ -56,7 +59,7 @@ def without(*parts: str) -> Any:
 
 
 def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fields: Any) -> Proposal:
-    """What takes away these parts (its own name, where none is said)."""
+    """Return a proposal that removes these parts (by default the part named like its code)."""
     return Proposal(
         edit=without(*(parts or (code,))),
         describe=lambda gain, percent: Finding(
@@ -74,7 +77,7 @@ def cause(code: str, kind: Kind = "waste", *parts: str, beyond: str = "", **fiel
     )
 
 
-def weighed(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[ScoredFinding], list[Validity]]:
+def scored(job: Any, causes: list[Proposal], doubting: Any = None) -> tuple[list[ScoredFinding], list[Validity]]:
     judge: Any = doubting or Doubting()
     return score(job, causes, judge)
 
@@ -83,24 +86,24 @@ LOADER, LAUNCH, COMMUNICATION = cause("loader"), cause("launch", "launching"), c
 
 
 @pytest.mark.parametrize(("device", "launching"), [(31, 0), (15, 0), (10, 5), (0, 15)])
-def test_launching_is_what_the_device_would_not_hide_without_the_waste(device: float, launching: float) -> None:
+def test_launch_overhead_is_scored_without_the_waste(device: float, launching: float) -> None:
     assert savings_ms(summed(device, loader=30, launch=15), [LOADER, LAUNCH]) == [min(30, 45 - device), launching]
 
 
-def test_and_without_the_exchange() -> None:
+def test_launch_overhead_is_scored_without_communication() -> None:
     assert savings_ms(summed(15, launch=20, exchange=10), [LAUNCH, COMMUNICATION]) == [5, 10]
     assert savings_ms(summed(15, launch=20, exchange=10, loader=9), [COMMUNICATION, LAUNCH, LOADER]) == [10, 5, 9]
 
 
 @pytest.mark.parametrize("kind", ["waste", "communication"])
 @pytest.mark.parametrize(("small", "launching"), [(1.0, 14.0), (0.9, 15.0)])
-def test_but_with_what_is_too_small_to_be_said(small: float, launching: float, kind: Kind) -> None:
+def test_launch_overhead_is_scored_with_causes_too_small_to_report(small: float, launching: float, kind: Kind) -> None:
     job = summed(85, other=80 - small, launch=20, small=small)
     assert savings_ms(job, [cause("small", kind), LAUNCH]) == pytest.approx([small, launching])
 
 
-def test_launching_is_never_more_than_as_it_is() -> None:
-    """Where the exchange makes room for it, launching gains more without; what is said is what it gains now."""
+def test_launch_overhead_never_saves_more_than_in_the_recorded_job() -> None:
+    """Without communication, launch overhead would save more; only what it saves with communication is reported."""
     job: Any = Toy(
         lambda gone: 100.0 - 10 * ("launch" in gone) - (50 * ("exchange" in gone)) * (1 + ("launch" in gone))
     )
@@ -110,7 +113,7 @@ def test_launching_is_never_more_than_as_it_is() -> None:
 @pytest.mark.parametrize(
     ("launch", "wire", "communication"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
 )
-def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_much(
+def test_communication_of_host_calls_only_counts_as_launch_overhead_if_that_saves_twice_as_much(
     launch: float, wire: float, communication: float
 ) -> None:
     job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)
@@ -118,9 +121,9 @@ def test_an_exchange_that_is_calls_only_is_launchings_where_that_gains_twice_as_
     assert savings_ms(job, [whole, LAUNCH]) == pytest.approx([communication, launch])
 
 
-def test_what_is_found_says_the_step_before_and_after() -> None:
+def test_finding_reports_the_step_time_before_and_after_the_fix() -> None:
     job = summed(10, loader=30, launch=15, tiny=0.1)
-    found, doubts = weighed(job, [LAUNCH, cause("tiny"), LOADER])
+    found, doubts = scored(job, [LAUNCH, cause("tiny"), LOADER])
     assert {one.finding.code: one.savings_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
     assert found[0].finding.code == "loader"
     assert found[0].finding.evidence == {
@@ -130,26 +133,26 @@ def test_what_is_found_says_the_step_before_and_after() -> None:
     assert doubts == []
 
 
-def test_the_step_before_is_longer_where_more_is_recoverable_than_gained() -> None:
-    (found,), _ = weighed(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=12.0)])
+def test_reported_step_time_is_longer_if_more_is_recoverable_than_simulated() -> None:
+    (found,), _ = scored(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=12.0)])
     assert found.finding.evidence["step_ms_now"] == 102
-    (found,), _ = weighed(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=None)])
+    (found,), _ = scored(summed(loader=10, other=90), [cause("loader", recoverable_ms_per_step=None)])
     assert found.finding.evidence["step_ms_now"] == 100
 
 
-def test_launching_is_judged_after_the_waste_that_is_certain() -> None:
+def test_launch_overhead_is_scored_after_significant_waste() -> None:
     job = summed(10, loader=30, stall=20, launch=15)
     doubting = Doubting("stall")
-    found, doubts = weighed(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
+    found, doubts = scored(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
     assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
-    # The stall may be chance: it hides nothing of launching.
+    # The stall may be chance, so that it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
 
 
-def test_what_is_doubted_after_the_waste_is_said_too() -> None:
-    found, doubts = weighed(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
+def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
+    found, doubts = scored(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
     assert [one.finding.code for one in found] == ["loader"]
     assert [one.code for one in doubts] == ["cannot-tell:launch"]
 
@@ -159,23 +162,23 @@ def test_what_is_doubted_after_the_waste_is_said_too() -> None:
     [
         (20, 20, 80, True),
         (20, 20, 78.1, True),
-        (20, 20, 78, False),  # both gain 2 % more than one
-        (20, 10, 79, False),  # one suffices, the other does not
+        (20, 20, 78, False),  # both save 2 % more than either alone
+        (20, 10, 79, False),  # fixing one suffices, fixing the other does not
         (5, 5, 95, True),
-        (4.9, 4.9, 95.1, False),  # nobody need do either
+        (4.9, 4.9, 95.1, False),  # neither is worth fixing
     ],
 )
-def test_wastes_that_hide_each_other_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:
+def test_interchangeable_waste_findings_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:
     job = summed(device, other=100 - a - b, a=a, b=b)
-    found, _ = weighed(job, [cause("a"), cause("b")])
+    found, _ = scored(job, [cause("a"), cause("b")])
     assert {one.finding.code: one.finding.instead for one in found} == (
         {"a": ("b",), "b": ("a",)} if instead else {"a": (), "b": ()}
     )
 
 
-def test_of_three_each_names_both_others_and_launching_none() -> None:
+def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
     job = summed(80, other=30, a=20, b=20, c=20, launch=10)
-    found, _ = weighed(job, [cause("a"), cause("b"), cause("c"), LAUNCH])
+    found, _ = scored(job, [cause("a"), cause("b"), cause("c"), LAUNCH])
     assert {one.finding.code: one.finding.instead for one in found} == {
         "a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")
     }  # fmt: skip
@@ -185,22 +188,22 @@ def test_of_three_each_names_both_others_and_launching_none() -> None:
     ("waste", "fields", "order"),
     [
         (10.0, {}, ["waste", "launch"]),
-        (9.9, {}, ["launch", "waste"]),  # less than a quarter of launching
-        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # that nobody need mend
+        (9.9, {}, ["launch", "waste"]),  # less than a quarter of launch overhead
+        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # not worth fixing
         (10.0, {"recoverable_percent": None}, ["launch", "waste"]),
         (10.0, {"recoverable_percent": 5.0}, ["waste", "launch"]),
         (39.0, {"cause": "launch"}, ["launch", "waste"]),
         (39.2, {"cause": "launch"}, ["waste", "launch"]),
     ],
 )
-def test_waste_that_is_worth_it_goes_before_launching(waste: float, fields: dict[str, Any], order: list[str]) -> None:
+def test_waste_worth_fixing_precedes_launch_overhead(waste: float, fields: dict[str, Any], order: list[str]) -> None:
     job = summed(other=100 - 40 - waste, launch=40, waste=waste)
-    found, _ = weighed(job, [LAUNCH, cause("waste", **fields)])
+    found, _ = scored(job, [LAUNCH, cause("waste", **fields)])
     assert [one.finding.code for one in found] == order
     assert [one.finding.code for one in in_order(found[::-1])] == order
 
 
-def test_waste_passes_all_the_work_that_is_alike() -> None:
+def test_waste_precedes_similar_communication_and_launch_overhead() -> None:
     job = summed(waste=20, other=100, launch=60, exchange=20.1)
-    found, _ = weighed(job, [LAUNCH, COMMUNICATION, cause("waste")])
+    found, _ = scored(job, [LAUNCH, COMMUNICATION, cause("waste")])
     assert [one.finding.code for one in found] == ["waste", "launch", "exchange"]

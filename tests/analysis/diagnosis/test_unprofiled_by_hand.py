@@ -1,4 +1,4 @@
-"""What timed steps tell of hosts, in records of a few numbers: what counts and what is not known."""
+"""Test what unprofiled steps show of hosts and input, with records of a few numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def times(*step_ms: float) -> StepTimes:
 def run(
     *timed: UnprofiledSteps | None, device: str = "cuda:0", light: Sequence[StepTimes | None] = (), notes: str = ""
 ) -> RunRecord:
-    """A record with a rank for each of these."""
+    """Return a run record with one rank for each of these unprofiled steps."""
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -67,16 +67,16 @@ def host(*host_ms: float, lead: Times | None = None, fetching: Times | None = No
 @pytest.mark.parametrize(
     ("timed", "longer"), [(None, 0.0), (90.0, 0.0), (102.0, 0.0), (102.1, 2.1), (150.0, 50.0), (0.0, 0.0)]
 )
-def test_unprofiled_steps_took_longer_where_that_is_more_than_two_percent(timed: float | None, longer: float) -> None:
+def test_unprofiled_steps_count_as_longer_above_two_percent(timed: float | None, longer: float) -> None:
     assert unprofiled_longer_ms(timed, 100.0) == pytest.approx(longer)
 
 
-def test_the_fastest_step_of_each_host_that_was_timed() -> None:
+def test_fastest_step_of_each_timed_host() -> None:
     assert fastest_host_ms(run(host(5, 3, 4), None, host())) == {0: 3}
     assert fastest_host_ms(None) == {}
 
 
-def test_a_rank_waited_longer_for_input_than_the_lower_median_of_all() -> None:
+def test_later_input_is_the_excess_over_the_lower_median_of_ranks() -> None:
     of = run(*(host(1, 1, lead=(0.0, 0.0), fetching=(0.0, ms)) for ms in (2.0, 3.0, 9.0, 8.0)))
     assert later_input_ms(of, (2,)) == 6
     assert later_input_ms(of, (3, 2)) == 6
@@ -100,13 +100,15 @@ def made(batch_ms: float, *, workers: int = 1, batches: int = 4) -> LoaderPace:
         (made(100, batches=1), 100),
     ],
 )
-def test_a_step_is_no_shorter_than_its_loaders_workers_need(loader: LoaderPace | None, step_ms: float | None) -> None:
+def test_loader_step_time_is_what_the_workers_need_for_one_batch(
+    loader: LoaderPace | None, step_ms: float | None
+) -> None:
     assert loader_step_ms(UnprofiledSteps(host_ms=(1.0,) * 4, loader=loader)) == step_ms
     assert loader_step_ms(UnprofiledSteps(host_ms=(), loader=loader)) is None
 
 
 def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunRecord:
-    """CPU processes that fetch for so long, a rank each; a step takes 10 ms, and 1 more for each further rank."""
+    """Return a run on CPUs with these input times per rank and step; rank r has steps of 10 + r ms."""
     pace = loaders or [None] * len(fetching)
     timed = (
         UnprofiledSteps(host_ms=(1.0,) * len(of), input_ms=of, loader=loader)
@@ -115,59 +117,59 @@ def fetched(*fetching: Times, loaders: Sequence[LoaderPace | None] = ()) -> RunR
     return run(*timed, device="cpu")
 
 
-def test_where_most_ranks_wait_for_input_one_is_late_by_what_it_waits_longer() -> None:
+def test_input_above_most_ranks_is_the_excess_over_the_usual_wait() -> None:
     steady = fetched((2, 2, 2, 2), (5, 6, 5, 6), (3, 3, 3, 3), (3, 4, 2, 3))
     assert input_ms_above_most(steady) == {0: 0, 1: pytest.approx(2.5), 2: 0, 3: 0}
-    # Now the one and now the other waits longer: that is chance.
+    # The ranks take turns in waiting longer, so that the difference may be chance.
     assert input_ms_above_most(fetched((0, 9, 0, 9, 0, 9), (9, 0, 9, 0, 9, 1))) == {0: 0, 1: 0}
-    # Of eleven ms half is enough to be waiting for input, and less is not.
+    # A rank counts as waiting for input from 5 % of the slowest rank's 11 ms on: 0.55 ms, but not 0.54 ms.
     assert input_ms_above_most(fetched((0.55,) * 4, (9,) * 4)) == {0: 0, 1: pytest.approx(8.45)}
     assert input_ms_above_most(fetched((0.54,) * 4, (9,) * 4)) is None
 
 
-def test_a_rank_is_late_by_its_workers_as_far_as_most_ranks_workers_are_faster_than_the_step() -> None:
+def test_input_above_most_ranks_is_bounded_by_the_pace_of_workers() -> None:
     waits = ((0, 0, 0, 0), (9, 9, 9, 9))
     assert input_ms_above_most(fetched(*waits, loaders=(made(10.75), made(10.9)))) == {0: 0.25, 1: 0.25}
     assert input_ms_above_most(fetched(*waits, loaders=(made(4), made(10.9)))) == {0: 7, 1: 7}
-    # Workers that would need longer than the step took were seen too seldom to say more.
+    # Workers that need longer than the measured step give no bound, because too few of their batches were seen.
     assert input_ms_above_most(fetched(*waits, loaders=(made(12), made(12)))) == {0: 0, 1: 0}
-    # Of one of them nothing is known.
+    # The workers of one rank are unknown.
     assert input_ms_above_most(fetched(*waits, loaders=(None, made(10.9)))) is None
-    # Both at once: the less of the two.
+    # If both bounds apply, the lower one holds.
     both = fetched((2, 2, 2, 2), (5, 5, 5, 5), loaders=(made(10), made(10)))
     assert input_ms_above_most(both) == {0: 0, 1: 1}
 
 
-def test_what_timed_steps_waited_for_input() -> None:
+def test_exposed_and_total_input_time_of_unprofiled_steps() -> None:
     of = unprofiled_input(fetched((2, 2), (5, 7), (4, 4)))
     assert of == UnprofiledInput(exposed_ms=4, fetching_ms=4)
     on_gpus = run(host(1, 1, 1, lead=(3.0, 3.0, 3.0), fetching=(5.0, 5.0, 5.0)))
     assert unprofiled_input(on_gpus) == UnprofiledInput(exposed_ms=2, fetching_ms=5)
     assert unprofiled_input(None) is unprofiled_input(run(None)) is None
-    # Of one rank nothing of the kind was timed, or of the only one a single step.
+    # The result is unknown if a rank has no lead times, or if the only rank has a single step.
     assert unprofiled_input(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
     assert unprofiled_input(fetched((5,))) is None
 
 
 @pytest.mark.parametrize(("recorded", "missing"), [(6.5, 18), (0, 24), (19.4, 24 * 6.6 / 26), (19.5, 0), (30, 0)])
-def test_what_of_it_recorded_steps_that_fetch_for_less_have_not(recorded: float, missing: float) -> None:
+def test_unrecorded_input_is_the_exposed_share_of_the_missing_fetch_time(recorded: float, missing: float) -> None:
     of = UnprofiledInput(exposed_ms=24, fetching_ms=26)
     assert of.not_in_ms(recorded) == pytest.approx(missing)
     assert UnprofiledInput(exposed_ms=0, fetching_ms=0).not_in_ms(recorded) == 0
 
 
-def test_nothing_bounds_what_is_not_known_of_all_ranks() -> None:
+def test_input_above_most_ranks_is_unknown_without_times_of_all_ranks() -> None:
     assert input_ms_above_most(None) is None
     assert input_ms_above_most(fetched((5, 5))) is None
     assert input_ms_above_most(run(host(1, 1, fetching=(5.0, 5.0)), host(1, 1), device="cpu")) is None
 
 
-def test_a_host_took_longer_than_the_lower_median_of_all() -> None:
+def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     of = run(host(2), host(1, 5), host(9), host(8))
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # Of those that there are each must have been timed, and one alone has no peers.
+    # Every rank of the run must have been timed, and a single rank has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6
@@ -175,7 +177,7 @@ def test_a_host_took_longer_than_the_lower_median_of_all() -> None:
     assert later_host_ms(None, range(2), (0,)) is None
 
 
-def test_input_is_exposed_by_what_the_device_had_not_to_do() -> None:
+def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None:
     def exposed(of: UnprofiledSteps, device: str = "cuda:0") -> Times:
         return exposed_input_ms(run(of, device=device).ranks[0])
 
@@ -186,7 +188,7 @@ def test_input_is_exposed_by_what_the_device_had_not_to_do() -> None:
 
 
 def leads(*ahead: str) -> RunRecord:
-    """Hosts that take 50 ms for a step; `a` where one is ahead of its device by 2.5 ms, `b` by 2.4."""
+    """Return a run with a letter per step and host: `a` if it is 2.5 ms ahead of its device, `b` if 2.4 ms."""
     return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if one == "a" else 2.4 for one in of)) for of in ahead))
 
 
@@ -196,9 +198,9 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "bbbb"), (1,), True),
         (("aaab", "bbbb"), (1,), True),
         (("aabb", "bbbb"), (1,), False),
-        (("aaab", "bbba"), (1,), False),  # once it was the other way round
+        (("aaab", "bbba"), (1,), False),  # reversed in one step
         (("aaaa", "bbba"), (1,), True),
-        (("aaa", "bbbb"), (1,), True),  # of the steps that were timed of all
+        (("aaa", "bbbb"), (1,), True),  # only steps timed on all ranks count
         (("aaaa", "bbbb", "abab"), (1, 2), False),
         (("aaaa", "bbbb", "abbb"), (1, 2), True),
         (("bbaa", "bbaa", "aabb", "abbb"), (2, 3), False),
@@ -207,7 +209,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "aaaa"), (), False),
     ],
 )
-def test_steps_in_which_the_late_ranks_alone_are_waited_for_are_most(
+def test_stragglers_alone_are_waited_for_in_most_steps(
     ahead: tuple[str, ...], late: tuple[int, ...], alone: bool
 ) -> None:
     assert alone_waited_for(leads(*ahead), range(len(ahead)), late) == alone
@@ -223,14 +225,14 @@ def test_steps_in_which_the_late_ranks_alone_are_waited_for_are_most(
         (("aaa",), True),
     ],
 )
-def test_devices_set_the_pace_where_every_host_is_half_a_step_ahead_in_most_steps(
+def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
     ahead: tuple[str, ...], set_pace: bool
 ) -> None:
     of = run(*(host(*[50.0] * len(one), lead=tuple(25.0 if at == "a" else 24.9 for at in one)) for one in ahead))
     assert devices_set_pace(of) == set_pace
 
 
-def test_what_sets_the_pace_of_hosts_that_were_not_timed_is_not_known() -> None:
+def test_devices_set_no_pace_if_a_host_was_not_timed() -> None:
     timed = host(50.0, lead=(50.0,))
     assert [devices_set_pace(of) for of in (run(timed), run(timed, None), run(timed, host(50.0)), run(), None)] == [
         True, False, False, False, False
@@ -240,7 +242,7 @@ def test_what_sets_the_pace_of_hosts_that_were_not_timed_is_not_known() -> None:
 NO_WORKERS = "no DataLoader worker process made a batch"
 
 
-def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
+def test_missing_value_of_a_timed_rank_has_a_reason() -> None:
     (of,) = unprofiled_ranks(run(host(3, 5, lead=(1.0, 3.0), fetching=(2.0, 4.0)))) or ()
     assert (of.step_ms, of.host_ms, of.lead_ms, of.input_ms, of.steps, of.reasons) == (
         10,
@@ -260,17 +262,17 @@ def test_what_was_not_told_of_a_timed_rank_has_a_reason() -> None:
     assert unprofiled_ranks(run(None)) is unprofiled_ranks(None) is None
 
 
-def test_a_recording_costs_what_its_inner_steps_took_longer_of_the_slowest_rank() -> None:
+def test_recording_cost_uses_inner_steps_of_the_slowest_rank() -> None:
     cost = recording_cost(run(None, None, light=[times(90.0, 20.0, 30.0, 90.0), times(90.0, 27.0, 90.0)]))
     assert cost is not None
     assert (cost.unprofiled_ms, cost.light_ms, cost.full_ms) == (11, 27, None)
     cost = recording_cost(run(None, None, light=[times(20.0, 40.0), None]))
     assert cost is not None
-    assert cost.light_ms == 30  # of two steps neither is left out
+    assert cost.light_ms == 30  # with two steps none is omitted
     assert recording_cost(run(None)) is recording_cost(None) is None
 
 
-def test_that_there_is_no_light_recording_is_said_once() -> None:
+def test_missing_kernel_only_trace_is_reported_once() -> None:
     assert [(one.code, one.message) for one in recording_doubts(run(None, None, None, notes="why"))] == [
         ("no-light-recording", "why")
     ]

@@ -47,8 +47,8 @@ PLAN = SelftestPlan(
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[DdpTrainer]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other where others take their cores
-    gc.unfreeze()  # what collecting the tests left frozen
+    torch.set_num_threads(1)  # on a busy machine, several threads wait for each other
+    gc.unfreeze()  # pytest freezes objects while collecting tests
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
             patch.setenv(name, value)
@@ -100,7 +100,7 @@ def test_too_few_workers_feed_the_loop_while_on(trainer: DdpTrainer) -> None:
 
 
 @pytest.mark.parametrize("kind", ["logs", "saves"])
-def test_logs_and_saves_write_as_much_as_the_amount(
+def test_logs_and_saves_write_in_proportion_to_the_amount(
     trainer: DdpTrainer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host, "_host_ms", lambda _function: trainer.clean_ms)
@@ -175,7 +175,7 @@ def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monk
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
-def test_varying_lengths_rotate_the_long_batch(trainer: DdpTrainer) -> None:
+def test_varying_lengths_give_each_rank_the_long_batch_in_turn(trainer: DdpTrainer) -> None:
     fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
     fault.switch(on=True)
     assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # alone, it is always the longest
@@ -196,7 +196,9 @@ def test_double_batches_become_float32_on_the_device(trainer: DdpTrainer) -> Non
     fault.rest()
 
 
-def test_small_copies_are_as_many_as_the_amount(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_small_copies_is_proportional_to_the_amount(
+    trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms)
     fault = fault_of(trainer, "small-copies", amount=4.0)
     assert isinstance(fault, SmallCopies)
@@ -206,7 +208,7 @@ def test_small_copies_are_as_many_as_the_amount(trainer: DdpTrainer, monkeypatch
     fault.rest()
 
 
-def test_looped_and_fused_optimizer_update_alike(trainer: DdpTrainer) -> None:
+def test_looped_and_fused_optimizer_give_equal_updates(trainer: DdpTrainer) -> None:
     moved = []
     for on in (True, False):
         fault: Any = fault_of(trainer, "looped-optimizer", amount=0.1)
@@ -276,7 +278,7 @@ def test_split_layers_add_up_to_the_whole_layer() -> None:
     torch.manual_seed(0)
     width, results, gradients = 8, [], []
     up, down = torch.randn(4 * width, width), torch.randn(width, 4 * width)
-    sharing = TensorGroup(None)  # type: ignore[arg-type]  # nobody is met
+    sharing = TensorGroup(None)  # type: ignore[arg-type]  # unused without communication
     sharing.happens = False
     x = torch.randn(5, width)
     for half in (slice(0, 2 * width), slice(2 * width, None)):

@@ -75,7 +75,7 @@ def test_model_none_times_input_only(tmp_path: Path) -> None:
     assert analysis["source"]["samples_per_s"] == pytest.approx(2 * 32 * 1000 / slowest)
     assert (analysis["findings"], analysis["source"]["input_only"]) == ([], True)
     page = (tmp_path / "report.html").read_text()
-    assert "The input alone: it delivers" in page
+    assert "Data loading alone delivers" in page
     assert "Faster kernels" not in page
 
 

@@ -1,8 +1,9 @@
-"""Merge causes at one place of the step into one finding.
+"""Merge findings at one place of the step into one finding.
 
-Saving a checkpoint in each step copies tensors to the host, waits for them, and computes in Python between. Each of
-these is a cause, and none goes away alone. If removing one place of the step removes a stall together with other
-findings, they become one finding, whose `parts_ms` say what it is made of.
+A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
+tensors to the host, waits for the copies, and runs Python in between. Each of these is a finding, but none can be fixed
+alone. If removing one place from the step removes a stall together with other findings, they are merged into one
+finding, whose `parts_ms` lists its components.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘
@@ -33,7 +34,7 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
 
 _STALL = HostStall.code
-#: What may be part of a place: causes that are a host's own doing at some instant of the step.
+#: Codes of findings that may be merged: the host itself causes them at some instant of the step.
 _PARTS = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
 _FORWARD = "the model's forward pass"
 _SAVING = pytorch(
@@ -74,7 +75,7 @@ def _absorbed(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
     """Return whether a stall is the largest of several findings that the place saves together.
 
-    A wait or copies that cost clearly more than the stall beside them stay findings of their own.
+    A wait or copies that cost clearly more than the stall at the same place stay separate findings.
     """
     largest = max(scored.savings_ms for scored in absorbed)
     stalled = max((scored.savings_ms for scored in absorbed if scored.finding.code == _STALL), default=0.0)
@@ -82,7 +83,10 @@ def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
 
 
 def _rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Return the finding; launching with what it saves once the place is gone, as it is scored without waste."""
+    """Return the finding; lower the savings of launch overhead to what it saves once the place is gone.
+
+    Launch overhead is always scored after waste is removed.
+    """
     if scored.proposal.kind != "launching":
         return scored
     rest_ms = what_if.saving_ms(scored.proposal.edit(what_if, gone), gone)
@@ -90,9 +94,9 @@ def _rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredF
 
 
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
-    """Return the place whose nodes stall longest, with its words; None where no thread stalls.
+    """Return description and nodes of the place with the most untraced host time; None if no place has any.
 
-    Where much of the model's compute is launched is no place beside the model.
+    Places that launch much of the model's compute are ignored, because they are the training itself.
     """
     device = what_if.graph.device
     computes = (device.op_class == OpClass.COMPUTE) & (device.launch != NONE)
@@ -107,31 +111,31 @@ def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[
 
 
 def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
-    """Return the host nodes of training threads between two ranges of the program, by these ranges' names."""
+    """Return description → bool[n], the host nodes of training threads between two consecutive ranges."""
     host = what_if.graph.host
     places: dict[str, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(len(host.time), np.bool_))
     tracks = {track.trace: track for track in reversed(case.tracks)}
     for process in what_if.graph.ranks:
         track = tracks[process]
         events = case.timeline.traces[process].events
-        mine = np.flatnonzero((host.process == process) & (host.row != NONE))
-        mine = mine[events.thread[host.row[mine]] == track.steps.thread]
+        nodes = np.flatnonzero((host.process == process) & (host.row != NONE))
+        nodes = nodes[events.thread[host.row[nodes]] == track.steps.thread]
         start, end, names = _ranges(case, track)
-        # Nodes are ends of calls; what lies before a call counts to it.
-        called = events.start_ns[host.row[mine]] + track.shift_ns
+        # A node is the end of a call, and includes the host time before the call.
+        called = events.start_ns[host.row[nodes]] + track.shift_ns
         before = np.searchsorted(end, called, side="right") - 1
         after = np.searchsorted(start, called, side="right")
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # from one step's range to the next step's: that is all of the step
+                continue  # the same range in two steps: the whole step lies between
             words = f"after {names[index]} and before {names[index + 1]}"
-            places[words][mine[between & (before == index)]] = True
+            places[words][nodes[between & (before == index)]] = True
     return dict(places)
 
 
 def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Return start, end and name of the outermost ranges of the training thread, on the common clock, in order."""
+    """Return start, end and name of the training thread's outermost ranges, on the common clock, by start."""
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
@@ -143,14 +147,14 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -> Scenario:
-    """Return the costs without the work, pauses, waits and copies of these host nodes."""
+    """Remove the work, untraced time, waits and copies of these host nodes, except those of communication."""
     copies = _copies(nodes, what_if)
-    part = what_if.model.communication
+    communication = what_if.model.communication
     return replace(
         costs,
-        busy=np.where(nodes, np.fmin(costs.busy, part.busy + part.calls), costs.busy),
-        waiting=np.where(nodes, np.fmin(costs.waiting, part.waiting), costs.waiting),
-        blocking=costs.blocking & ~(nodes & ~part.blocks),
+        busy=np.where(nodes, np.fmin(costs.busy, communication.busy + communication.calls), costs.busy),
+        waiting=np.where(nodes, np.fmin(costs.waiting, communication.waiting), costs.waiting),
+        blocking=costs.blocking & ~(nodes & ~communication.blocks),
         duration=np.where(copies, 0.0, costs.duration),
         gap=np.where(copies, np.fmin(costs.gap, 0.0), costs.gap),
     )
@@ -166,7 +170,7 @@ def _copies(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
     return copies & device.host_copy
 
 
-def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
+def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case,
     what_if: WhatIf,
     words: str,
@@ -195,7 +199,7 @@ def _describe(  # noqa: PLR0917  # what a proposal is described by comes last
 
 
 def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, float]:
-    """Return what the gain is made of, in ms of a step: each part is what removing it too adds to those before it."""
+    """Return the components of the gain, in ms per step: what each adds when removed after the preceding ones."""
     costs, whole = what_if.corrected, _without_place(nodes, what_if, what_if.corrected)
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)

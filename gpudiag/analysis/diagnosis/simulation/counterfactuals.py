@@ -194,22 +194,24 @@ def transports(facts: Facts) -> tuple[str, ...]:
 
 
 def with_transport(what_if: WhatIf, scenario: Scenario, facts: Facts, transport: str) -> Scenario | None:
-    """Transfer each collective in the time that the probes measured for its kind and size over this transport.
+    """Give each collective the transfer time that the probes measured for its operation, size and ranks.
 
-    Contention shrinks with the transfer time, and does not grow with it. Collectives without a measurement stay.
+    Collectives without a measurement keep their time. If a device track's total transfer time falls, the contention
+    that it causes falls by the same share; if it rises, contention stays the same.
 
     Returns:
-        None if no collective of the job was measured.
+        None if no collective of the job was measured over this transport.
     """
     transfer = scenario.transfer.copy()
-    measured: dict[tuple[str, int, int], float | None] = {}
-    for op, kind in _collectives_of_known_size(what_if):
-        if kind not in measured:
-            measured[kind] = probed_time_us(facts, *kind, transport)
-        time_us = measured[kind]
+    probed_us: dict[tuple[str, int, int], float | None] = {}
+    for op, signature in _collectives_of_known_size(what_if):
+        if signature not in probed_us:
+            operation, size_bytes, ranks = signature
+            probed_us[signature] = probed_time_us(facts, operation, size_bytes, ranks, transport)
+        time_us = probed_us[signature]
         if time_us is not None:
             transfer[op] = time_us * NS_PER_US
-    if all(time_us is None for time_us in measured.values()):
+    if all(time_us is None for time_us in probed_us.values()):
         return None
     track = what_if.graph.device.track
     before = np.bincount(track, weights=np.nan_to_num(scenario.transfer))

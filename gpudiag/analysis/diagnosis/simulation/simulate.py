@@ -1,14 +1,14 @@
 """Simulate a graph iteration after iteration until the job reaches its steady state.
 
-The runs of the schedule depend on each other through the variables of a max-plus system, each the largest of sums of
-one variable and one weight (Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2): the
-time of each run's last node and, of collectives, their start and the last arrival. The weights sum up the durations in
-between, and NumPy computes them for all runs at once. Within a run of launches the host only adds up. Within a run of
-ops of one stream, with r[j] the time at which op j was launched less its gap, and c[j] = gap + duration,
+The simulation is a max-plus system: each variable is the largest of several sums of one variable and one weight
+(Baccelli, Cohen, Olsder & Quadrat, Synchronization and Linearity, 1992, chapter 2). The variables are the time of each
+run's last node, the start of each collective, and the last arrival at it. A weight is the sum of the durations between
+two variables. NumPy computes the weights of all runs at once. Within a run of launches, the host time is a running sum.
+Within a run of ops of one stream, let r[j] be the launch time of op j less its gap, and c[j] = gap + duration. Then
 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
-where C are the running sums of c; and of all that one run of the host launched only the largest r[i] - C[i - 1] counts.
+where C are the running sums of c. For the ops that one host run launched, only the largest r[i] - C[i - 1] counts.
 So an iteration of thirty thousand nodes takes a thousand sums and comparisons.
 """
 
@@ -24,11 +24,12 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Time
 from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-#: Steady: no chain or stream advances by more than this share of the iteration more or less than in the one before.
+#: The simulation has converged if no chain's or stream's advance differs from that of the iteration before by more than
+#: this share of the iteration time.
 _TOLERANCE = 1e-3
 _MAX_ITERATIONS = 24
 _MIN_ITERATIONS = 3
-#: The variable that delays nothing.
+#: Index of the variable that is minus infinity, so that it delays nothing.
 _NEVER = 0
 
 
@@ -36,9 +37,9 @@ class SteadyState(msgspec.Struct, frozen=True):
     """The steady state of a job.
 
     Attributes:
-        step_ns: its step time.
+        step_ns: the mean step time.
         steps_ns: float64[steps], the time of each analysed step; their mean is `step_ns`.
-        waited: float64[m], how long each collective waits for its peers, in ns; 0 for other ops.
+        waited: float64[m], the ns that each collective waits for its peers; 0 for other ops.
     """
 
     step_ns: float
@@ -49,8 +50,9 @@ class SteadyState(msgspec.Struct, frozen=True):
 def simulate(system: System, weights: Times) -> SteadyState:
     """Iterate with these weights until an iteration takes as long as the one before.
 
-    The time of an iteration is how far the fastest chain or stream advances. When the last node is reached says less: a
-    device that works off what a host far ahead queued is last for many iterations, at its own pace.
+    The iteration time is the largest advance of any chain's or stream's end since the iteration before. The advance of
+    the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations although
+    the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -83,23 +85,23 @@ class _Weight(IntEnum):
 
     NOTHING = auto()
     WORK = auto()
-    """From the node before to this one."""
+    """From the previous node to this one."""
     WORK_OF_RUN = auto()
-    """From the node before the run to this one."""
+    """From the last node before the run to this node."""
     DELAY = auto()
-    """From the end of the op that a call waits for to the end of the call."""
+    """From the end of the op that a blocking call waits for to the end of the call."""
     GAP = auto()
-    """From the end of what an op waits for to its start."""
+    """From the end of an op's predecessor on the device to the op's start."""
     GAP_AND_DURATION = auto()
-    """From the end of what an op waits for to its end."""
+    """From the end of an op's predecessor on the device to the op's end."""
     LAUNCH = auto()
-    """From what the host run that launched an op follows to the op's start."""
+    """From the node before the host run that launched an op to the op's start."""
     LAUNCH_AND_DURATION = auto()
-    """From what the host run that launched an op follows to the op's end."""
+    """From the node before the host run that launched an op to the op's end."""
     OPS_OF_RUN = auto()
-    """From the op before the run to the end of this one, which is the last."""
+    """From the op before a device run to the end of the run's last op."""
     LAUNCHED_OF_RUN = auto()
-    """From what the host run that launched some of a run's ops follows to the end of the last op."""
+    """From the node before a host run to the end of the last op of a device run that it launched into."""
     TRANSFER = auto()
 
 
@@ -109,8 +111,9 @@ _Term = tuple[int, _Weight, int]
 class System:
     """A graph compiled for simulation with any scenario.
 
-    Variables 1 to the number of runs are the times of their last nodes, of a collective's first run its start; the
-    others are what the first run of a chain follows, and when the last participant of a collective starts.
+    Variable 0 is minus infinity. Variable i + 1 is the time of the last node of run i, or the start of a collective if
+    run i begins one. The remaining variables are the predecessors of each chain's first run, and the start of the last
+    participant of each collective.
 
     Attributes:
         graph: the graph.
@@ -149,7 +152,7 @@ class System:
         work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
         ops_of_run = _sums_within(cost, self._schedule.first_ops)
-        work_of_run[self._blocks] = 0.0  # launches of a call that waits are counted from the call itself
+        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the call itself
         launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
         ready = (launch - scenario.gap - (ops_of_run - cost))[ops]
@@ -243,13 +246,14 @@ class System:
         return int(self._schedule.run_of.end[op]) + 1
 
     def _begin(self, index: int) -> int:
-        """Return the variable from which a host run's launches count: what it follows; of a call that waits, itself."""
+        """Return the variable that a host run's launches are measured from: its predecessor, or a blocking call."""
         run = self._schedule.runs[index]
         if run.kind == RunKind.HOST_BLOCK:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        # The chain's last node: the next iteration reaches it before the device has done what this one launched.
+        # The predecessor is the chain's last node in the previous iteration. It needs a separate variable, because the
+        # chain's end is assigned anew before the device run that this launch belongs to.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)

@@ -12,7 +12,7 @@ from gpudiag.trace.readers.xspace.process import Process, assemble
 from gpudiag.trace.readers.xspace.wire import WireError
 from gpudiag.trace.unpack import ReadLimits, free_memory_bytes, read_whole
 
-#: Columns of an event, three times while they are sorted.
+#: Bytes of an event in memory: its columns, which exist three times while they are sorted.
 _MEMORY_PER_EVENT = 512
 _ENVIRONMENT = "Task Environment"
 _CUT = "Let the profiler stop before the job ends, and copy the file whole, in binary mode."
@@ -20,12 +20,12 @@ _RECORD = "Record five steps with tf.profiler.experimental while training runs, 
 
 
 def read_xspace(path: Path, shown: str, limits: ReadLimits) -> Process:
-    """Read the XSpace of one process, protobuf or gzip of it. Takes the arguments of `Reader.read`.
+    """Read the XSpace of one process, a protobuf that may be gzipped. The arguments are those of `Reader.read`.
 
     Raises:
-        UnreadableInputError: missing, damaged, cut short, of several hosts, or nothing was recorded.
-        NotATraceError: no XSpace.
-        TooLargeError: it unpacks to more than the limits allow, or has more events than fit the memory.
+        UnreadableInputError: the file is missing, damaged, truncated, from several hosts, or has no events.
+        NotATraceError: the file is not an XSpace.
+        TooLargeError: the file unpacks to more than the limits allow, or its events do not fit into memory.
     """
     space = _parse(bytes(read_whole(path, shown, limits, binary=True)), shown)
     _check(space, shown)
@@ -68,7 +68,7 @@ def _parse(data: bytes, shown: str) -> Any:
 
 
 def _check(space: Any, shown: str) -> None:
-    """Raise if this is not one process's trace, or does not fit the memory."""
+    """Raise if the XSpace is not the trace of one process, or does not fit into memory."""
     hosts = sorted(set(space.hostnames))
     owners: dict[int, int] = {}
     for plane in space.planes:
@@ -108,7 +108,7 @@ def _host(space: Any) -> str:
 
 
 def _begun_ns(space: Any) -> int:
-    """Return the begin of the profile (Unix, ns), or 0."""
+    """Return when the profile began (Unix time in ns), or 0 if unknown."""
     for plane in space.planes:
         if plane.name == _ENVIRONMENT:
             begun = about(plane).get("profile_start_time", 0)

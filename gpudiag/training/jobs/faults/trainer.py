@@ -14,16 +14,16 @@ from gpudiag.training.session.position import ClusterPosition
 
 #: Steps before the first estimate of the step time.
 _FIRST_STEPS = 5
-#: Trials of `milliseconds_of`, of which the fastest counts.
+#: Trials of `milliseconds_of`, which returns the fastest.
 _TRIALS = 3
 
 
 class Loader:
-    """Batches in host memory, as a plain iterator, which leaves no mark in a trace.
+    """Iterate over batches in host memory, without an event in the trace.
 
     Attributes:
         usual: the batches of the clean job.
-        source: the source of the next batch.
+        source: the iterator that the next batch is taken from.
         late_s: delay of each batch.
     """
 
@@ -43,14 +43,15 @@ class Trainer(ABC):
     """One process of the job.
 
     Attributes:
-        time_all_first: on GPUs no fault is recorded before all have been timed, because the profiler stays loaded.
-        holds: `hold` is implemented.
-        device: what it trains on, as the framework names it.
+        time_all_first: whether, on GPUs, all faults are timed before the first is recorded. This is needed if the
+            profiler stays loaded after its first use.
+        holds: whether `hold` is implemented.
+        device: the framework's device that the process trains on.
         place: this process's ranks and hosts.
-        strategy: name of the strategy, for the record.
-        model: the bare model.
-        loader: the batches.
-        extra: called before each forward; None for nothing.
+        strategy: name of the strategy, for the run record.
+        model: the model without a wrapper for data parallelism.
+        loader: the source of batches.
+        extra: a function that is called before each forward, or None.
         clean_ms: the step time without a fault, the same on all ranks; 0 before `warm_up`.
     """
 
@@ -83,10 +84,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value, by rank, on every rank; never with a collective that a trace shows."""
+        """Return the values of all ranks, by rank, on every rank; the trace must not show this communication."""
 
     def hold(self, milliseconds: float) -> None:
-        """Keep the device idle for this long before what is launched next, without blocking the host.
+        """Keep the device idle for this long before the next launched operation, without blocking the host.
 
         Raises:
             NotImplementedError: the device is the host; only called on GPUs.
@@ -94,11 +95,11 @@ class Trainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the mark that a user's loop puts around a recorded step."""
+        """Return the context manager that marks a recorded step in the trace."""
         return nullcontext()
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the process group."""
         return
 
     def step(self) -> None:
@@ -113,14 +114,14 @@ class Trainer(ABC):
         """Train for about this long, and set `clean_ms` from the second half."""
         began = time.perf_counter()
         self.timed(_FIRST_STEPS, run_in=0)
-        # The first steps included compilation and autotuning, so the pace is that of the next ones.
+        # The first steps include compilation and autotuning, so that the step time is estimated from later steps.
         pace_ms = self.agree(statistics.median(self.timed(_FIRST_STEPS, run_in=0).step_ms))
         left_s = self.agree(max(0.0, seconds - (time.perf_counter() - began)))
         series = self.timed(max(2 * _FIRST_STEPS, int(1e3 * left_s / pace_ms)), run_in=0).step_ms
         self.clean_ms = self.agree(statistics.median(series[len(series) // 2 :]))
 
     def timed(self, steps: int, *, run_in: int) -> UnprofiledSeries:
-        """Time this many steps after `run_in` others, which let the host run ahead again."""
+        """Time this many steps after `run_in` untimed steps, in which the host gets ahead of the device."""
         self.clock.anchor()
         for _ in range(run_in):
             self.step()
@@ -131,10 +132,10 @@ class Trainer(ABC):
         return self.clock.series()
 
     def unprofiled_ahead(self, steps: int, *, hold_ms: float) -> list[float]:
-        """Time steps in ms that are launched before the device begins them, so that no kernel waits for its launch.
+        """Return times in ms of steps that are launched before the device begins, so that no kernel waits for a launch.
 
-        Each begins on an idle device, at about the same time on all ranks, behind `hold_ms` that do not count. What
-        exceeds the launch queue (1,024 launches) is launched while the device works on the rest.
+        Before each step the device is held idle for `hold_ms`, which is not counted. All ranks begin at about the same
+        time. Launches beyond the capacity of the launch queue (1,024) follow while the device executes the step.
         """
         times = []
         for _ in range(steps):
@@ -147,9 +148,10 @@ class Trainer(ABC):
         return times
 
     def milliseconds_of(self, function: Callable[[], object], *, repeats: int) -> float:
-        """Return the duration of a call in ms, launches and device time together, averaged over consecutive calls.
+        """Return the mean duration of consecutive calls in ms, from the first launch to the end of the device's work.
 
-        The fastest of three trials counts: a first call sets things up, and other programs may have taken the core.
+        The fastest of three trials is returned, because first calls initialize state and other programs may take the
+        core.
         """
         trials = []
         for _ in range(_TRIALS):
@@ -163,5 +165,5 @@ class Trainer(ABC):
         return min(trials)
 
     def agree(self, value: float) -> float:
-        """Return the mean of all ranks' values, on every rank."""
+        """Return the mean of all ranks' values, the same on every rank."""
         return statistics.fmean(self.gather(value))

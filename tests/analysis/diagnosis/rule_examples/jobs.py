@@ -1,10 +1,10 @@
-"""Tiny training jobs for the examples that rules carry: what each rank does in a step, played on a made-up device.
+"""Simulate small training jobs for the examples of rules, and return their traces.
 
     Job(ranks=4, step=(kernels(20), all_reduce(2), update(1)), extra={2: (fetch(30),)})
 
-is a job of four ranks of which rank 2 waits 30 ms longer for its loader in each step. `Job.traces()` plays it as a
-framework would: the host runs ahead of the device, collectives start on every rank when its gradients are there and end
-on all together, synchronizations hold the host until the device is done. Times are in milliseconds.
+is a job of four ranks, where rank 2 waits 30 ms for its loader in each step. `Job.traces()` executes it as a framework
+would: the host runs ahead of the device; a collective starts on each rank when its gradients are computed, and ends on
+all ranks at once; a synchronization blocks the host until the device is idle. Times are in milliseconds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ORIGIN_NS = 10**18
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """One thing that a rank does in a step; made by the functions below."""
+    """One operation of a rank in a step; created by the functions below."""
 
     what: str
     ns: int = 0
@@ -56,82 +56,84 @@ def _ns(ms: float) -> int:
 
 
 def fetch(ms: float) -> Piece:
-    """The training loop waits for its DataLoader."""
+    """Wait for the DataLoader."""
     return Piece("fetch", _ns(ms))
 
 
 def silence(ms: float) -> Piece:
-    """The training loop does something that nobody marked."""
+    """Spend host time that no event records."""
     return Piece("silence", _ns(ms))
 
 
 def python(ms: float, name: str = "aten::to") -> Piece:
-    """Framework and Python work that launches nothing, in an operator of this name."""
+    """Run an operator of this name that launches no kernel."""
     return Piece("python", _ns(ms), name=name)
 
 
 def collection(ms: float) -> Piece:
-    """Python's garbage collection, marked."""
+    """Run Python's garbage collection, with a marked range."""
     return Piece("collection", _ns(ms))
 
 
 def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
-    """`count` kernels, `ms` in all, each launched in `launch_us`."""
+    """Launch `count` kernels that take `ms` in total; each launch takes `launch_us`."""
     return Piece("kernels", _ns(ms / count), count, int(launch_us * NS_PER_US))
 
 
 def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
-    """A copy to the device on the compute stream; from pageable memory it holds the host until it is done."""
+    """Copy to the device on the compute stream; a copy from pageable memory blocks the host until it ends."""
     return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=pinned)
 
 
 def read_back(ms: float, *, megabytes: float) -> Piece:
-    """`tensor.cpu()`: a copy to pageable memory, which holds the host until it is done."""
+    """Copy to pageable memory as `tensor.cpu()` does, which blocks the host until the copy ends."""
     return Piece("copy", _ns(ms), size_bytes=int(megabytes * 1e6), pinned=False, name="aten::copy_")
 
 
 def item() -> Piece:
-    """`tensor.item()`: the host waits until the device has done all."""
+    """Wait until the device is idle, as `tensor.item()` does."""
     return Piece("item")
 
 
 def memory(ms: float, *, count: int, released: bool = False) -> Piece:
-    """`count` calls of `ms` that take memory from the driver, or release it once the device has done all."""
+    """Allocate device memory by `count` calls of `ms`, or release it by calls that wait until the device is idle."""
     return Piece("memory", _ns(ms), count, released=released)
 
 
 def all_reduce(ms: float, *, megabytes: float = 100) -> Piece:
-    """A collective of all ranks that takes `ms` from the last rank's arrival; computing goes on beside it."""
+    """Run a collective of all ranks, overlapped with compute; it ends `ms` after the last rank's arrival."""
     return Piece("all_reduce", _ns(ms), size_bytes=int(megabytes * 1e6))
 
 
 def update(ms: float) -> Piece:
-    """The optimizer's kernel: waits for the collectives."""
+    """Launch the optimizer's kernel, which waits for the collectives."""
     return Piece("update", _ns(ms))
 
 
-#: A step as DDP runs it: the gradients of the last layers are exchanged while those of the first are computed.
+#: A step of DDP: the gradients of the last layers are reduced while those of the first layers are computed.
 DDP = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What each rank does in a step.
+    """The operations of each rank in each step.
+
+    In each step a rank executes `once`, `rotating` and `extra` if they apply, and then `sometimes`, `own` or `step`.
 
     Attributes:
-        ranks: how many ranks the job has.
-        step: what every rank does in each step.
-        own: what some ranks do instead, with the same collectives in it.
-        extra: what some ranks do before that.
-        rotating: what one rank does before that, another one each step.
-        once: what all ranks do before that in some steps, by the step's number.
-        sometimes: what one rank does instead in one step, by (rank, the step's number).
-        recorded: the ranks whose traces are there.
-        steps: steps in the capture; the first and the last are not analysed.
-        dropped_events: what the profiler of rank 0 says that it lost.
-        scatter: by which share the kernels of a rank's step take longer or shorter, as a standard deviation.
-        seed: what that is drawn from; a step's draw does not depend on what is done in it.
-        recording_ns: what recording costs the host for each event of its own.
-        host_pace: how many times as long some ranks' hosts take for calls and operators, and to record them.
+        ranks: the number of ranks.
+        step: the operations of a step.
+        own: rank → operations that replace `step`; they must contain the same collectives.
+        extra: rank → operations before the step.
+        rotating: operations before the step on one rank only; the rank changes with each step.
+        once: step number → operations before the step on all ranks.
+        sometimes: (rank, step number) → operations that replace `step` or `own` in that step.
+        recorded: the ranks with a trace; empty for all ranks.
+        steps: the number of recorded steps; the first and the last are not analysed.
+        dropped_events: the number of lost events that rank 0's profiler reports.
+        scatter: relative standard deviation of kernel times between steps of a rank.
+        seed: seed of this scatter; the scatter of a step does not depend on its operations.
+        recording_ns: profiler overhead per recorded host event.
+        host_pace: rank → factor by which calls and operators on its host, and their recording, take longer.
     """
 
     ranks: int
@@ -150,12 +152,12 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     host_pace: Mapping[int, float] = msgspec.field(default_factory=dict)
 
     def traces(self) -> tuple[Trace, ...]:
-        """The traces of the recorded ranks, as a reader would give them."""
+        """Return the traces of the recorded ranks, in the format of the trace readers."""
         players = self._play(recorded=True)
         return tuple(players[rank].trace() for rank in self.recorded or range(self.ranks))
 
     def step_times_ms(self) -> tuple[float, ...]:
-        """What each analysed step takes: from one update's end to the next, on the rank where the sum is most."""
+        """Return the unprofiled time of each analysed step on the slowest rank, between the ends of two updates."""
         ends = np.array([player.finished for player in self._play(recorded=False)], np.float64)
         times = np.diff(ends[:, : self.steps - 1], axis=1) / NS_PER_MS
         slowest = times[int(np.argmax(times.sum(axis=1)))]
@@ -165,7 +167,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
         while True:
-            # Each rank goes on to its next collective; then all leave it together.
+            # Each rank runs to its next collective, which ends on all ranks at once.
             arrived = [next(script, None) for script in scripts]
             meeting = [arrival for arrival in arrived if arrival is not None]
             if not meeting:
@@ -210,7 +212,7 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _Rank:
-    """One rank's host and device, and what its profiler records: without kernels where nobody asks for that."""
+    """A rank's host, device and recorded events; without `recorded` only times are computed, which is faster."""
 
     def __init__(self, rank: int, of: Job, *, recorded: bool) -> None:
         self.rank, self.job, self.recorded = rank, of, recorded
@@ -261,7 +263,7 @@ class _Rank:
             self._launch_unseen(piece)
 
     def arrive(self) -> int:
-        """Launch a collective after what is computed; returns when this rank is there."""
+        """Launch a collective after the queued compute, and return when it starts on this rank."""
         self._wait_event()
         self.launched += 1
         self._call(Role.LAUNCH, "cudaLaunchKernelExC", 8_000, self.launched)
@@ -324,7 +326,7 @@ class _Rank:
         return round(ns * self.host_pace)
 
     def _take(self, kind: EventKind, role: Role, name: str, ns: int) -> None:
-        """Something that launches nothing."""
+        """Record a host event that launches nothing."""
         end = self.now + ns + self._on_host(self.job.recording_ns)
         self.rows.append(_Row(kind, role, name, self.now, end))
         self.now = end
@@ -340,7 +342,7 @@ class _Rank:
         self._call(Role.STREAM_WAIT, "cudaStreamWaitEvent", 1_000)
 
     def _launch(self, name: str, ns: int, *, launch_ns: int = 8_000, after: int = 0) -> None:
-        """A kernel on the compute stream, no sooner than `after`."""
+        """Launch a kernel on the compute stream that starts no sooner than `after`."""
         self.launched += 1
         self._call(Role.LAUNCH, "cudaLaunchKernel", launch_ns, self.launched)
         start, end = self._queued(round(ns * self.pace), after)
@@ -348,7 +350,7 @@ class _Rank:
         self.rows.append(row)
 
     def _launch_unseen(self, piece: Piece) -> None:
-        """The kernels of a piece as `_launch` has them, and nothing but their times: a tenth of what that takes."""
+        """Compute the times of a piece's kernels like `_launch`, but record no events, which is ten times as fast."""
         host_ns, ns = self._on_host(piece.launch_ns + 2 * self.job.recording_ns), round(piece.ns * self.pace)
         free = self.free[_COMPUTE_STREAM]
         for _ in range(piece.count):
@@ -357,7 +359,7 @@ class _Rank:
         self.free[_COMPUTE_STREAM] = free
 
     def _queued(self, ns: int, after: int = 0) -> tuple[int, int]:
-        """From when to when work that was just launched runs on the compute stream."""
+        """Return start and end on the compute stream of an operation launched now."""
         start = max(self.now + _LATENCY_NS, self.free[_COMPUTE_STREAM] + _GAP_NS, after + _GAP_NS if after else 0)
         self.free[_COMPUTE_STREAM] = start + ns
         return start, start + ns
@@ -387,7 +389,7 @@ class _Rank:
             self.rows[begin : begin + 2] = [
                 msgspec.structs.replace(row, end=self.now) for row in self.rows[begin : begin + 2]
             ]
-            # PyTorch's `.to(device)` then synchronizes, where it was not told non_blocking.
+            # PyTorch's `.to(device)` then synchronizes, unless it is called with `non_blocking=True`.
             self._call(Role.SYNCHRONIZATION, "cudaStreamSynchronize", 9_000, within=piece.name)
 
     def _item(self) -> None:

@@ -1,4 +1,4 @@
-"""Test what bounds each op of a graph, the peers of collectives, and chains of a few nodes."""
+"""Test how a graph is built: bounds of each op's start, peers of collectives, and host chains of a few nodes."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION, COPY = OpClass
 LONG = 20_001
-"""One ns longer than what stood in a queue."""
+"""One ns longer than the least time for which an op counts as queued."""
 
 
 def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None = None) -> list[tuple[float, float]]:
-    """(latency, gap) of ops told by when they were launched (None: unknown), the work before ended, and they began."""
+    """Return (latency, gap) of ops, given as (launch time or None if unknown, end of the previous op, start)."""
     launch = [NONE if at is None else place for place, (at, _, _) in enumerate(ops)]
     host = host_of(time=[at or 0 for at, _, _ in ops])
     latency, gap = _latency_and_gap(
@@ -51,13 +51,13 @@ def test_later_bound_explains_the_start_exactly() -> None:
 
 
 def test_earlier_bound_gets_the_usual_time_or_less() -> None:
-    """Usual are the latencies to a device that was idle for long, and gaps of ops that were launched long before."""
+    """The usual latency is that of launches to an idle device; the usual gap is that of ops queued for long."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
     found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
     assert found[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
     assert found[6:] == [(5, 40), (40, 4)]
-    # Never later than it began.
+    # The bound is never later than the recorded start.
     assert bounds(*usual_gap, *usual_latency, (199_998, 200_000, 200_001))[-1] == (3, 1)
     assert bounds(*usual_gap, *usual_latency, (200_000, 199_999, 200_002))[-1] == (2, 3)
 
@@ -91,7 +91,7 @@ def peers_of(*tracks: Sequence[tuple[int | None, float, float]]) -> tuple[dict[i
 
 def test_collective_waits_for_peers_that_started_before_it_ended() -> None:
     found, transfer = peers_of([(0, 10, 100), (None, 110, 120), (1, 130, 150)], [(0, 60, 101), (1, 151, 170)])
-    # The root of the second had left when the other came.
+    # In the second collective, the root had already left when the other rank arrived.
     assert found == {0: [0, 3], 2: [2], 3: [0, 3], 4: [2, 4]}
     assert transfer == pytest.approx([40, np.nan, 20, 41, 19], nan_ok=True)
     found, transfer = peers_of([(0, 10, 60)], [(0, 60, 80)])
@@ -120,7 +120,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # As many steps of the rank with more steps count.
+    # Of ranks with more steps, only the common number of steps is used.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -130,7 +130,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
 def gaps(
     *ops: tuple[float, float, int], busy: Sequence[tuple[int, int]], track: Sequence[int] | None = None
 ) -> list[float]:
-    """Return contention-free gaps of kernels (start, gap, launched at), beside collectives from when to when."""
+    """Return contention-free gaps of kernels (start, gap, launch time), while collectives run at the `busy` times."""
     device = device_of(
         start=[start for start, _, _ in ops], gap=[gap for _, gap, _ in ops],
         launch=[NONE if at < 0 else place for place, (_, _, at) in enumerate(ops)],
@@ -150,7 +150,7 @@ CALM = [(50_000.0, 3.0, 0), (60_000.0, 5.0, 0), (70_000.0, 4.0, 0)]
 
 def test_gap_beside_a_collective_becomes_the_usual_gap() -> None:
     assert gaps(*CALM, (150_000, 30, 0), (160_000, 2, 0), busy=BUSY) == [3, 5, 4, 4, 2]
-    # Beside is from the end of the work before to the start.
+    # A gap is contended if a collective runs between the end of the previous op and the kernel's start.
     edges = [gaps(*CALM, (start, 30, 0), busy=BUSY)[-1] for start in (200_029, 200_030, 100_000, 100_001)]
     assert edges == [4, 30, 30, 4]
 
@@ -177,13 +177,13 @@ def graph_of_steps(*traces: TraceBuilder) -> Graph:
 
 
 def us(column: Any) -> list[float]:
-    """Return columns of the second of three equal steps, in µs."""
+    """Return a column's values in the second of three equal steps, in µs."""
     count = len(column) // 3
     return [float(one) / 1000 for one in column[count : 2 * count]]
 
 
 def test_chain_of_launches_and_a_wait() -> None:
-    """Its work is busy over short pauses; until the wait begins it is work, and after its op has ended it is delay."""
+    """Short pauses count as work. A wait counts as work until it begins, and as delay after its op has ended."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
@@ -217,8 +217,8 @@ def test_chain_with_untraced_time_before_first_op_and_later() -> None:
     assert host.events.tolist() == [3, 2] * 3
 
 
-def test_profiler_overhead_is_separate_and_waiting_for_nothing_is_work() -> None:
-    """The synchronization at 600 has nothing to wait for: its op ended at 500."""
+def test_profiler_overhead_is_separate_and_synchronization_with_an_idle_device_is_work() -> None:
+    """The synchronization at 600 does not wait, because its op ended at 500."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).operator(0, 990).compute(300, 500, launch=(200, 210)).overhead(220, 250).sync(600, 700)
@@ -244,7 +244,7 @@ def test_blocking_copy_has_nodes_at_begin_and_return() -> None:
 
 
 def test_chains_of_two_cpu_processes() -> None:
-    """Each enqueues at 420, waits until 710 for a collective that ended at 700, and works to the next mark."""
+    """Each process enqueues a collective at 420, waits for it until 710, and works until the next step mark."""
     traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in traces:
         for step in range(5):
@@ -261,13 +261,23 @@ def test_chains_of_two_cpu_processes() -> None:
         first = 3 * rank
         assert host.block_on[chain].tolist() == [NONE, first, NONE, NONE, first + 1, NONE, NONE, first + 2, NONE]
         assert us(host.block_delay[chain]) == [0, 10, 0]
-        assert host.step[chain].tolist() == [0, 0, 1, 1, 1, 2, 2, 2, 2]  # a mark is the next step's, but for the last
+        assert host.step[chain].tolist() == [
+            0,
+            0,
+            1,
+            1,
+            1,
+            2,
+            2,
+            2,
+            2,
+        ]  # a mark belongs to the next step, except the last mark
     assert of.device.launch.tolist() == [0, 3, 6, 9, 12, 15]
     assert us(of.device.transfer) == [290, 290]
 
 
-def test_launch_held_up_by_a_full_queue_is_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call from 700 to 800 waits for room: an op ends at 790 while it does. The profiler held the thread for 20."""
+def test_launch_blocked_by_a_full_queue_is_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call at 700 waits for the full launch queue until an op ends at 790; the profiler takes 20 of the step."""
     monkeypatch.setattr(host_chain, "FULL_QUEUE_OPS", 1)
     monkeypatch.setattr(host_chain, "_ONE_HELD_UP_PER_NS", 1000)
     trace = TraceBuilder()

@@ -1,4 +1,4 @@
-"""Faults of batches: workers that cannot keep up, inputs in float64, varying lengths."""
+"""Faults of input batches: too few workers, inputs in float64, varying lengths."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gpudiag.training.jobs.data.batches import Batch, Pool
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
-#: Two workers that begin together finish together, as in real jobs: two batches, then none for a while. On a CPU, where
-#: recorded and unprofiled steps are compared by their scatter, one suffices.
+#: As in real jobs, two workers that begin together finish together, so that batches arrive in pairs. On a CPU one is
+#: used, because pairs would increase the scatter by which recorded and unprofiled steps are compared.
 _GPU_WORKERS, _CPU_WORKERS = 2, 1
 #: Batches that each worker prefetches (PyTorch's default).
 _AHEAD = 2
@@ -37,7 +37,7 @@ class _SlowStorage(Dataset[Batch]):
 
 
 class TooFewWorkers(Fault[DdpTrainer]):
-    """A DataLoader whose workers need `amount_ms` more for each batch than the clean step."""
+    """Load batches with a DataLoader whose workers deliver one per clean step time plus `amount_ms`."""
 
     def prepare(self) -> None:
         """Start the workers."""
@@ -59,7 +59,7 @@ class TooFewWorkers(Fault[DdpTrainer]):
         self._batches: Iterator[Batch] = iter(loader)
 
     def switch(self, *, on: bool) -> None:
-        """Take batches from the workers, after the prefetched ones; or from memory."""
+        """Take batches from the workers after discarding the prefetched ones, or from memory."""
         loader = self.trainer.loader
         if not on or not self.affected:
             loader.source = loader.usual
@@ -69,19 +69,19 @@ class TooFewWorkers(Fault[DdpTrainer]):
             loader.source = self._batches
 
     def close(self) -> None:
-        """End the workers, which end with their iterator."""
+        """Stop the workers by dropping their iterator."""
         self._batches = iter(())
 
 
 class _OtherBatches(Fault[DdpTrainer]):
-    """Other batches while it is on."""
+    """Replace the usual batches while the fault is on."""
 
     @abstractmethod
     def batches(self, *, on: bool) -> Iterator[Batch]:
         """Return the batches of a block of steps."""
 
     def switch(self, *, on: bool) -> None:
-        """Begin with these batches."""
+        """Start to take the batches for this state."""
         self.trainer.loader.source = self.batches(on=on)
 
     def rest(self) -> None:
@@ -90,7 +90,10 @@ class _OtherBatches(Fault[DdpTrainer]):
 
 
 class DoubleBatches(_OtherBatches):
-    """Inputs in float64 from pageable memory, which the device converts to float32; the size is not chosen."""
+    """Send inputs in float64 from pageable memory, and convert them to float32 on the device.
+
+    `amount_ms` has no effect.
+    """
 
     def prepare(self) -> None:
         """Convert some batches."""
@@ -103,13 +106,13 @@ class DoubleBatches(_OtherBatches):
 
 
 class VaryingLengths(_OtherBatches):
-    """In each step another rank has longer sequences (or more images), by `amount_ms` of the clean step.
+    """Give a different rank in each step longer sequences (or more images), which take `amount_ms` longer.
 
-    Without the fault all ranks have short ones in every step, because a straggler is slower than its peers.
+    Without the fault all ranks have short batches, because the cost of a straggler is its excess over its peers.
     """
 
     def prepare(self) -> None:
-        """Make the batches, and train on both so that kernels are chosen for their shapes."""
+        """Make a long and a short batch, and train on both so that kernels are chosen for their shapes."""
         self._long = next(self.trainer.loader.usual)
         self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):

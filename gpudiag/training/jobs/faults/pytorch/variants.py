@@ -1,6 +1,6 @@
-"""Jobs other than the clean one: well built ones, which must raise no alarm, and ones that are not data-parallel.
+"""Job variants that replace the clean job: efficient jobs, which must raise no alarm, and jobs that shard the model.
 
-Switched on, a job is as it is; switched off, it does not communicate, which gives the cost of its communication.
+While a variant is on, it communicates; while it is off, it does not. The difference is the cost of communication.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _GRAPH_WARM_UP = 3
 
 
 class JobVariant(Fault[DdpTrainer]):
-    """A job instead of the clean one, with its communication (on) or without."""
+    """A job that replaces the clean job, with its communication (on) or without (off)."""
 
     def switch(self, *, on: bool) -> None:
         """Train this job."""
@@ -37,10 +37,10 @@ class JobVariant(Fault[DdpTrainer]):
 
     @abstractmethod
     def enter(self, *, on: bool) -> None:
-        """Make the trainer train this job; it may do so already."""
+        """Make the trainer train this job, if it does not already."""
 
     def leave(self) -> None:
-        """Make it train the clean job."""
+        """Make the trainer train the clean job."""
         self.trainer.other_step = None
 
     def rest(self) -> None:
@@ -50,14 +50,14 @@ class JobVariant(Fault[DdpTrainer]):
 
 
 class SideStreamCopies(JobVariant):
-    """Batches are copied on a side stream, one ahead."""
+    """Copy each batch on a side stream during the step before."""
 
     def prepare(self) -> None:
-        """Start to copy."""
+        """Start the side stream's copies."""
         self._prefetched: Iterator[Batch] = iter(DevicePrefetch(self.trainer.loader.usual, self.trainer.device))
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
-        """Take batches that are on the device."""
+        """Take batches that were copied to the device."""
         self.trainer.loader.source = self._prefetched
 
     def leave(self) -> None:
@@ -66,7 +66,7 @@ class SideStreamCopies(JobVariant):
 
 
 class Accumulation(JobVariant):
-    """Gradients of several batches are accumulated under `no_sync()` and communicated once."""
+    """Accumulate gradients of several batches under `no_sync()`, and communicate them once."""
 
     def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
         """Train on several batches per step."""
@@ -83,7 +83,7 @@ class Accumulation(JobVariant):
 
 
 class WrappedBlocks(JobVariant):
-    """Each block of the model is wrapped while the job trains."""
+    """Wrap each block of the model while the job trains."""
 
     def prepare(self) -> None:
         """Wrap the blocks."""
@@ -126,7 +126,7 @@ class Compiled(WrappedBlocks):
 
 
 class CheckpointedBlock(nn.Module):
-    """A block that keeps its input, and computes the rest again in backward."""
+    """A block that stores only its input, and recomputes its activations in backward."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -146,9 +146,9 @@ class Checkpointing(WrappedBlocks):
 
 
 class Graphed(JobVariant):
-    """Forward and backward are one CUDA graph; the gradients, in one buffer, are averaged by one all-reduce.
+    """Run forward and backward as one CUDA graph, and average the gradients, in one buffer, by one all-reduce.
 
-    It trains a copy of the model, because DDP's hooks would tie the gradients to the stream of their creation.
+    The job trains a copy of the model, because DDP's hooks would tie the gradients to the stream of their creation.
     """
 
     def prepare(self) -> None:
@@ -184,14 +184,14 @@ class Graphed(JobVariant):
 
 
 class Sharded(JobVariant):
-    """FSDP2 of a copy of the model; without communication, the plain model."""
+    """Train a copy of the model under FSDP2; without communication, train the plain model."""
 
     def prepare(self) -> None:
-        """Shard the copy."""
+        """Copy the model and shard the copy."""
         trainer = self.trainer
         self._model = copy.deepcopy(trainer.model)
         for parameter in self._model.parameters():
-            # FSDP only supports contiguous weights; channels-last inputs stay so.
+            # FSDP supports only contiguous weights; inputs stay in channels-last format.
             parameter.data = parameter.data.contiguous()
         mesh = init_device_mesh(trainer.device.type, (trainer.place.world_size,))
         for shard in [*shards_of(self._model), self._model]:
