@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.frames import innermost, time_in, user_frames
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, more_operators
 from gpudiag.model.event import Role
 from tests.analysis.diagnosis.cases import case_of
-from tests.analysis.diagnosis.test_scoring import cause, summed, weighed
+from tests.analysis.diagnosis.test_scoring import cause, summed, scored
 from tests.examples import examples
 from tests.timeline_builder import TraceBuilder
 
@@ -155,13 +155,13 @@ def test_only_the_first_few_are_named_and_none_without_peers() -> None:
 
 def test_the_path_leaves_out_what_gains_nothing_after_the_fixes_before() -> None:
     job = summed(50, other=30, a=30, b=20, c=20)
-    found, _ = weighed(job, [cause("input-bound", "waste", "a"), cause("b"), cause("host-sync", "waste", "c")])
+    found, _ = scored(job, [cause("input-bound", "waste", "a"), cause("b"), cause("host-sync", "waste", "c")])
     path = path_of_fixes(job, found)
     assert [(one.code, one.step_ms, one.then) for one in path] == [
         ("input-bound", 70, "compute"),
         ("b", 50, "compute"),
     ]
-    found, _ = weighed(summed(30, other=30, a=30, b=20, c=20), [cause("a"), cause("host-sync", "waste", "b")])
+    found, _ = scored(summed(30, other=30, a=30, b=20, c=20), [cause("a"), cause("host-sync", "waste", "b")])
     assert [(one.code, one.then) for one in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
         ("a", "sync"),
         ("host-sync", "compute"),
