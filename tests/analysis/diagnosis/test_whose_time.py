@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.frames import innermost, time_in, user_frames
 from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, more_operators
 from gpudiag.model.event import Role
 from tests.analysis.diagnosis.cases import case_of
-from tests.analysis.diagnosis.test_scoring import cause, summed, scored
+from tests.analysis.diagnosis.test_scoring import cause, scored, summed
 from tests.examples import examples
 from tests.timeline_builder import TraceBuilder
 
