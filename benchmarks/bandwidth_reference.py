@@ -151,7 +151,7 @@ def bound_for(row: dict[str, str]) -> float | None:
     """Return the relative difference allowed for this row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
-    # Interference differs: half of the combined bandwidth is not the bandwidth of one direction.
+    # One direction's bandwidth under interference is not half of the combined bandwidth.
     return None if row["scope"] == "one direction" or row["unit"] == "us" else COPY
 
 
