@@ -108,7 +108,7 @@ def test_missing_gpu_figures_are_dashes() -> None:
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
-    """The trivial model leaves little but its input."""
+    """The trivial model spends almost all of its time on input."""
     words = (
         "profile",
         "resnet50",
