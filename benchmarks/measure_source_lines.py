@@ -4,7 +4,7 @@
 
 For each fault of `line_faults.py` one process trains three blocks of steps: plain, recorded, plain. It prints one JSON
 object per fault: milliseconds per step plain and recorded, the deepest line with a tenth of the step that is no
-forward, backward or optimizer call, its milliseconds, and whether it is the line marked `# fault: NAME`.
+forward, backward or optimizer call, its milliseconds, and True if it is the line marked `# fault: NAME`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ NET, A, B = Module("Net", "", "Net"), Module("Net", "a", "Linear"), Module("Net"
 
 
 def module_paths(trace: Trace) -> list[tuple[str, str, bool]]:
-    """Return operator, path of its module, and whether it ran in backward; by start."""
+    """Return operator, path of its module, and True for backward; by start."""
     work = trace.modules
     assert work is not None
     rows = zip(work.row.tolist(), work.module.tolist(), work.backward.tolist(), strict=True)

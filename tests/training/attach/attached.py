@@ -36,6 +36,6 @@ def attached(
 
 
 def whole(rank: RankRecord) -> bool:
-    """Return whether unprofiled steps and both traces were recorded."""
+    """Return True if unprofiled steps and both traces were recorded."""
     timed = rank.unprofiled is not None and rank.timed is not None
     return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None

@@ -114,7 +114,7 @@ def test_lead_and_host_times_are_unknown_without_anchor_or_host_steps() -> None:
     assert record.lead_ms is None
     assert record.input_ms == (0.01,)
     machine.clock.restart()
-    machine.clock.mark()  # as in jobs that time their own steps
+    machine.clock.mark()  # as in jobs with their own step timing
     assert machine.clock.series().record() is None
     assert UnprofiledSeries().record() is None
 
