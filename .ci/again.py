@@ -1,10 +1,10 @@
-"""Run the few tests that failed among thousands once more, with the machine to themselves, and hold them to that.
+"""Run the few failed tests among thousands again, alone on the machine, and require that they pass.
 
     python .ci/again.py --most 3 --rate "why this many"
 
-A thousand tests start real programs, which share two cores with each other and with whatever else runs there. Whether
-one of them was disturbed or is wrong shows when it runs alone: what fails there fails. More failures than `--most` are
-no disturbance. Which tests they were is printed, and kept as `build/ci/again.json`.
+A thousand tests start real programs, which share two cores with each other and with other load. A test that was only
+disturbed passes when it runs alone; a test that fails alone has a real fault. More failures than `--most` are not
+attributed to disturbance. The failed tests are printed, and saved in `build/ci/again.json`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAST_FAILED = Path(".pytest_cache") / "v" / "cache" / "lastfailed"
-#: What pytest-xdist appends to the name of a test that belongs to a group, by which nobody finds that test.
+#: Suffix that pytest-xdist appends to the id of a grouped test; pytest does not find the test by an id with it.
 GROUP = re.compile(r"@[^@\]]*$")
 
 
 def main(words: list[str] | None = None, root: Path = ROOT) -> int:
-    """Return 0 where at least one test and no more than were allowed had failed, and all of them pass alone."""
+    """Return 0 if between one and `--most` tests had failed, and all of them pass alone."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--most", type=int, required=True, help="with more failures than this none is run again")
     parser.add_argument("--rate", required=True, help="how often this is expected, and where that is from")

@@ -1,15 +1,15 @@
-"""Measure what a training script's problem costs: blocks of steps with and without it, alternately, in one process.
+"""Measure the cost of a training script's problem in alternating blocks of steps with and without it, in one process.
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script stays as it is. It has a switch `--fixed`, and looks at `args.fixed` wherever the problem is; this program
-takes hold of that namespace and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
-step ends where an optimizer has stepped. Each block begins and ends with the device synchronized, and its first
-`--skip` steps are not timed. With `--by-epoch`, for a script that reads `args.fixed` at the start of an epoch, its
+The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` at the problem. This program holds that
+namespace and changes `fixed` every `--block` steps, in the order: with, without, without, with. A step ends at a call
+of an optimizer's `step`. The device is synchronized at the start and end of each block, and the first `--skip` steps of
+a block are not timed. With `--by-epoch`, for a script that reads `args.fixed` at the start of an epoch, its
 `args.steps_per_epoch` is set to a block's length.
 
-Prints one JSON object on the last line: milliseconds per step with and without, what each block took, and for how
-long the host had to wait for the device at the ends of blocks (the device sets the pace where that is long).
+Print one JSON object on the last line: milliseconds per step with and without the problem, the duration of each block,
+and the host's wait for the device at the ends of blocks. A long wait shows that the device is the bottleneck.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Whether the problem is there, in four consecutive blocks.
+#: Presence of the problem in four consecutive blocks.
 ORDER = (True, False, False, True)
 
 
 class Blocks:
-    """Time blocks of steps, told of each step's end, and switch the problem on and off."""
+    """Time blocks of steps, and switch the problem on and off at their boundaries."""
 
     def __init__(self, *, block: int, skip: int, seconds: float) -> None:
         self.block, self.skip, self.seconds = block, skip, seconds
         self.args: argparse.Namespace | None = None
         self.times: list[tuple[bool, float]] = []
         self.leads: list[float] = []
-        self.steps = -block  # a block to warm up
+        self.steps = -block  # one warm-up block
         self.began = self.first = 0.0
 
     def synchronize(self) -> float:
-        """Wait for the device; return for how long, in milliseconds."""
+        """Wait for the device; return the wait in milliseconds."""
         import torch  # noqa: PLC0415  # the script chooses when torch is imported
 
         start = time.perf_counter()
@@ -48,7 +48,7 @@ class Blocks:
         return 1e3 * (time.perf_counter() - start)
 
     def step(self, *_: Any) -> None:
-        """Note that an optimizer has stepped."""
+        """Count a step of an optimizer."""
         self.steps += 1
         if self.steps < 0:
             return
@@ -95,7 +95,7 @@ class Blocks:
 
 
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
-    """Give `blocks` the namespace that the script gets from its parser."""
+    """Give `blocks` the namespace that the script's parser returns."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:

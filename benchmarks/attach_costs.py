@@ -1,14 +1,14 @@
-"""What `gpudiag profile -- COMMAND` costs outside the window: CPU time, so that it can be told on a busy machine too.
+"""Measure the overhead of `gpudiag profile -- COMMAND` outside of the recorded steps in CPU time, for busy machines
+too.
 
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
-`starts`: of a process that imports nothing, and of one that imports PyTorch, bare and entered in turn.
-`steps`: in one process, blocks of steps with the hook of gpudiag's and without it in turn: while all ranks are awaited
-(before), and when all is measured (after); and how much longer a call of the hook takes there than one of nothing.
-`processes`: steps after the window of whole processes, bare and entered in
-turn. `backward`: as `steps`, where optimizers step within backward, on a GPU if there is one (then in time, not CPU
-time): an optimizer for each parameter, and one that steps for each, which is told in full as all are in the window.
-Differences are medians of pairs, with the interval that holds the true one at 95 %.
+`starts`: processes that import nothing and processes that import PyTorch, alternately with and without gpudiag.
+`steps`: in one process, alternating blocks of steps with and without gpudiag's hook, before all ranks have joined and
+after everything is measured; and the overhead of a hook call there over an empty call. `processes`: steps of whole
+processes after the recorded steps, alternately with and without gpudiag. `backward`: as `steps`, for optimizers that
+step within backward, on a GPU if available (then in elapsed time instead of CPU time). It compares one optimizer per
+parameter with one that steps for each parameter. Differences are medians of pairs, with their 95 % confidence interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: Its first argument: how many pairs of blocks, with the hook and without; 0 for the time of a step alone.
+#: The first argument is the number of block pairs with and without the hook; 0 times a step alone.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -109,7 +109,7 @@ print(said)
 
 
 def median_with_interval(values: list[float]) -> tuple[float, float, float]:
-    """The median, and the order statistics between which the true one is at 95 %."""
+    """Return the median and the order statistics that enclose the true median with 95 % confidence."""
     each = sorted(values)
     off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of a fair coin
     low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
@@ -117,7 +117,7 @@ def median_with_interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def difference(pairs: list[tuple[float, float]]) -> str:
-    """Of the second of each pair to the first."""
+    """Format the difference between the second and the first of each pair."""
     middle, low, high = median_with_interval([second - first for first, second in pairs])
     base = statistics.median(first for first, _ in pairs)
     share = [100 * value / base for value in (middle, low, high)]
@@ -125,7 +125,7 @@ def difference(pairs: list[tuple[float, float]]) -> str:
 
 
 def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
-    """The environment of a process."""
+    """Return the environment of a process."""
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
     inside = {}
     if entered:
@@ -135,9 +135,9 @@ def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
 
 
 def starts() -> None:
-    """CPU time and time of whole processes."""
+    """Print CPU time and elapsed time of whole processes."""
     for program in ("pass", "import torch"):
-        for _ in range(2):  # caches
+        for _ in range(2):  # warm the caches
             subprocess.run([sys.executable, "-c", program], env=told("/nowhere", entered=True), check=True)
         cpu: list[tuple[float, float]] = []
         wall: list[tuple[float, float]] = []
@@ -159,7 +159,7 @@ def starts() -> None:
 
 
 def steps(**more: str) -> None:
-    """The same process with and without the hook."""
+    """Compare steps with and without the hook in one process."""
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(
@@ -187,7 +187,7 @@ def steps(**more: str) -> None:
 
 
 def processes() -> None:
-    """Whole ones, whose windows are over."""
+    """Compare whole processes after their recorded steps."""
     pairs = []
     for _ in range(PROCESSES):
         times = {}
@@ -203,7 +203,7 @@ def processes() -> None:
 
 
 def backward() -> None:
-    """Optimizers that step within it."""
+    """Compare optimizers that step within backward."""
     for within in ("each", "one"):
         print(f"{within} optimizer within backward", flush=True)
         steps(WITHIN_BACKWARD=within, CUDA_VISIBLE_DEVICES=os.environ.get("CUDA_VISIBLE_DEVICES", "0"))

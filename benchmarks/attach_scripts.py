@@ -1,9 +1,9 @@
-"""Six slow scripts that know nothing of gpudiag, each under `gpudiag profile -- torchrun`: is it found what is wrong?
+"""Score the findings of `gpudiag profile -- torchrun` for six slow scripts without gpudiag calls.
 
     python benchmarks/attach_scripts.py [--processes 2] [--kinds late-loader,item] [--keep DIR] [--own-profiler 60]
 
-With --keep: leave the run directories in DIR, and rows.json, which `.ci/rows.py` counts. With --own-profiler: so many
-jobs whose script makes a profiler of its own beside gpudiag's, and how they end.
+With --keep, leave the run directories in DIR with rows.json, which `.ci/rows.py` counts. With --own-profiler, run this
+number of jobs whose script creates its own profiler during gpudiag's, and report their outcomes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpudiag.training.attach.start import ENTRY
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "tests" / "training" / "attach" / "slow_scripts.py"
-#: Each job's two ranks are forks of one process that has imported PyTorch and was entered: a fork begins anew.
+#: The two ranks of each job are forks of one process that has imported PyTorch under gpudiag.
 FORKS = """
 import dataclasses, os, pathlib, shutil, socket, sys, tempfile
 from gpudiag.training.attach import entered
@@ -55,8 +55,8 @@ for number in range(int(sys.argv[1])):
 """
 
 ON_GPUS = torch.cuda.is_available()
-#: By kind, the codes and causes that are right for it, and the rank that is to blame where there is one. Without GPUs
-#: no device is waited for, so that `.item()` costs nothing there, and what that job loses is its exchange.
+#: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` costs nothing,
+#: because no device is waited for, and that job loses time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),
@@ -68,7 +68,7 @@ EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
 
 
 def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
-    """Run one and say what came of it."""
+    """Run one script, and return its outcome."""
     command = [
         sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(run_dir), "--",
         sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={processes}",
@@ -103,7 +103,7 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
-    """Whether a rank has left all that a verdict needs: timed steps, how long they fetched, and both recordings."""
+    """Return True if a rank has unprofiled steps, their fetch times, and both traces."""
     found = next((one for one in run["ranks"] if one["rank"] == rank), None)
     if found is None or found["error"] is not None or not found["timed"]:
         return False
@@ -114,7 +114,7 @@ def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:
-    """Whether this is the finding that a script of this kind has to have first."""
+    """Return True if this is the correct first finding for a script of this kind."""
     causes, rank = EXPECTED[kind]
     if first is None or first["code"] not in causes:
         return False
@@ -122,7 +122,7 @@ def is_right(kind: str, first: dict[str, Any] | None) -> bool:
 
 
 def beside_own_profiler(runs: int) -> None:
-    """Jobs of two processes whose script makes a profiler of its own, each at another point of what gpudiag does."""
+    """Run jobs of two processes whose script creates its own profiler, each in a different phase of gpudiag."""
     told = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
     path = os.pathsep.join((str(ENTRY), str(ROOT)))
     around = {

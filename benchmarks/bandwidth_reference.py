@@ -1,12 +1,12 @@
-"""gpudiag bandwidth beside nvbandwidth and nccl-tests: figures, repeatability and time, on a machine with GPUs.
+"""Compare the figures, repeatability and time of `gpudiag bandwidth` with nvbandwidth and nccl-tests on GPUs.
 
     python benchmarks/bandwidth_reference.py OUTPUT [--reference FILE.csv] [--runs 2] [--python PATH]
 
-Runs the default and the quick probe, each `--runs` times, and writes to OUTPUT: facts-*.json, page-*.html, log-*.txt,
-and comparison.md with seconds, gpudiag beside the reference, and how far two runs lie apart. Where nvcc and NCCL's
-header are there, the reference is measured on the same machine, before and after each run of gpudiag, by the C++
-programs in `peers/`, which follow the method of nvbandwidth and of nccl-tests; else it is the CSV, measured by those
-tools on another machine of the same kind. Exit code 1 when a measure of the project is missed.
+Run the default and the quick probe `--runs` times each. Write facts-*.json, page-*.html, log-*.txt and comparison.md to
+OUTPUT. comparison.md contains durations, the comparison with the reference, and the differences between two runs. If
+nvcc and NCCL's header are available, the C++ programs in `peers/` measure the reference on the same machine, before and
+after each run of gpudiag. They use the methods of nvbandwidth and nccl-tests. Otherwise the reference is the CSV, which
+those tools measured on another machine of the same kind. Exit with code 1 if a requirement of the project is missed.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
-#: The measures: relative difference allowed, and seconds for 4 GPUs.
+#: Requirements: relative differences allowed, and seconds for 4 GPUs.
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
-#: One round of the peers: program, arguments, environment, and what its all-reduces are called in the CSV.
+#: One round of the peers: program, arguments, environment, and the CSV's name for its all-reduces.
 ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
 PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
     ("copies", (), {}, ""),
     ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
     ("all_reduce", ("134217728",), {"NCCL_P2P_DISABLE": "1"}, "all_reduce_perf NCCL_P2P_DISABLE=1"),
 )
-#: What one round of peers found: (test, bytes) to one figure per GPU or pair; bytes are 0 for copies.
+#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have 0 bytes.
 PeerFigures = dict[tuple[str, int], list[float]]
 
 
 def build_peers(output: Path) -> bool:
-    """Compile the peers into OUTPUT; False where nvcc or NCCL's header is missing."""
+    """Compile the peers into OUTPUT; return False if nvcc or NCCL's header is missing."""
     nccl = next((place for place in nccl_places() if (place / "include" / "nccl.h").is_file()), None)
     if shutil.which("nvcc") is None or nccl is None:
         return False
@@ -59,14 +59,14 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Where NCCL may be installed: the wheel that PyTorch uses, then the system."""
+    """Yield the directories in which NCCL may be installed: PyTorch's wheel, then the system."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
 
 
 def run_peers(output: Path, number: int) -> PeerFigures:
-    """One round of all peers; what they print is kept in OUTPUT."""
+    """Run one round of all peers, and save their output in OUTPUT."""
     found: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
@@ -95,7 +95,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """The reference rows with this machine's figures in place of the other's, where a peer measured them."""
+    """Return the reference rows; figures that a peer measured on this machine replace those of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
@@ -110,7 +110,7 @@ def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[di
 
 
 def run_gpudiag(python: str, output: Path, mode: str, number: int) -> tuple[Facts | None, float]:
-    """One probe run; its facts, or None where there are none, and seconds of wall time."""
+    """Run one probe; return its facts (None if it produced none) and its wall time in seconds."""
     name = f"{mode}-{number}"
     command = [python, "-m", "gpudiag", "bandwidth", "--save", str(output / f"facts-{name}.json")]
     command += ["--html", str(output / f"page-{name}.html"), *(["--quick"] if mode == "quick" else [])]
@@ -123,7 +123,7 @@ def run_gpudiag(python: str, output: Path, mode: str, number: int) -> tuple[Fact
 
 
 def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
-    """gpudiag's figures of a reference row's test, one per GPU or pair."""
+    """Return gpudiag's figures for the test of a reference row, one per GPU or pair."""
     path, size = row["path"], int(row["bytes"])
     if row["direction"] == "collective":
         chosen = [one for one in facts.collectives if one.strategy == path and one.bytes == size]
@@ -148,15 +148,15 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
 
 
 def bound_for(row: dict[str, str]) -> float | None:
-    """How far gpudiag may lie from this row; None where no measure says so."""
+    """Return the relative difference allowed for this row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
-    # A figure of one direction while the other interferes is not half of what both carry together.
+    # One direction's bandwidth under interference is not half of the combined bandwidth.
     return None if row["scope"] == "one direction" or row["unit"] == "us" else COPY
 
 
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Lines of the table beside the reference, and whether each is within its bound."""
+    """Yield each line of the comparison table, and True if its difference is within the bound."""
     for row in rows:
         found = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (
@@ -178,10 +178,11 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """How far each figure of two runs lies apart, what it is, and whether a link makes it; furthest apart first.
+    """Yield the relative difference of each figure between two runs, its name, and True for link figures; largest
+    first.
 
-    A link's figure (pinned, peer and on-device copies, NCCL from 1 MiB on) has to come again. What the host's cores
-    make (pageable copies, gloo, launching small messages) varies with what else they do.
+    Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host
+    cores (pageable copies, gloo, launches of small messages) vary with other load.
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
@@ -200,7 +201,7 @@ def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, boo
 
 
 def phases(facts: Facts) -> Iterator[str]:
-    """Lines saying where the seconds went, probe by probe."""
+    """Yield a line with the duration of each probe."""
     yield "| probe | status | loading | measuring | of which |"
     yield "| --- | --- | --- | --- | --- |"
     for name, how in facts.probes.items():
@@ -213,7 +214,7 @@ def phases(facts: Facts) -> Iterator[str]:
 
 
 def small_messages(facts: Facts) -> Iterator[str]:
-    """NCCL's small messages in us: launched one by one as nccl-tests does, and queued, without launching."""
+    """Yield NCCL's small-message times in us: launched one by one as in nccl-tests, and queued without launch time."""
     names = ("nccl", "nccl-queued", "nccl-no-p2p", "nccl-no-p2p-queued")
     times = {(one.strategy, one.bytes): one.time_us for one in facts.collectives}
     yield "| us | " + " | ".join(names) + " |"
@@ -224,7 +225,7 @@ def small_messages(facts: Facts) -> Iterator[str]:
 
 
 def main() -> int:
-    """Measure, compare, write."""
+    """Measure, compare, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("output", type=Path)
     parser.add_argument("--reference", type=Path, default=REFERENCE)
@@ -234,7 +235,7 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     rows = list(csv.DictReader(options.reference.open()))
     peers = build_peers(options.output)
-    # Before and after every run of gpudiag, so that what the machine's other users do hits both alike.
+    # Peers run before and after every run of gpudiag, so that other load affects both equally.
     rounds = [run_peers(options.output, 0)] if peers else []
     runs: dict[str, list[tuple[Facts | None, float]]] = {"default": [], "quick": []}
     for number in range(options.runs):
@@ -260,7 +261,7 @@ def main() -> int:
             "| test | reference | gpudiag | apart | within |",
             "| --- | --- | --- | --- | --- |",
         ]
-        # The last run of each mode lies between two rounds of peers; those are its reference.
+        # The last run of each mode lies between two rounds of peers, which are its reference.
         here = len(rounds) - 2 if mode == "quick" else len(rounds) - 3
         for line, within in compare(found[-1], with_peers(rows, rounds[here : here + 2])):
             if mode == "quick" and "not measured" in line:
@@ -274,7 +275,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may meet a burst of the neighbours' traffic.
+            # One figure in fifty may coincide with a burst of other traffic.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

@@ -1,17 +1,17 @@
-"""`gpudiag analyze` beside HolisticTraceAnalysis, on the same traces, in one run.
+"""Compare `gpudiag analyze` with HolisticTraceAnalysis (HTA) on the same traces, in one run.
 
     python benchmarks/bench_analyze.py [TRACES…] [--hta PYTHON] [--gpudiag PYTHON] [--rounds N] [--cpus N]
 
-HTA does two amounts of work: it loads the traces and computes its temporal breakdown, the least that may be called an
-analysis; and it answers, as far as it can, what gpudiag's report answers of the same traces. Of several directories
-each has its table, and all have a line in one.
+HTA is timed for two amounts of work. The least analysis loads the traces and computes the temporal breakdown. The full
+analysis also answers the questions of gpudiag's report, as far as HTA can. Each directory has its own table, and a
+summary has one line per directory.
 
-Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that what else the machine does
-falls on all of them. Memory is measured in rounds of its own: the sum over the process tree of PSS (shared pages are
-counted once), looked at every few milliseconds; a higher peak between two looks would be missed.
+Each candidate is a whole process, from `exec` to exit. Rounds are interleaved, so that other load affects all
+candidates equally. Memory is measured in separate rounds as the PSS of the process tree (shared pages are counted
+once), sampled every few milliseconds. A higher peak between two samples is missed.
 
-HTA and gpudiag are installed into `build/`, each with what it needs and nothing else, as users have them; or `--hta`
-and `--gpudiag` name interpreters that have them.
+HTA and gpudiag are installed into `build/` with their dependencies only, as for users. `--hta` and `--gpudiag` name
+existing interpreters instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: Not this folder: `python -m` would find the modules here, and not those that are installed.
+#: A different directory, because `python -m` would import the modules here instead of the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -42,9 +42,9 @@ from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 """
 
-#: Where time goes, what of communication is hidden, which kernels take it, why devices are idle and how they are
-#: launched to, of all ranks. Left out: what a cause costs, for which HTA has nothing, and which rank the others
-#: wait for, as its `get_potential_stragglers` raises a ValueError on these traces.
+#: Time breakdown, hidden communication, its kernels, idle causes and launch statistics, of all ranks. Counterfactual
+#: savings are omitted because HTA has none. The straggler is omitted because `get_potential_stragglers` raises a
+#: ValueError on these traces.
 _HTA_REPORT_PROGRAM = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -57,8 +57,8 @@ analyzer.get_idle_time_breakdown(ranks=ranks, visualize=False)
 analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
-#: What nothing that reads these files can go below: unpack them and decode the JSON, with the structures and on as
-#: many processes as gpudiag does.
+#: Lower bound for any reader of these files: unpack them and decode the JSON, with gpudiag's structures and number of
+#: processes.
 _FLOOR_PROGRAM = """
 import sys
 from pathlib import Path
@@ -86,7 +86,7 @@ read_traces([sys.argv[1]])
 
 @dataclass
 class Candidate:
-    """A command, and what it took in each round."""
+    """A command and its measurements in each round."""
 
     name: str
     command: list[str]
@@ -108,7 +108,7 @@ class Comparison:
 
     @property
     def candidates(self) -> list[Candidate]:
-        """In the order of the table; HTA's least work is what the others are compared with."""
+        """Return the candidates in table order; the others are compared with HTA's least analysis."""
         return [self.ours, self.reading, self.floor, self.hta, self.hta_report]
 
 
@@ -125,7 +125,7 @@ def main() -> None:
 
 def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
     with tempfile.TemporaryDirectory() as directory:
-        # Only the traces: HTA takes every file of a directory for one.
+        # Copy only the traces, because HTA reads every file of a directory as a trace.
         for path in sorted(traces.glob("rank*.json.gz")):
             shutil.copy(path, directory)
         comparison = Comparison(
@@ -137,7 +137,7 @@ def _compare(traces: Path, rounds: int, ours: Path, hta: Path) -> Comparison:
             Candidate("HTA 0.5.0, what gpudiag's report answers", [str(hta), "-c", _HTA_REPORT_PROGRAM, directory]),
         )
         for candidate in comparison.candidates:
-            _run(candidate.command)  # fills the page cache and Python's caches of compiled modules
+            _run(candidate.command)  # fill the page cache and Python's bytecode caches
         for number in range(rounds):
             print(f"{comparison.name}: round {number + 1} of {rounds}", file=sys.stderr)
             for candidate in comparison.candidates:
@@ -168,7 +168,7 @@ def _absolute(path: str) -> Path:
 
 
 def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
-    """The interpreter of an environment that holds this requirement and what it needs, as a user would install it."""
+    """Return the interpreter of an environment with this requirement and its dependencies, installed as by a user."""
     python = directory / "bin" / "python"
     if not python.exists():
         venv.create(directory, with_pip=True)
@@ -180,7 +180,7 @@ def _install(directory: Path, requirement: str, *, again: bool = False) -> Path:
 
 
 def _run(command: list[str]) -> tuple[float, float]:
-    """Seconds of one whole process: wall, and CPU of it and its children."""
+    """Run one whole process; return its wall time and CPU time with its children, in seconds."""
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=ELSEWHERE, check=False)
     took, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -190,7 +190,7 @@ def _run(command: list[str]) -> tuple[float, float]:
 
 
 def _peak_memory_mb(command: list[str]) -> float:
-    """Highest PSS over the process tree."""
+    """Return the highest PSS over the process tree."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ELSEWHERE)
     peak = 0
     while process.poll() is None:
@@ -200,7 +200,7 @@ def _peak_memory_mb(command: list[str]) -> float:
 
 
 def _tree_pss_kb(process: int) -> int:
-    """PSS of a process and all below it; 0 for what has just ended."""
+    """Return the PSS of a process and its descendants; ended processes count as 0."""
     try:
         tasks = list(Path(f"/proc/{process}/task").iterdir())
         children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -265,7 +265,7 @@ def _print_by_trace(done: list[Comparison]) -> None:
 
 
 def _medians(candidate: Candidate) -> tuple[float, float]:
-    """Seconds and MB."""
+    """Return the medians in seconds and MB."""
     return statistics.median(candidate.wall_s), statistics.median(candidate.memory_mb)
 
 

@@ -1,12 +1,13 @@
-"""Is `nccl` through gpudiag as fast as bare DistributedDataParallel? Both in one run, in turn.
+"""Compare the step time of gpudiag's strategy `nccl` with bare DistributedDataParallel, alternately in one run.
 
     python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
 
-Each process trains three copies of the model on a batch that lies on the device: one wrapped in bare DDP, one as the
-strategy `nccl` wraps it, and one with a Python communication hook from the start, which is what naming each bucket's
-exchange takes. They take turns of some steps each, in another order each round. Shown is the median step of each, and
-the ratio to bare DDP with a 95 % interval over the rounds' own ratios (Student's t), since within a round the machine
-is much the same. Without GPUs: small models on CPU processes, with gloo.
+Each process trains three copies of the model on a batch on the device: one wrapped in bare DDP, one wrapped by the
+strategy `nccl`, and one with a Python communication hook from the start, which is required to name the communication of
+each bucket. The copies take turns of some steps each, in a different order each round. The output is the median step of
+each copy, and the ratio to bare DDP with its 95 % interval (Student's t). The interval is computed from the ratio of
+each round, because the machine changes little within a round. Without GPUs, small models run in CPU processes with
+gloo.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from gpudiag.training.jobs.precision import Arithmetic
 from gpudiag.training.models.registry import load_workload, workload_entry
 from gpudiag.training.strategies.registry import load_strategy
 
-#: 97.5 % quantiles of Student's t by degrees of freedom; beyond the last the normal's.
+#: 97.5 % quantiles of Student's t by degrees of freedom; the normal quantile is used beyond the last one.
 T_975 = {4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228, 14: 2.145, 19: 2.093}
-#: A turn lasts about this long.
+#: Approximate duration of a turn.
 TURN_S = 0.4
 
 
 class Trainer:
-    """One way to wrap the model, with an optimizer and a batch of its own."""
+    """A wrapped model with its own optimizer and batch."""
 
     def __init__(self, name: str, workload_name: str, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -66,7 +67,7 @@ class Trainer:
         self.workload, self.device = workload, device
 
     def step(self) -> None:
-        """One training step, as gpudiag's own loop takes it."""
+        """Run one training step as in gpudiag's own loop."""
         loss = self.workload.loss(self.model(self.inputs), self.target)
         self.arithmetic.backward(loss)
         self.strategy.exchange(self.model)
@@ -74,7 +75,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def seconds(self, steps: int) -> float:
-        """Seconds per step, on the slowest rank."""
+        """Return seconds per step on the slowest rank."""
         self.settle()
         began = time.perf_counter()
         for _ in range(steps):
@@ -85,14 +86,14 @@ class Trainer:
         return float(worst)
 
     def settle(self) -> None:
-        """Wait for the device, and the other ranks."""
+        """Wait for the device and the other ranks."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         dist.barrier()
 
 
 def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
-    """Step times of the three, in milliseconds, and their ratios to bare DDP."""
+    """Return the step times of the three copies, in milliseconds, and their ratios to bare DDP."""
     trainers = {name: Trainer(name, workload, device) for name in ("bare", "gpudiag", "python hook")}
     for trainer in trainers.values():
         trainer.seconds(5)
@@ -117,7 +118,7 @@ def measure(workload: str, rounds: int, device: torch.device) -> dict[str, Any]:
 
 
 def worker(options: argparse.Namespace) -> None:
-    """One process of the measurement; rank 0 prints what was found."""
+    """Run one process of the measurement; rank 0 prints the results."""
     rank = int(os.environ["RANK"])
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
@@ -140,7 +141,7 @@ def worker(options: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Start the processes and show what rank 0 found."""
+    """Start the processes, and show the results of rank 0."""
     on_gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="resnet50,gpt,mlp" if on_gpu else "resnet20-cifar,mlp")

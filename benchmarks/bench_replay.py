@@ -1,10 +1,10 @@
-"""How long the replay takes as jobs grow, and how much memory: real traces, repeated.
+"""Measure time and memory of the what-if simulation as jobs grow, on real traces that are repeated.
 
     python benchmarks/bench_replay.py [TRACES] [--events-per-step N] [--rounds N]
 
-The analysed steps of each rank's trace are put behind each other until there are enough, and every so many marks one is
-kept, so that a step has about the events asked for. Measured are building the graph, one simulation, and the whole
-diagnosis (every rule, every edit), in one process; memory is what Python and NumPy had allocated at most.
+The analysed steps of each rank's trace are concatenated until there are enough. Only every n-th step mark is kept, so
+that a step has about the requested number of events. The graph construction, one simulation, and the whole diagnosis
+(every rule, every scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def main() -> int:
 
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
-    """One size: medians over the rounds."""
-    # Two more than analysed: the first and the last of a capture are left out.
+    """Return the row of one size: medians over the rounds."""
+    # Two more than analysed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)
@@ -82,7 +82,7 @@ def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> st
 
 
 def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -> Trace:
-    """A trace of so many steps, each of as many of the trace's own as it takes to have so many events."""
+    """Return a trace of `steps` steps, each made of as many original steps as `events_per_step` requires."""
     trace = timeline.traces[index]
     track = next(track for track in timeline.tracks if track.trace == index)
     events = trace.events

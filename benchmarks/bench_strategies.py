@@ -1,15 +1,16 @@
-"""All-reduce through host memory (`cpu-reduce`) beside NCCL's, on one machine, in one run, in turn.
+"""Compare all-reduce through host memory (`cpu-reduce`) with NCCL's on one machine, alternately in one run.
 
     python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep] [--pieces]
 
-Every size is measured in rounds, each method once per round, so that drift meets all alike; the median of the rounds
-is shown. Bus bandwidth is that of nccl-tests, 2(n-1)/n x bytes / time, with the bytes of the float32 gradients also
-where they travel in half precision: it says how soon the gradients are there. Every result is compared with NCCL's, bit
-by bit (the summands are integers whose sums every format holds).
+Every size is measured in rounds, each method once per round, so that drift affects all methods equally; the median of
+the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. The bytes are those of the
+float32 gradients, also for methods that send half precision, because the figure shows how soon the gradients are
+available. Every result is compared with NCCL's bit by bit (the summands are integers whose sums are exact in every
+format).
 
-The rooflines are measured in the same run: what all GPUs together copy to and from pinned host memory, each way and
-both ways at once; what the CPUs read, add and copy in memory and in cache; and how fast they form the sums when nothing
-is copied. Without GPUs it runs on CPU processes, with gloo in NCCL's place.
+The rooflines are measured in the same run: the combined copy bandwidth of all GPUs to and from pinned host memory, in
+each direction and in both at once; the CPUs' read, add and copy bandwidth in memory and in cache; and their summation
+rate without copies. Without GPUs, CPU processes with gloo replace GPUs with NCCL.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 ROUNDS = 3
-#: Each measurement repeats its all-reduce back to back for about this long.
+#: Approximate duration of one measurement, which repeats its all-reduce back to back.
 AIM_S = 0.06
-#: All-reduce in these many bytes for the sweep over the parameters of cpu-reduce.
+#: Bytes of the all-reduce in the sweep over the parameters of cpu-reduce.
 SWEEP_MB = 100
 SWEEP: list[dict[str, Any]] = [
     {"chunk_bytes": chunk << 20, "slots": slots, "lanes": lanes, "threads": threads}
@@ -60,12 +61,12 @@ SWEEP: list[dict[str, Any]] = [
     )
 ]
 
-#: For --pieces: least numbers of chunks, sizes of the gradients in fp32, adding threads per rank.
+#: For --pieces: minimum numbers of chunks, sizes of the gradients in fp32, adding threads per rank.
 PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
 class Rank:
-    """One process's part of the measurements. Rank 0 collects and prints them as JSON."""
+    """One process of the measurements. Rank 0 collects the results and prints them as JSON."""
 
     def __init__(self, meeting: str) -> None:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -87,19 +88,19 @@ class Rank:
         self.peer = "nccl" if self.on_gpu else "gloo"
 
     def meet(self) -> None:
-        """Wait for all ranks, their GPUs idle."""
+        """Wait until all ranks have arrived with idle GPUs."""
         if self.on_gpu:
             torch.cuda.synchronize()
         dist.barrier(group=self.control)
 
     def slowest(self, seconds: float) -> float:
-        """The largest of all ranks' seconds."""
+        """Return the maximum of `seconds` over the ranks."""
         worst = torch.tensor([seconds], dtype=torch.float64)
         dist.all_reduce(worst, op=dist.ReduceOp.MAX, group=self.control)
         return float(worst)
 
     def seconds(self, run: Callable[[], Any], repeats: int) -> float:
-        """Seconds per call of `repeats` calls back to back, on the slowest rank."""
+        """Return seconds per call of `repeats` calls back to back, on the slowest rank."""
         self.meet()
         began = time.perf_counter()
         for _ in range(repeats):
@@ -109,22 +110,22 @@ class Rank:
         return self.slowest((time.perf_counter() - began) / repeats)
 
     def repeats(self, run: Callable[[], Any]) -> int:
-        """How many calls to time at once; the same on every rank."""
+        """Return the number of calls to time at once, equal on every rank."""
         run()
         return max(3, min(50, int(AIM_S / self.seconds(run, 2))))
 
     def values(self, count: int) -> torch.Tensor:
-        """Small integers, different on each rank; any sum of them is exact in bfloat16."""
+        """Return small integers that differ between ranks; any sum of them is exact in bfloat16."""
         generator = torch.Generator().manual_seed(self.rank)
         return torch.randint(0, 256 // self.world, (count,), generator=generator).float().to(self.device)
 
     def busbw(self, count: int, seconds: float) -> float:
-        """Bus bandwidth in GB/s of `count` float32 values."""
+        """Return the bus bandwidth in GB/s for `count` float32 values."""
         return 2 * (self.world - 1) / self.world * 4 * count / seconds / 1e9
 
 
 def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dict[str, Any]]:
-    """Each method at each size."""
+    """Measure each method at each size."""
 
     def compressed(tensor: torch.Tensor, dtype: torch.dtype) -> None:
         small = tensor.to(dtype)
@@ -163,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # The values grow with every sum, from now on; only the time counts.
+        # From here on the values grow with every sum; only the time matters.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -189,7 +190,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
 
 
 def sweep(at: Rank) -> list[dict[str, Any]]:
-    """cpu-reduce with other chunks, slots, lanes and threads."""
+    """Measure cpu-reduce with other chunks, slots, lanes and threads."""
     count = int(SWEEP_MB * 1e6) // 4
     work = at.values(count)
     rows = []
@@ -206,7 +207,7 @@ def sweep(at: Rank) -> list[dict[str, Any]]:
 
 
 def pieces(at: Rank) -> list[dict[str, Any]]:
-    """cpu-reduce with buckets cut into fewer or more chunks, by fewer or more threads."""
+    """Measure cpu-reduce with fewer and more chunks per bucket, and fewer and more threads."""
     rows = []
     for threads in PIECES_THREADS:
         for name, wire in (("fp32", None), ("bf16", torch.bfloat16)):
@@ -234,7 +235,7 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
 
 
 def sums_alone(at: Rank) -> list[dict[str, Any]]:
-    """The CPUs' part alone: GB/s of float32 gradients that all ranks' threads together sum, nothing being copied."""
+    """Measure the summation alone: GB/s of float32 gradients that the threads of all ranks sum without copies."""
     rows = []
     for engine in ("native", "torch"):
         for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
@@ -265,7 +266,7 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
-    """The copies of cpu-reduce alone: as its movers make them, through its own slots, but without waiting for sums."""
+    """Measure the copies of cpu-reduce alone: its movers copy through its slots without waiting for sums."""
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)
@@ -295,7 +296,10 @@ def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies(at: Rank) -> list[dict[str, Any]]:
-    """All GPUs at once to and from pinned host memory: GB/s per GPU and direction, in large and in cached buffers."""
+    """Measure copies of all GPUs at once to and from pinned host memory, in large and in cached buffers.
+
+    The result is in GB/s per GPU and direction.
+    """
     if not at.on_gpu:
         return []
     rows = []
@@ -344,8 +348,10 @@ def worker(options: argparse.Namespace) -> None:
 
 
 def host_memory() -> list[dict[str, Any]]:
-    """What all CPUs together read, copy and add: GB/s of the bytes read and written, without the reads that caches make
-    before they write."""
+    """Measure the combined read, copy and add bandwidth of all CPUs, in GB/s of bytes read and written.
+
+    The reads that caches make before they write are not counted.
+    """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     rows = []
@@ -371,7 +377,7 @@ def host_memory() -> list[dict[str, Any]]:
 
 
 def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str, Any]:
-    """One group of processes; what its rank 0 found."""
+    """Run one group of processes, and return the results of its rank 0."""
     meeting = tempfile.TemporaryDirectory(prefix="bench-")
     command = [
         sys.executable,
@@ -406,7 +412,7 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
 
 
 def show(found: dict[str, Any]) -> None:
-    """The tables."""
+    """Print the tables."""
     sizes = sorted({row["megabytes"] for row in found["all_reduces"]})
     methods = dict.fromkeys(row["method"] for row in found["all_reduces"])
     print(f"\nall-reduce bus bandwidth in GB/s, {found['ranks']} ranks, by megabytes of float32 gradients")
@@ -439,7 +445,7 @@ def show(found: dict[str, Any]) -> None:
 
 
 def show_pieces(rows: list[dict[str, Any]]) -> None:
-    """GB/s of bus bandwidth by number of chunks."""
+    """Print the bus bandwidth in GB/s by number of chunks."""
     counts = sorted({row["pieces"] for row in rows})
     print("| wire | threads | MB | " + " | ".join(f"{count} chunks" for count in counts) + " |")
     print("| --- | ---: | ---: |" + " ---: |" * len(counts))

@@ -1,14 +1,14 @@
-"""What timing steps costs a job, beside the same loop alone.
+"""Measure the overhead of timing steps against the same loop alone.
 
     python benchmarks/bench_timed.py [--device cuda] [--step-ms 5 20 50]
 
-Short blocks of steps alternate in one process: alone, within `prof.steps` while that times them, with only what notes
-the host's part of each step; then the same three backwards. So a machine that drifts drifts in all of them. The result
-is the median of the ratios to the loop alone, and its 95 % interval.
+Short blocks of steps alternate in one process: alone, timed within `prof.steps`, and with only the host's part of each
+step recorded; then the same three in reverse order. Drift of the machine therefore affects all three equally. The
+result is the median of the ratios to the loop alone, and its 95 % interval.
 
-`--device cpu` multiplies small matrices for about that long, and counts the thread's CPU time, so that other programs
-do not count; `--device cuda` queues kernels that take the device so long, synchronizes at the ends of blocks only, and
-counts elapsed time.
+`--device cpu` multiplies small matrices for about the given time, and measures the thread's CPU time, so that other
+programs do not count. `--device cuda` enqueues kernels of the given duration, synchronizes at the ends of blocks only,
+and measures elapsed time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) -> tuple[list[float], list[float]]:
-    """Per round the ratios to the loop alone: of timed steps, and of steps whose host's part is noted and no more."""
+    """Return per round the ratios to the loop alone: timed steps, and steps with only the host's part recorded."""
     settle: Callable[[], Any] = torch.cuda.synchronize if device == "cuda" else (lambda: None)
     now = time.perf_counter if device == "cuda" else time.thread_time
     clock = host_clock()
@@ -84,7 +84,7 @@ def measured(device: str, step: Callable[[], None], *, steps: int, rounds: int) 
 
 
 def share(ratios: list[float]) -> str:
-    """By how much more than 1 the ratios are in the median, in percent, and half its 95 % interval."""
+    """Format the median overhead in percent, and half its 95 % interval."""
     middle = statistics.median(ratios)
     # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n).
     sigma = MAD_TO_SIGMA * statistics.median([abs(ratio - middle) for ratio in ratios])
@@ -92,7 +92,7 @@ def share(ratios: list[float]) -> str:
 
 
 def work(device: str, step_ms: float) -> Callable[[], None]:
-    """A step that takes about so long here."""
+    """Return a step function that takes about `step_ms` on this machine."""
     size = 1024 if device == "cuda" else 64
     matrix = torch.ones(size, size, device=device)
 

@@ -1,11 +1,11 @@
-"""`gpudiag analyze` beside xprof's own overview, on the same TensorFlow trace, in one run.
+"""Compare `gpudiag analyze` with xprof's overview on the same TensorFlow trace, in one run.
 
     python benchmarks/bench_xspace.py [TRACE] [--xprof PYTHON] [--rounds N] [--cpus N]
 
-xprof's time is measured twice: as a whole process (what a person waits for), and inside it, from the file to the
-overview's data, without Python's start and imports. gpudiag is always a whole process, from `exec` to exit. Rounds are
-interleaved, so that what else the machine does falls on all of them. xprof keeps what it worked out beside the trace;
-each of its runs gets a fresh copy, so that it works every time. `make tensorboard` installs it.
+xprof is timed twice: as a whole process, which is the time that a user waits, and within the process, from the file to
+the overview's data, without Python's start and imports. gpudiag is always a whole process, from `exec` to exit. Rounds
+are interleaved, so that other load affects both equally. xprof caches its results next to the trace, so that each run
+gets a fresh copy. `make tensorboard` installs xprof.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
         plain = Path(name) / "host.xplane.pb"
         plain.write_bytes(data)
         _ours(plain)
-        _theirs(options.xprof, data)  # fills the page cache and Python's caches of compiled modules
+        _theirs(options.xprof, data)  # fill the page cache and Python's bytecode caches
         for number in range(options.rounds):
             print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
             ours.append(_ours(plain))
@@ -80,7 +80,7 @@ def _ours(trace: Path) -> float:
 
 
 def _theirs(python: Path, data: bytes) -> tuple[float, float]:
-    """Seconds of a whole process, and of the overview in it."""
+    """Return the seconds of a whole process, and those of the overview within it."""
     directory = Path(tempfile.mkdtemp())
     try:
         trace = directory / "host.xplane.pb"

@@ -3,9 +3,8 @@
     pip install "nvidia-cuda-nvrtc-cu12==12.1.105"
     python benchmarks/compile_kernels.py PATH/TO/libnvrtc.so.12
 
-An old compiler and an old target on purpose: PTX runs on every later GPU, but only under a driver that knows its
-version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that cuda-bindings still work with; compute_60 is
-Pascal.
+The compiler and the target are old on purpose. PTX runs on every later GPU, but only under a driver that supports its
+version. CUDA 12.1's PTX 8.1 needs driver 530, about the oldest that cuda-bindings still supports; compute_60 is Pascal.
 """
 
 from __future__ import annotations
@@ -19,7 +18,10 @@ TARGET = b"--gpu-architecture=compute_60"
 
 
 def compile_ptx(library: str, source: str) -> str:
-    """PTX of CUDA C++ `source`, by the NVRTC library at path `library`. Raises RuntimeError with the compiler's log."""
+    """Compile CUDA C++ `source` to PTX with the NVRTC library at path `library`.
+
+    Raises RuntimeError with the compiler's log.
+    """
     nvrtc = ctypes.CDLL(library)
     program = ctypes.c_void_p()
     nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"kernels.cu", 0, None, None)
@@ -37,7 +39,7 @@ def compile_ptx(library: str, source: str) -> str:
 
 
 def main() -> None:
-    """Write probes/kernels.ptx; its first line names the digest of the source, which a test compares."""
+    """Write probes/kernels.ptx; its first line contains the digest of the source, which a test compares."""
     probes = Path(__file__).resolve().parents[1] / "probes"
     source = (probes / "kernels.cu").read_text()
     digest = hashlib.sha256(source.encode()).hexdigest()

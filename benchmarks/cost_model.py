@@ -1,8 +1,9 @@
-"""The predictor that ships beside published measurements: `python benchmarks/cost_model.py` prints Markdown for
-docs/predictions.md.
+"""Compare the shipped predictor with published measurements; print the Markdown of docs/predictions.md.
 
-Winners through `predict` and the verdict of `gpudiag recommend --predict-only`; every predicted step beside the
-measured one; and what comes out where all that is assumed and not measured is chosen on the other machines alone.
+    python benchmarks/cost_model.py
+
+The tables contain the winners according to `predict` and the verdict of `gpudiag recommend --predict-only`, and every
+predicted step next to the measured one. A cross-validation fits the assumed constants on the other machines alone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def steps() -> None:
-    """Every predicted step beside the measured one."""
+    """Print every predicted step next to the measured one."""
     print("\n| machine | model | GPUs | batch | strategy | predicted ms | measured ms | ratio |")
     print("| --- | --- | --- | ---: | --- | ---: | ---: | ---: |")
     by_machine: dict[str, list[float]] = {}
@@ -67,7 +68,10 @@ def steps() -> None:
 
 
 def held_out() -> None:
-    """Choose what is assumed by all machines but one; count on that one. Of equal choices the shipped, or the first."""
+    """Cross-validate: fit the assumed constants on all machines but one, and count on that one.
+
+    Among equal choices the shipped one is taken, or else the first.
+    """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}
     sizes: Counter[str] = Counter()

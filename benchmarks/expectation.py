@@ -1,7 +1,8 @@
-"""What must and must not be said of a recording, and the verdict on what is said.
+"""Check gpudiag's output for a recording against an expectation, and return a verdict.
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
-kind: what fails a `misleading` check is wrong whatever else holds, what fails an `incomplete` one is partly right.
+kind. A failed `misleading` check makes the output wrong regardless of all others; a failed `incomplete` check makes it
+partly right.
 """
 
 from __future__ import annotations
@@ -14,34 +15,34 @@ import msgspec
 Verdict = Literal["right", "partly", "wrong", "silent", "failed"]
 VERDICTS: tuple[Verdict, ...] = ("right", "partly", "wrong", "silent", "failed")
 
-#: A range [low, high]; null where there is no bound.
+#: A range [low, high]; null for no bound.
 Range = tuple[float | None, float | None]
 
 
 class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is right for one recording.
+    """Expected output for one recording.
 
     Attributes:
-        name: as it stands in the table.
-        path: of a trace, a directory or a packed recording (`.npz`), relative to the root.
-        light: a packed recording without operators of the same run.
-        run: a JSON file and the keys that lead to the run's record in it, for a packed recording.
-        why: what is right and how it is known, in a sentence.
-        codes: the main finding has one of these codes. The main finding is the first that is not `info`, else
+        name: the name in the table.
+        path: path of a trace, a directory or a packed recording (`.npz`), relative to the root.
+        light: a packed kernel-only trace of the same run.
+        run: for a packed recording, a JSON file and the keys that lead to the run record in it.
+        why: the correct diagnosis and its evidence, in a sentence.
+        codes: allowed codes of the main finding. The main finding is the first that is not `info`, else
             `compute-bound`, else the first.
-        silent_is_right: no finding is right too. With `codes` empty any finding is misleading.
-        causes, ranks, place: of the main finding; `place` is a regular expression.
-        ms, percent: the range of what the main finding would save, as its recoverable time or share.
-        most_percent: no finding but one with a code in `codes` promises more of the step.
-        not_codes: no finding has such a code.
-        validity, not_validity: codes of warnings that must or must not be there; `cannot-tell` is any of its kind.
-        headline: regular expressions of which one must match the report above "Where a step's time goes"; takes the
-            place of `codes` where no finding is made.
+        silent_is_right: no finding is correct too. With empty `codes` any finding is misleading.
+        causes, ranks, place: allowed values for the main finding; `place` is a regular expression.
+        ms, percent: range of the main finding's savings, as its recoverable time or share.
+        most_percent: upper limit on the savings of findings whose code is not in `codes`.
+        not_codes: codes that no finding may have.
+        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` matches any of its kind.
+        headline: regular expressions, one of which must match the report above "Where a step's time goes"; replaces
+            `codes` if there are no findings.
         says, never: regular expressions that must, or must not, match the report.
-        fields: values of the analysis by path (`steps.unit`, `devices.0.name`): allowed values.
-        not_fields: values that are misleading.
-        ranges: numbers of the analysis by path, in a range.
-        buckets_percent: shares of the first device's step by bucket, in a range.
+        fields: allowed values of the analysis by path (`steps.unit`, `devices.0.name`).
+        not_fields: misleading values by path.
+        ranges: ranges for numbers of the analysis by path.
+        buckets_percent: ranges for the shares of the first device's step by bucket.
     """
 
     name: str
@@ -70,7 +71,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """What gpudiag says of a recording: the analysis as JSON and the report as text, or why there is neither."""
+    """gpudiag's output for a recording: the analysis as JSON and the report as text, or why there is neither."""
 
     analysis: dict[str, Any] | None = None
     report: str = ""
@@ -80,7 +81,7 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
 class Score(msgspec.Struct, frozen=True, kw_only=True):
     """The verdict on one recording.
 
-    `misleading` and `incomplete` say in words which checks failed; `first` is the main finding in short.
+    `misleading` and `incomplete` describe the failed checks; `first` summarizes the main finding.
     """
 
     name: str
@@ -91,14 +92,14 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the finding that a report begins with."""
+    """Return the finding with which a report begins."""
     worthwhile = [finding for finding in findings if finding["severity"] != "info"]
     plain = [finding for finding in findings if finding["code"] == "compute-bound"]
     return next(iter([*worthwhile, *plain, *findings]), None)
 
 
 def score(expected: Expectation, said: Said) -> Score:
-    """Return the verdict on what is said."""
+    """Return the verdict on gpudiag's output."""
     if said.analysis is None:
         right = expected.silent_is_right and all(matches(text, said.error) for text in expected.says)
         return Score(name=expected.name, verdict="right" if right else "failed", first=said.error[:80])
@@ -130,12 +131,12 @@ def score(expected: Expectation, said: Said) -> Score:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a regular expression matches anywhere, across line breaks, in upper or lower case."""
+    """Return True if a regular expression matches anywhere, across line breaks and regardless of case."""
     return re.search(pattern, " ".join(text.split()), re.IGNORECASE) is not None
 
 
 def value_at(analysis: dict[str, Any], path: str) -> Any:
-    """Return the value at a path such as `devices.0.name`; None where there is none."""
+    """Return the value at a path such as `devices.0.name`, or None if it is absent."""
     value: Any = analysis
     for key in path.split("."):
         if isinstance(value, list):

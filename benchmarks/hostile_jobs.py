@@ -1,12 +1,12 @@
-"""Run hostile training scripts with gpudiag and without, and compare what each leaves behind.
+"""Run hostile training scripts with gpudiag and without, and compare their effects.
 
     python benchmarks/hostile_jobs.py [--jobs a,b] [--json]
 
-Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU.
-Compared are standard output byte for byte, the exit code (128 + n where signal n ended the job), the lines that the job
-writes to standard error, the files left in the temporary and the current directory, and the processes left. Of standard
-error numbers and the log of PyTorch's profiler are left out, and gpudiag's own lines may be added. The exit code of
-this program is 1 if any of them differs.
+Each script of `hostile_scripts.py` runs as `python job.py` and as `gpudiag profile -- python job.py`, on the CPU. The
+comparison covers standard output byte for byte, the exit code (128 + n if signal n ended the job), the job's lines on
+standard error, the files left in the temporary and the current directory, and the remaining processes. On standard
+error, numbers and the log of PyTorch's profiler are ignored, and gpudiag may add lines. The exit code of this program
+is 1 if there is any difference.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hostile_scripts import HostileJob
 
 SECONDS = 120
-#: A process that is about to end has this long to do so before it counts as left over.
+#: A process that is ending has this long before it counts as remaining.
 SETTLE_S = 1.0
-#: The variable by which the processes of a run are recognized in /proc.
+#: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
 _KINETO_LOG = re.compile(rb"\w+:[-0]+ [:0]+ 0:0 \w+\.cpp:0\] ")
 QUICK = ("--warmup", "2", "--steps", "5")
@@ -44,7 +44,7 @@ QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
 
 
 def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
-    """Run a job in an empty `folder`; return its output, exit code, and what it leaves behind."""
+    """Run a job in an empty `folder`; return its output, exit code, remaining files and remaining processes."""
     shutil.rmtree(folder, ignore_errors=True)
     temporary, work = folder / job.temporary, folder / "work"
     temporary.mkdir(parents=True)
@@ -53,7 +53,7 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
     (folder / "stdin").write_text("first line\nsecond line\n")
     command = [sys.executable, *job.options, str(folder / "job.py")]
     if profiled:
-        # -P: no module of the job's directory is imported in the place of gpudiag's own.
+        # -P: no module of the job's directory replaces one of gpudiag's.
         program = [sys.executable, "-P", "-m", "gpudiag", "profile", *QUICK, "--output", str(folder / "run")]
         command = [*program, "--", *command]
     environment = {**os.environ, **QUIET, "TMPDIR": str(temporary), MARK: str(folder), **job.environment}
@@ -96,7 +96,7 @@ def _files(folder: Path, directories: tuple[Path, ...]) -> list[str]:
 
 
 def _processes_left(folder: Path) -> list[str]:
-    """Return the command lines of processes of this run that are still there, and end them."""
+    """Return the command lines of remaining processes of this run, and end these processes."""
     until_s = time.monotonic() + SETTLE_S
     while (found := _processes(folder)) and time.monotonic() < until_s:
         time.sleep(0.1)
@@ -119,7 +119,7 @@ def _processes(folder: Path) -> dict[int, str]:
 
 
 def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
-    """Return in words what is not the same with gpudiag."""
+    """Return a description of each difference under gpudiag."""
     found = []
     if plain["exit code"] != profiled["exit code"]:
         found.append(f"exit code {plain['exit code']}, with gpudiag {profiled['exit code']}")
@@ -137,16 +137,17 @@ def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
 
 
 def _lines(stderr: bytes) -> list[bytes]:
-    """Return the lines with 0 for each number, since PyTorch writes times, addresses and process ids.
+    """Return the lines with 0 for each number, because PyTorch writes times, addresses and process ids.
 
-    Log lines of PyTorch's profiler are left out: gpudiag sets KINETO_LOG_LEVEL where the job's environment does not.
+    Log lines of PyTorch's profiler are dropped, because gpudiag sets KINETO_LOG_LEVEL if the job's environment does
+    not.
     """
     lines = re.sub(rb"0x[0-9a-f]+|\d+", b"0", stderr).splitlines()
     return [line for line in lines if not _KINETO_LOG.match(line)]
 
 
 def compare(job: HostileJob, folder: Path) -> dict[str, Any]:
-    """Return the row of a job: its exit code, what differs, and how long each run took."""
+    """Return the row of a job: its exit code, the differences, and the duration of each run."""
     plain = outcome(job, folder, profiled=False)
     profiled = outcome(job, folder, profiled=True)
     record = folder / "run" / "run.json"

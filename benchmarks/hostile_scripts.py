@@ -1,4 +1,4 @@
-"""Training scripts that behave as badly as scripts of users do: data of `hostile_jobs.py`."""
+"""Hostile training scripts, modelled on users' scripts, for `hostile_jobs.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-#: Defines `train`, which prints losses in full, and ends with a job's own lines in the place of BODY.
+#: Defines `train`, which prints losses in full. The job's lines replace BODY at the end.
 PRELUDE = """
 import os, signal, sys, time
 import torch
@@ -29,15 +29,15 @@ BODY
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostileJob:
-    """A script, and how to start it.
+    """A script and its start options.
 
     Attributes:
-        name: how it is called in the table.
+        name: its name in the table.
         body: its Python source, after `PRELUDE` if `prelude` is true.
-        prelude: whether `PRELUDE` comes first.
+        prelude: True if `PRELUDE` comes first.
         options: options of the interpreter.
-        environment: variables that it is started with.
-        directory: where it is started; "" for an empty directory of its own.
+        environment: additional environment variables.
+        directory: its working directory; "" for an empty directory of its own.
         temporary: the name of its temporary directory.
     """
 

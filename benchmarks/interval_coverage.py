@@ -1,10 +1,10 @@
-"""How often the interval of the step without the profiler holds it: `python benchmarks/interval_coverage.py DIR ...`.
+"""Measure the coverage of the interval for the unprofiled step: `python benchmarks/interval_coverage.py DIR ...`.
 
-Each directory is looked through for runs (`run.json` with timed steps, `traces/`), for traces beside a `truth.json`
-that names their step, and for recordings of `tests/traces/whole`. Each is analysed from its traces alone, as if nothing
-had been timed, and, where there is a run record, with it; the truth is the mean of the timed steps of the slowest rank.
+Each directory is searched for runs (`run.json` with unprofiled steps, `traces/`), for traces next to a `truth.json`
+that contains their step time, and for recordings of `tests/traces/whole`. Each is analysed from its traces alone, and
+again with its run record if there is one. The truth is the mean of the unprofiled steps of the slowest rank.
 
-    --json FILE     write a line for each, with what its interval is made of
+    --json FILE     write a line for each interval, with its components
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 
-#: A replay that misses the recorded step by more is not shown at all.
+#: A simulation that misses the recorded step by a larger fraction is never shown.
 FAILED = 0.25
 
 
 def main() -> int:
-    """Count, and print the misses."""
+    """Count the intervals that contain the truth, and print the misses."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("directories", nargs="+", type=Path)
     options.add_argument("--json", type=Path)

@@ -1,15 +1,16 @@
-"""Scripts of real libraries on one GPU: does gpudiag's first finding name the problem that each of them has?
+"""Score gpudiag's first finding on scripts of real libraries with known problems, on one GPU.
 
     python benchmarks/judge_scripts.py [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
-`library_scripts/expected.json` says what each script's problem is and which finding is right; it was written before
-the scripts ran. Each script runs twice: under `alternating_blocks.py`, which says what its problem costs, and then
-unchanged under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step is none
-on that machine and is not counted. A script without a problem is judged right if the report begins with `compute-bound`
-and no finding promises 5 % of the step.
+`library_scripts/expected.json` contains the problem and the correct finding of each script; it was written before the
+scripts ran. Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and
+unchanged under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this
+machine is not counted. A script without a problem is judged right if the report begins with `compute-bound` and no
+finding promises 5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
-run directories, at most 15 MB a file). `--tiny` tries all of it on a CPU with models too small to judge anything by.
+run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a
+judgement.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ from rich.table import Table
 
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "library_scripts"
-#: Below this share of the step a problem is none.
+#: A problem with a smaller share of the step is not counted.
 LEAST_PERCENT = 3.0
-#: An amount is right within this share of the true one.
+#: An amount is right within this relative difference to the true one.
 TOLERANCE = 0.3
-#: Bytes in one archive of run directories, and how many archives at most.
+#: Size of an archive of run directories in bytes, and the maximum number of archives.
 ARCHIVE_BYTES, ARCHIVES = 15_000_000, 3
 
 
 class RunError(Exception):
-    """A program ended badly; its last lines."""
+    """A program failed; the message contains its last lines."""
 
 
 def run(command: list[str], seconds: float, log: Path) -> str:
-    """Run a program of its own session into `log`; return what it wrote on standard output.
+    """Run a program in a new session with standard error in `log`; return its standard output.
 
     Raises:
         RunError: it took longer than `seconds`, or its exit code was not 0.
@@ -68,7 +69,7 @@ def run(command: list[str], seconds: float, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a program and what it started; gpudiag ends its job, which has a session of its own, when it is asked to."""
+    """End a program and its children; gpudiag ends its job, which has a separate session, when it receives a signal."""
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -78,7 +79,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
 
 
 def measure(script: dict[str, Any], arguments: list[str], folder: Path, seconds: float) -> dict[str, Any]:
-    """Return what `alternating_blocks.py` says of the script."""
+    """Return the result of `alternating_blocks.py` for the script."""
     block, skip = script["block"]
     program = [sys.executable, str(HERE / "alternating_blocks.py"), "--block", str(block), "--skip", str(skip)]
     program += ["--seconds", "3.5", *(["--by-epoch"] if script.get("by_epoch") else [])]
@@ -98,7 +99,7 @@ def profile(script: dict[str, Any], arguments: list[str], folder: Path, seconds:
 
 
 def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any]) -> dict[str, Any]:
-    """Return the verdict on the finding that the report begins with, and whether its amount is right."""
+    """Return the verdict on the first finding of the report, and on its amount."""
     findings = analysis["findings"]
     first = main_finding(findings) or {}
     gains = [one for one in findings if one["code"] != "compute-bound" and (one["recoverable_percent"] or 0.0) >= 5.0]
@@ -124,13 +125,13 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
 
 
 class Archives:
-    """Tar files below a directory, none of which grows beyond what may be copied."""
+    """Tar files in a directory, each within the size that may be copied."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.number = directory, 1
 
     def keep(self, script: str, folder: Path) -> list[str]:
-        """Add a script's files; return the names of those for which there was no room."""
+        """Add a script's files; return the names of those that did not fit."""
         with tarfile.open(self.directory / "reports.tar", "a") as reports:
             for path in sorted(folder.glob("*.*")):
                 reports.add(path, f"{script}/{path.name}", recursive=False)

@@ -1,4 +1,4 @@
-"""Train a small model with one problem on a known line: does gpudiag name the line, and its cost?
+"""Train a small model with one problem on a known line, to test source locations and costs in findings.
 
     python benchmarks/line_faults.py --fault saves [--fixed] [--steps 400] [--ms 30]
 
@@ -40,7 +40,7 @@ WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
 
 
 def faulty() -> bool:
-    """Return True where the problem is to be made."""
+    """Return True if this rank must have the problem now."""
     return not args.fixed and args.rank in {-1, RANK}
 
 
@@ -103,7 +103,7 @@ def hook(gradient: Tensor) -> Tensor:
 
 
 def after_step(model: nn.Module, out: Tensor, step: int) -> None:
-    """Do what the script does after each update."""
+    """Run the script's code after each update."""
     if args.fault == "saves" and faulty():
         for _ in range(max(1, int(args.ms / 5))):
             torch.save(model.state_dict(), io.BytesIO())  # fault: saves
@@ -120,7 +120,7 @@ def after_step(model: nn.Module, out: Tensor, step: int) -> None:
 
 
 def main() -> None:
-    """Train."""
+    """Train the model."""
     if WORLD > 1:
         dist.init_process_group("nccl" if GPU else "gloo")
     logging.basicConfig(stream=io.StringIO(), level=logging.INFO)

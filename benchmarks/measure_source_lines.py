@@ -1,10 +1,10 @@
-"""Measure the prototype of source lines: what it costs, and whether it names the line of a known problem.
+"""Measure the overhead and the accuracy of the source-line prototype on known problems.
 
     python benchmarks/measure_source_lines.py [--faults saves,sleeps] [--steps 150] [--ms 20]
 
 For each fault of `line_faults.py` one process trains three blocks of steps: plain, recorded, plain. It prints one JSON
 object per fault: milliseconds per step plain and recorded, the deepest line with a tenth of the step that is no
-forward, backward or optimizer call, its milliseconds, and whether it is the line marked `# fault: NAME`.
+forward, backward or optimizer call, its milliseconds, and True if it is the line marked `# fault: NAME`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from source_lines.records import LineTimes, SourceLine
 
 SCRIPT = Path(__file__).with_name("line_faults.py")
 FAULTS = ("saves", "sleeps", "logs", "metric", "item", "lock", "hook", "getitem", "collate", "recompiles")
-#: Steps that warm up, and that each of the three blocks has.
+#: Number of warm-up steps, and of steps in each of the three blocks.
 WARM_UP = 20
 
 
@@ -45,7 +45,7 @@ class Blocks:
         self.lines: LineTimes | None = None
 
     def step(self, *_: Any) -> None:
-        """Note a step's end."""
+        """Count the end of a step."""
         import torch  # noqa: PLC0415  # the script imports it
 
         number = len(self.times) - WARM_UP
@@ -67,7 +67,7 @@ class Blocks:
 
 
 def deepest(lines: tuple[SourceLine, ...], least_ms: float) -> SourceLine | None:
-    """Return the deepest of the user's lines that takes `least_ms` and does no work of training."""
+    """Return the deepest of the user's lines that takes `least_ms` and is no training call."""
     for line in lines:
         if line.ms < least_ms:
             continue

@@ -1,15 +1,15 @@
-"""How many faults in the analysis its tests would find: `make mutants`.
+"""Measure the share of injected faults in the analysis that the tests detect: `make mutants`.
 
-Places in the code of attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
-Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a condition turned round, a
-loop that does nothing. A change is killed where a test fails or takes far longer than it did. The tests asked are those
-of `make unit` that run the changed line, the shortest first, for at most `--budget` seconds; what survives them may be
-killed by another, and is asked again with a larger budget. Everything happens in a copy of the working tree, in
-`build/mutants`; results are kept there, one line of JSON for each mutant, and a run that was cut goes on from them.
+Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
+Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
+loop without iterations. A mutant is killed if a test fails or takes far longer than before. The tests of `make unit`
+that run the changed line are tried, the shortest first, for at most `--budget` seconds. A surviving mutant is tried
+again when the budget is larger. Everything happens in a copy of the working tree in `build/mutants`. Results are kept
+there as one line of JSON per mutant, and an interrupted run continues from them.
 
-Left out is what nothing can tell from what was there, or any test at all: annotations, what runs for type checkers
-only, identity in place of equality, bitwise operators or powers in place of arithmetic, what is no Python; options that
-guard (`frozen`, `strict` of zip); and the examples that rules carry, which are inputs of tests.
+Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
+bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
+examples in rules, which are test inputs, are excluded too.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ TESTS = ("tests/analysis", "tests/app", "tests/commands", "tests/report", "tests
 PYTEST = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=unit")
 FAST = "not processes and not long and not measured"
 
-#: Operators that stand for each other so that the code still runs.
+#: Groups of operators that replace each other and still give code that runs.
 FAMILIES = ({"Add", "Sub", "Mul", "Div", "FloorDiv", "Mod"}, {"BitOr", "BitAnd", "BitXor"}, {"LShift", "RShift"})
 EXAMPLES = {"FIRES", "SILENT", "ABSTAINS"}
-#: What guards against misuse that the type checker or another test would find.
+#: Options against misuse that the type checker or another test detects.
 GUARDS = {"frozen", "slots", "kw_only", "strict"}
 
 Position = tuple[int, int]
@@ -72,7 +72,7 @@ class Change:
 
     @property
     def name(self) -> str:
-        """What it is known by in results."""
+        """Return the name of the change in results."""
         return f"{self.module}:{self.start[0]}:{self.start[1]} {self.operator.removeprefix('core/')} {self.occurrence}"
 
 
@@ -98,7 +98,7 @@ def main() -> int:
     drawn = drawn_changes(given.mutants, given.seed)
     for number, change in enumerate(drawn):
         before = results.get(change.name, {"outcome": "", "budget_s": 0.0})
-        # What survived fewer tests is asked again.
+        # Mutants that survived a smaller budget are tried again.
         if before["outcome"] != "killed" and before["budget_s"] < given.budget and time.monotonic() < end:
             results[change.name] = tried(change, tests) | {"budget_s": given.budget}
             with kept.open("a") as file:
@@ -109,7 +109,7 @@ def main() -> int:
 
 
 def _copy_tree() -> None:
-    """The files of the working tree, with no cache of anything beside them."""
+    """Copy the files of the working tree, without caches."""
     shutil.rmtree(TREE, ignore_errors=True)
     listed = subprocess.run(
         ["git", "-C", HERE, "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -122,7 +122,7 @@ def _copy_tree() -> None:
 
 
 def _record_tests() -> None:
-    """Which lines each test runs, and how long it takes."""
+    """Record the lines that each test runs, and its duration."""
     covered = [f"--cov={folder}" for folder in FOLDERS]
     subprocess.run(
         [*PYTEST, "-m", FAST, *covered, "--cov-context=test", "--cov-report=",
@@ -133,7 +133,7 @@ def _record_tests() -> None:
 
 
 class Tests:
-    """Which tests run which lines, from one run of all."""
+    """Index of the tests by the lines that they run, from one run of all tests."""
 
     def __init__(self, *, budget_s: float) -> None:
         self._budget_s = budget_s
@@ -155,9 +155,10 @@ class Tests:
         self._found: Counter[str] = Counter()
 
     def of(self, change: Change) -> list[dict[str, float]]:
-        """Those that run the change with their seconds, the shortest as far as the budget goes: in two goes.
+        """Return two groups of tests that run the change, with their seconds: the shortest that fit the budget.
 
-        First those of the file that has found most so far: to import all others takes longer than to run it.
+        The first group is from the file that has killed most mutants, because importing all others takes longer than
+        running it.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -168,7 +169,7 @@ class Tests:
         return [part for part in (telling, {name: chosen[name] for name in sorted(chosen.keys() - telling)}) if part]
 
     def found_by(self, name: str) -> None:
-        """Note that this test found a mutant."""
+        """Count a mutant killed by this test."""
         self._found[_file(name)] += 1
 
     def _telling(self) -> list[str]:
@@ -178,7 +179,7 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Tests that run the statement; where it runs on import only, those of lines that name what it defines."""
+        """Return the tests that run the statement; if it runs on import only, the tests of lines that use its names."""
         statement, header = _statement(change)
         lines = self._lines[change.module]
         running = {test for line in header for test in lines.get(line, ())}
@@ -200,7 +201,7 @@ def _file(test: str) -> str:
 
 
 def _statement(change: Change) -> tuple[ast.stmt, range]:
-    """The innermost statement around the change, and its lines without those of its body."""
+    """Return the innermost statement around the change, and its lines without those of its body."""
     tree = ast.parse(_source(change.module))
     around = [
         node
@@ -240,7 +241,7 @@ def modules() -> list[Path]:
 
 
 def drawn_changes(count: int, seed: int) -> list[Change]:
-    """So many places at random, each with one of its changes."""
+    """Draw source locations at random, each with one of its changes."""
     places: dict[tuple[Path, Position, Position], list[Change]] = defaultdict(list)
     for module in modules():
         for change in changes(module):
@@ -296,7 +297,7 @@ def _span(node: ast.expr | ast.stmt | ast.keyword) -> tuple[Position, Position]:
 
 
 def _is_python(change: Change) -> bool:
-    """Without it, `*` between keyword-only arguments and the others would be an operator to change."""
+    """Exclude invalid Python; otherwise the `*` before keyword-only arguments would count as an operator."""
     changed = mutate_code(_source(change.module), get_operator(change.operator)(), change.occurrence)
     try:
         compile(changed, str(change.module), "exec")
@@ -306,7 +307,7 @@ def _is_python(change: Change) -> bool:
 
 
 def tried(change: Change, tests: Tests) -> dict[str, Any]:
-    """Make the change, run the tests, undo it."""
+    """Apply the change, run the tests, and undo it."""
     goes = tests.of(change)
     found = {"name": change.name, "tests": sum(map(len, goes)), "outcome": "not run", "diff": "", "by": ""}
     mutation = MutationSpec(
@@ -316,7 +317,7 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
     arguments = BUILD / "arguments"
     for go in goes:
         arguments.write_text("\n".join(go), encoding="utf-8")
-        # What was learnt with another mutant, or compiled of it, is of no use to this one.
+        # Examples and bytecode cached for another mutant are invalid for this one.
         shutil.rmtree(TREE / ".hypothesis", ignore_errors=True)
         Path(importlib.util.cache_from_source(str(change.module))).unlink(missing_ok=True)
         command = " ".join((*PYTEST, "-x", f"@{arguments}"))

@@ -1,12 +1,12 @@
-"""How right the diagnosis is of random jobs: `python benchmarks/random_jobs.py --jobs 500 --seed 0`.
+"""Score the diagnosis of random jobs: `python benchmarks/random_jobs.py --jobs 500 --seed 0`.
 
-Each job is drawn, played as traces and diagnosed; what its causes cost is known from playing it again without them
-(tests/analysis/diagnosis/random_jobs). Right is a diagnosis whose first finding has the right code, cause and ranks,
-its amount within 15 % or 1 ms, with nothing else of 5 % beside it that is not there.
+Each job is drawn at random, simulated as traces and diagnosed. The true cost of its causes is computed by simulating it
+again without them (tests/analysis/diagnosis/random_jobs). A diagnosis is right if its first finding has the correct
+code, cause and ranks, its amount is within 15 % or 1 ms, and no false finding promises 5 %.
 
-    --worst 20          so many wrong jobs, a line each
-    --jobs-of loader    of one kind of fault only
-    --only 17           all of one job
+    --worst 20          print this number of wrong jobs, one line each
+    --jobs-of loader    draw jobs with one kind of fault only
+    --only 17           print all details of one job
 """
 
 from __future__ import annotations

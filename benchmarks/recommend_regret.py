@@ -1,17 +1,17 @@
-"""How good `gpudiag recommend` is: every strategy measured, beside what was predicted and what would be recommended.
+"""Measure the prediction error and regret of `gpudiag recommend` against measurements of every strategy.
 
     python benchmarks/recommend_regret.py [--output DIR] [--p2p on,off] [--workloads vgg16,resnet50,gpt,mlp]
 
-One set of processes per setting of peer access trains all workloads with all strategies, by turns. For each workload:
-predicted and measured step of each strategy, the error, and the regret: how much slower the strategy that `recommend`
-would have chosen, from the few that it would have measured, is than the fastest of all. What it would have chosen comes
-from the same turns: those of its finalists alone, as `recommend` would have had them; it takes more rounds when it runs
-by itself, so this is no better than that. A strategy that is more than 1.5 times as slow as another has no turns: what
-was seen of it while it warmed up is far enough from the best.
+One set of processes per peer-access setting trains all workloads with all strategies, in turn. The result for each
+workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is the relative
+slowdown of the strategy that `recommend` would choose against the fastest strategy. The choice is simulated from the
+same measurements, restricted to the finalists of `recommend`. `recommend` itself takes more rounds, so the simulated
+choice is no better than the real one. A strategy more than 1.5 times as slow as another is not measured further,
+because its warm-up already excludes it.
 
-Prints Markdown. Takes about `--seconds` per setting. A workload that was measured in `--output` before is not measured
-again, so a run that was cut off goes on where it was; `--from DIR` prints the tables of an earlier run. With `--again`
-the predictions are made anew from what was measured then of the machine, the model and the transports.
+Print Markdown. Each setting takes about `--seconds`. Workloads already measured in `--output` are not measured again,
+so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With `--again` the
+predictions are recomputed from the recorded measurements of the machine, the model and the transports.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Measure, or read what was measured, and print."""
+    """Measure or read the results, and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--output", type=Path, default=Path("gpudiag-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-regret"
@@ -86,12 +86,12 @@ def main() -> int:
 
 
 def found(directory: Path, name: str) -> Path | None:
-    """One workload's result, from whichever launch has it."""
+    """Return the result of one workload from the launch that measured it."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """The same measurements with the predictions of today's model."""
+    """Return the same measurements with predictions of the current model."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [one.candidate for one in benchmark.predictions]
     cannot = {one.candidate.label: one.cannot for one in benchmark.predictions if one.cannot is not None}
@@ -103,7 +103,7 @@ def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenc
 
 
 def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p: bool) -> None:
-    """Train all workloads with all strategies, in one launch."""
+    """Train all workloads with all strategies in one launch."""
     began = time.time()
     prepared = measure_links(
         prepare_program(
@@ -140,26 +140,26 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
 
 
 class Heard:
-    """Prints when the first rank enters a phase."""
+    """Print the time at which the first rank enters each phase."""
 
     def __init__(self, began: float) -> None:
         self._began = began
         self._last = ""
 
     def __call__(self, message: Progress) -> None:
-        """Take in one message."""
+        """Process one message."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
             said(self._began, message.phase)
 
 
 def said(began: float, what: str) -> None:
-    """Say on standard error what is done, and when."""
+    """Log a finished action with its time to standard error."""
     print(f"{time.time() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
-    """Print one workload's table; its regret and its worst error, in percent."""
+    """Print one workload's table; return its regret and its largest error, in percent."""
     measured = {one.candidate.label: one for one in benchmark.turns if one.round_ms and one.cannot is None}
     means = {label: statistics.fmean(one.round_ms) for label, one in measured.items()}
     racing = {label: mean for label, mean in means.items() if label != "independent"}

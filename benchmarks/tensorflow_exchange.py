@@ -1,19 +1,19 @@
-"""What a TensorFlow strategy's exchange costs, beside what the diagnosis says it costs.
+"""Compare the communication cost of a TensorFlow strategy with the cost in gpudiag's finding.
 
     python benchmarks/tensorflow_exchange.py --python TF_PYTHON --devices 4 [--strategies multi-worker,nccl,cpu-reduce]
         [--floor one|independent] [--workload resnet50] [--batch-size 64] [--rounds 1] [--output DIR]
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Runs `gpudiag profile` with the floor, and with each strategy on all devices; with several rounds in turn, so that
-drift meets all alike. The floor is one device, or with `--floor independent` all of them in one process, without
-exchange. The cost is the median of a strategy's unprofiled steps less the floor's: what exchanging adds, and whatever
-else more devices share. CPU devices share their cores, so that there one device tells nothing. What was found is the
-amount of `communication-bound` in the analysis, 0 where it is not among the findings. With `--from` the table is made
-of runs that are there already.
+Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between them,
+so that drift affects all equally. The baseline is one device, or with `--floor independent` all devices in one process,
+without communication. The cost is the median of a strategy's unprofiled steps minus the baseline's. It includes
+communication and everything else that additional devices share. CPU devices share their cores, so that one CPU device
+is no valid baseline. The reported cost is the amount of `communication-bound` in the analysis, or 0 if there is no such
+finding. With `--from` the table is built from existing runs.
 
-TF_PYTHON is an interpreter with TensorFlow and msgspec, as of `make tensorflow`; on GPUs one with `tensorflow[and-
-cuda]`.
+TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
+`tensorflow[and-cuda]`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from pathlib import Path
 from typing import Any
 
 FLOORS = ("one", "independent")
-#: Does nothing but train, also on one device.
+#: This strategy only trains, also on one device.
 ALONE = "independent"
-#: A run that takes longer hangs: TensorFlow's profiler now and then does at a recording's end.
+#: A run that takes longer hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
-#: The measure: found within this share of the cost.
+#: Requirement: the reported cost is within this fraction of the true cost.
 CLOSE = 0.25
 
 
 def main() -> int:
-    """Run what is missing, print the table, write `result.json` beside the runs; 1 where a run failed."""
+    """Run the missing runs, print the table, and write `result.json`; return 1 if a run failed."""
     options = _options()
     failed = [] if options.made else list(_run_all(options))
     rows = list(_rows(options.made or options.output))
@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
 
 
 def _run_all(options: argparse.Namespace) -> Iterator[str]:
-    """Yields the names of runs that failed. Runs that are there already are kept."""
+    """Run everything that is missing; yield the names of failed runs."""
     for round_number in range(options.rounds):
         for strategy in (options.floor, *options.strategies.split(",")):
             directory = options.output / f"{strategy}-{round_number}"
@@ -88,7 +88,7 @@ def _run(options: argparse.Namespace, strategy: str, directory: Path) -> bool:
 
 
 def _rows(root: Path) -> Iterator[dict[str, Any]]:
-    """A row per strategy, the floor first; medians over the rounds."""
+    """Yield a row per strategy, the baseline first; medians over the rounds."""
     runs: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(root.glob("*-*/analysis.json")):
         runs.setdefault(path.parent.name.rpartition("-")[0], []).append(json.loads(path.read_text()))

@@ -1,4 +1,4 @@
-"""Build complete analyses for tests of reports. Values are made up."""
+"""Build complete analyses with made-up values for tests of reports."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def analysis(*devices: Device, **fields: Any) -> Analysis:
 
 
 def late_loader() -> Analysis:
-    """Return an analysis of four ranks, where rank 2's input is late; values are from the trace `slow_loader_rank2`."""
+    """Return an analysis of four ranks with late input on rank 2; values are from the trace `slow_loader_rank2`."""
     return analysis(
         device(0, compute=29.4, communication_transfer=0.8, communication_wait=26.1, launch=0.2, idle=0.1, hidden=3.9),
         device(1, compute=29.5, communication_transfer=0.8, communication_wait=26.0, launch=0.2, idle=0.1, hidden=3.9),
@@ -137,7 +137,7 @@ def late_loader() -> Analysis:
 
 
 def processor_only() -> Analysis:
-    """Return an analysis of two CPU processes under gloo, with a trace only and nothing worth fixing."""
+    """Return an analysis of two CPU processes under gloo, with traces only and no significant findings."""
     return analysis(
         device(0, name="", ordinal="cpu", compute=41.2, communication_transfer=3.3, input=1.1, idle=0.4),
         device(1, name="", ordinal="cpu", compute=40.9, communication_transfer=3.2, input=1.4, idle=0.5),

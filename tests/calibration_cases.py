@@ -1,4 +1,4 @@
-"""Cases of figures that verdicts hang on: what comes out just below each figure and just above it."""
+"""Cases for calibrated thresholds: the outcome just below and just above each of them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ KINDS = ("Contract", "Physical", "Statistical", "Definition", "Measured", "Judge
 
 
 class Cases:
-    """Cases by the figure's name, each a function of a value that lies near it."""
+    """Cases by name of the threshold, each a function of a value near it."""
 
     def __init__(self, figures: Any) -> None:
         self._figures = figures
         self.known: dict[str, tuple[Callable[[Any], object], float, float]] = {}
 
     def of(self, name: str, below: float | None = None, above: float | None = None) -> Callable[..., Any]:
-        """The case of a figure: at 1 % below and above it, at the whole numbers beside it, or at the values given."""
+        """Register a function that is compared at 1 % below and above the threshold, at adjacent integers, or at given
+        values.
+        """
         value = getattr(self._figures, name)
         near = (value - 1, value + 1) if isinstance(value, int) and value < 100 else (0.99 * value, 1.01 * value)
         values = near if below is None or above is None else (below, above)
@@ -33,13 +35,13 @@ class Cases:
         return keep
 
     def differ(self, name: str) -> bool:
-        """Whether what comes out below the figure is something else than above it."""
+        """Return True if the outcome below the threshold differs from that above it."""
         function, below, above = self.known[name]
         return bool(function(below) != function(above))
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Name → the text below it, of each figure of a module."""
+    """Return the text below each threshold of a module, by name."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     found = {}
     for one, after in zip(body, [*body[1:], None], strict=True):
@@ -50,7 +52,7 @@ def figures_in(path: Path) -> dict[str, str]:
 
 
 def numbers_in(path: Path) -> set[str]:
-    """The module's constants in which a number stands."""
+    """Return the names of the module's numeric constants."""
     found = set()
     for one in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:

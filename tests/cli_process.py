@@ -1,4 +1,4 @@
-"""gpudiag as people run it: a process of its own, or in this one, with an environment in which no settings matter."""
+"""Run gpudiag as users do, in a separate process or in this one, in an environment without settings."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpudiag.commands.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Far beyond what any of them takes, also where other work runs beside: what hangs is ended, what is slow is not.
+#: Far more than any command needs, even under load. Only commands that hang are ended.
 SECONDS = 400
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """This process's environment without anything that changes how output is drawn."""
+    """Return this process's environment without variables that affect the output."""
     drawing = {"COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM", "TERM"}
     return {key: value for key, value in os.environ.items() if key not in drawing} | {"TERM": "xterm"} | changes
 
@@ -40,7 +40,7 @@ def gpudiag(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.
 
 
 def in_this_process(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    """The same without a program: for what is refused before anything runs, of which there are many cases."""
+    """Run one command line in this process; for the many cases that are refused before anything runs."""
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, environment(**changes), clear=True),

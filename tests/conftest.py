@@ -1,4 +1,4 @@
-"""What all tests share: golden files, whole recordings, and an environment in which no one's settings matter."""
+"""Shared fixtures: golden files, full recordings, and an environment independent of user settings."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# A script's background job ignores SIGINT, and so would every program that the tests start within one and interrupt.
+# A background job of a script ignores SIGINT. Programs that the tests start there and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The programs that tests start import the same modules hundreds of times: without kept bytecode (images set that
-# variable) each of them would compile these again, for as long as all else that a short command does.
+# The programs that tests start import the same modules hundreds of times. Some images set this variable. Without cached
+# bytecode each program compiles them again, which takes as long as the rest of a short command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-# Two workers and what they start share the cores. With as many threads as cores each, those of a small model wait for
-# each other longer than they compute: `test_unet3d.py` took 30 CPU seconds beside other work, and takes 2.5.
+# Two workers and their child processes share the cores. With one thread per core in each process, the threads of a
+# small model wait for each other longer than they compute: `test_unet3d.py` took 30 CPU seconds under load, and takes
+# 2.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# What collecting the tests imports stays: Python's garbage collections look through it in vain, then and ever after.
-# Without them collecting takes 3.9 CPU seconds instead of 6.9, and the tests in one process an eighth less.
+# Objects imported during collection live until the end, so that garbage collections scan them in vain. Without garbage
+# collections, test collection takes 3.9 CPU seconds instead of 6.9, and the tests in one process an eighth less.
 gc.disable()
 
 
@@ -53,8 +54,8 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# How long an example takes says nothing on machines that do other work beside. `unit` is the inner loop's; `whole` is
-# what `.ci/run` draws.
+# Deadlines per example mean nothing on a machine under load. `make unit` loads the profile `unit`; `.ci/run` loads the
+# profile `whole`.
 settings.register_profile("whole", deadline=None)
 settings.register_profile("usual", deadline=None, max_examples=50)
 settings.register_profile("unit", deadline=None, max_examples=25)
@@ -77,7 +78,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what follows from something else: what shares a group of xdist's or needs a GPU starts programs."""
+    """Mark tests by derived properties: tests in an xdist group and tests that need a GPU start programs."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
@@ -85,9 +86,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each of them once
+            item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each recording once
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one worker sets it up, not each of them
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one worker runs the setup once
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
@@ -103,7 +104,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """A test that starts a program has to say so: `make unit` leaves it out."""
+    """Fail a test that starts a program without the marker by which `make unit` excludes it."""
     result = yield
     if _programs and not item.get_closest_marker("processes"):
         pytest.fail(f"mark it with @pytest.mark.processes, as it starts {_programs[0]}")
@@ -119,7 +120,7 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare a whole output with `tests/golden/<name>`; `pytest --update-golden` writes it instead."""
+    """Compare an output with `tests/golden/<name>`; `pytest --update-golden` writes it instead."""
 
     if f"rich=={version('rich')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
         pytest.skip("another rich breaks lines elsewhere")
@@ -137,9 +138,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
 
 @pytest.fixture(scope="session")
 def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a recording in `tests/traces/whole`, unpacked when the first test asks for it."""
+    """Return the directory of a recording in `tests/traces/whole`, unpacked for the first test that requests it."""
     base = tmp_path_factory.getbasetemp()
-    # The workers of pytest-xdist have a directory each, in one that they share.
+    # Each worker of pytest-xdist has its own directory within a shared one.
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "whole"
 
     def unpacked(name: str) -> Path:
@@ -147,7 +148,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             mine = tmp_path_factory.mktemp("whole")
             unpack(WHOLE / f"{name}.npz", mine)
             shared.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):  # another worker was faster
+            with contextlib.suppress(OSError):  # another worker has renamed its directory first
                 mine.rename(shared / name)
         return shared / name
 
@@ -156,7 +157,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 @pytest.fixture(scope="session")
 def analysis_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Analysis]:
-    """The analysis of a trace, of a directory of traces, or of a packed recording: made once, for all who ask."""
+    """Analyse a trace, a directory of traces or a packed recording; each is analysed once and cached."""
 
     @cache
     def analysed(path: Path) -> Analysis:

@@ -1,4 +1,4 @@
-"""How many examples a property test draws."""
+"""Number of examples that a property test draws."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 from hypothesis import settings
 
 _USUAL = 100
-_DRAWN: int = settings().max_examples  # of the profile that is loaded
+_DRAWN: int = settings().max_examples  # from the loaded profile
 
 
 def examples(count: int, **more: Any) -> settings:
-    """So many examples; in proportion fewer under a profile that draws fewer, which `make unit` loads."""
+    """Return settings with `count` examples, scaled down under the profile that `make unit` loads."""
     return settings(max_examples=max(1, count * min(_DRAWN, _USUAL) // _USUAL), **more)

@@ -1,7 +1,8 @@
-"""Programs that use PyTorch, as forks of one process that has imported it: most of them take less than importing does.
+"""Run programs that use PyTorch as forks of one process that has imported it, because the import dominates most of
+them.
 
-A fork has nothing but that import in common with others, and ends as programs do, `atexit` and all. Commands, ours and
-users', are not run this way: what they import, and when, is a part of what is tested of them.
+A fork shares nothing but that import with others, and ends as programs do, including `atexit`. Commands of gpudiag and
+of users do not run this way, because the tests cover their imports too.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: Reads a line of JSON for each program, forks, and writes a line with the fork's number, and one when it has ended.
+#: Reads a line of JSON for each program and forks. Writes a line with the fork's process id, and one when it has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
@@ -67,7 +68,7 @@ exec(program)
 
 
 class _Parent:
-    """The process that has imported PyTorch; it ends with this one, which holds its standard input."""
+    """The process that has imported PyTorch; it ends with this process, which holds its standard input."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -89,7 +90,7 @@ class _Parent:
         self._answers.close()
 
     def fork(self, asked: Mapping[str, object]) -> int:
-        """The number of a process that runs it."""
+        """Fork a process that runs the program; return its process id."""
         self._asking.write(json.dumps(asked).encode() + b"\n")
         self._asking.flush()
         while True:
@@ -98,13 +99,13 @@ class _Parent:
                 return answer["begun"]
 
     def hear(self, seconds: float) -> None:
-        """Note who ended meanwhile, or does within so many seconds."""
+        """Record the processes that have ended, or end within `seconds`."""
         while select.select([self._answers], [], [], seconds)[0]:
             self._answer()
             seconds = 0.0
 
     def _answer(self) -> dict[str, int]:
-        # One line at a time is unread: the parent writes each in one piece, and none is longer than a pipe holds.
+        # Read one line at a time: the parent writes each line at once, and no line exceeds the capacity of a pipe.
         line = bytearray()
         while not line.endswith(b"\n"):
             piece = os.read(self._answers.fileno(), 1)
@@ -122,12 +123,12 @@ def _parent() -> _Parent:
 
 
 class Forked:
-    """One program that runs, or has run; like a `subprocess.Popen`.
+    """A program that runs or has ended, with the methods of a `subprocess.Popen`.
 
     Args:
         source: as after `python -c`.
         words: its arguments.
-        out, err: files that it writes to.
+        out, err: files for its output.
         values: its environment.
     """
 
@@ -138,12 +139,12 @@ class Forked:
         self.pid = _parent().fork(asked)
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """Return its exit code, or None while it runs."""
         _parent().hear(0.0)
         return _parent().ended.get(self.pid)
 
     def wait(self, timeout_s: float = SECONDS) -> int:
-        """Its exit code, once it has one.
+        """Wait for its exit code.
 
         Raises:
             subprocess.TimeoutExpired: it takes longer.
@@ -156,7 +157,7 @@ class Forked:
         return code
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 

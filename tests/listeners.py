@@ -1,4 +1,4 @@
-"""Where a process and all that it started listen, as the kernel says it: `ss -ltnp` without its program."""
+"""List the listening sockets of a process and its descendants from /proc, as `ss -ltnp` does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _EVERY_S = 0.5
 
 @contextlib.contextmanager
 def listeners_meanwhile() -> Iterator[set[str]]:
-    """Each address on which a descendant of this process listens while the block runs."""
+    """Collect each address on which a descendant of this process listens while the block runs."""
     found: set[str] = set()
     over = threading.Event()
 
@@ -39,12 +39,12 @@ def listeners_meanwhile() -> Iterator[set[str]]:
 
 
 def beyond_loopback(addresses: set[str]) -> set[str]:
-    """Those that other machines can reach."""
+    """Return the addresses that other machines can reach."""
     return {text for text in addresses if not _is_loopback(ipaddress.ip_address(text))}
 
 
 def listeners(pid: int) -> set[str]:
-    """The addresses on which a process and its descendants listen now."""
+    """Return the addresses on which a process and its descendants listen now."""
     return {address for address, _ in listening_sockets(pid)}
 
 
@@ -61,7 +61,7 @@ def listening_sockets(pid: int) -> set[tuple[str, int]]:
 
 
 def _listening() -> list[tuple[str, int, str]]:
-    """(address, port, inode) of every listening socket of this network namespace."""
+    """Return (address, port, inode) of every listening socket of this network namespace."""
     found = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
@@ -73,7 +73,7 @@ def _listening() -> list[tuple[str, int, str]]:
 
 
 def _address(text: str) -> str:
-    """The kernel writes addresses as words in the machine's order."""
+    """Parse an address, which the kernel writes as words in the machine's byte order."""
     raw = b"".join(struct.pack("=I", int(text[begin : begin + 8], 16)) for begin in range(0, len(text), 8))
     return str(ipaddress.ip_address(raw))
 

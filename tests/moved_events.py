@@ -1,4 +1,4 @@
-"""Traces whose events were chosen, changed or put in another order, with all that points at them following."""
+"""Select, change or reorder the events of a trace, with all references to them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDArray[np.intp]) -> Trace:
-    """The trace with a table of these columns, brought into order of start.
+    """Return the trace with a table of these columns, sorted by start.
 
     Args:
-        trace: whose names, collectives, step marks and waits for events stay as far as their events do.
+        trace: its names are kept, and its collectives, step marks and event waits if their events are.
         columns: the new columns, of equal length n.
-        came_from: intp[n], the row in the trace's table of each; -1 for an event that is new.
+        came_from: intp[n], the original row of each event; -1 for a new event.
     """
     order = np.lexsort((-columns["end_ns"], columns["start_ns"]))
     place = {int(row): index for index, row in enumerate(came_from[order].tolist()) if row >= 0}

@@ -1,4 +1,4 @@
-"""Attempts of another user of this host, which only root can make."""
+"""Attempt operations as another user of this host, which only root can do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: `nobody`, as almost everywhere.
+#: The user `nobody` on almost every system.
 _OTHER = 65534
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 
 
 def as_another_user(attempt: Callable[[], object]) -> str:
-    """The name of the exception with which another user's attempt ends, or its result as text."""
+    """Run an attempt as another user; return the name of its exception, or its result as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

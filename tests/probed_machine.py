@@ -1,4 +1,4 @@
-"""A machine with four GPUs and everything that its probes printed, with the figures of a real one (4 x H200)."""
+"""A machine with four GPUs and the output of all its probes, with figures of a real one (4 x H200)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def inventory(count: int = COUNT) -> Facts:
-    """What the inventory says before anything is measured: PCIe links idle, at generation 1."""
+    """Return the inventory before any measurement: PCIe links are idle, at generation 1."""
     lanes = tuple(NvLink(lane=lane, active=True, version=4, gb_per_s=26.562) for lane in range(18))
     gpus = tuple(
         Gpu(
@@ -51,7 +51,7 @@ def inventory(count: int = COUNT) -> Facts:
 
 
 def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
-    """GPUs as CUDA numbers them: here the other way round than NVML."""
+    """Return GPUs in CUDA's order, which is the reverse of NVML's here."""
     return tuple(
         ProbedGpu(
             ordinal=i,
@@ -65,7 +65,7 @@ def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
 
 
 def host_copies(count: int = COUNT) -> HostCopies:
-    """Copies to, from and within the GPUs."""
+    """Return copies to, from and within the GPUs."""
     alone = {
         ("pinned", "host_to_device", "one_way"): (55.57,),
         ("pinned", "device_to_host", "one_way"): (55.44,),
@@ -129,7 +129,7 @@ def host_copies(count: int = COUNT) -> HostCopies:
 
 
 def peer_copies(count: int = COUNT) -> PeerCopies:
-    """Copies between every two GPUs."""
+    """Return copies between every two GPUs."""
     bandwidth = []
     for a, b in itertools.permutations(range(count), 2):
         paths = [(394.1, "one_way", "dst", True), (396.4, "one_way", "src", True), (31.2, "one_way", "src", False)]
@@ -165,7 +165,7 @@ def peer_copies(count: int = COUNT) -> PeerCopies:
 
 
 def host_memory() -> HostMemoryResult:
-    """One NUMA node."""
+    """Return the host memory result of one NUMA node."""
     copy = HostMemoryCopy(
         src="numa:0", dst="numa:0", size_bytes=512 * MIB, threads=32, gb_per_s=112.0, cv=0.004, repeats=3, wrong_words=0
     )
@@ -173,7 +173,7 @@ def host_memory() -> HostMemoryResult:
 
 
 def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> CollectivesResult:
-    """(name, latency in µs, bus bandwidth in GB/s) of each transport, at every power of two."""
+    """Return collectives at every power of two; a strategy is (name, latency in µs, bus bandwidth in GB/s)."""
     factor = 2 * (count - 1) / count
     return CollectivesResult(
         schema="gpudiag/probe-allreduce/1",
@@ -195,7 +195,7 @@ def collectives(*strategies: tuple[str, float, float], count: int = COUNT) -> Co
 
 
 def outcome(name: str, document: ProbeDocument | None, reason: str | None = None, **more: object) -> ProbeOutcome:
-    """A program that ended well, or with `reason`."""
+    """Return the outcome of a program that succeeded, or failed with `reason`."""
     planned = Planned(name=name, program=Path("program.py"))
     status = "ok" if reason is None else "failed"
     return ProbeOutcome(
@@ -210,7 +210,7 @@ def outcome(name: str, document: ProbeDocument | None, reason: str | None = None
 
 
 def four_h200() -> Facts:
-    """The whole machine, measured."""
+    """Return all facts of the machine."""
     outcomes = [
         outcome("copies to and from the host", host_copies()),
         outcome("copies between GPUs", peer_copies()),

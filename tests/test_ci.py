@@ -1,4 +1,4 @@
-"""CI's repetition of failed tests, and its count of rows of which most must be right."""
+"""CI's repetition of failed tests, and its count of correct rows."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rows")
 
 
-#: A run of seven rows, of which its argument says how many are right; without one it leaves nothing.
+#: A run of seven rows, of which its argument gives the number of right ones; without an argument it writes no rows.
 RUN = """
 import json, os, sys
 for right in sys.argv[2:]:

@@ -205,7 +205,7 @@ def test_interrupt_prints_one_word_and_gives_130(
 
 @pytest.mark.processes
 def test_closed_pipe_is_no_error() -> None:
-    """As for `gpudiag --help | head -0`: no traceback, and the shell's exit code for SIGPIPE."""
+    """Test `gpudiag --help | head -0`: no traceback, and the shell's exit code for SIGPIPE."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as gone:
@@ -255,7 +255,7 @@ def test_file_size_limit_gives_one_line_with_the_path_and_leaves_no_file(tmp_pat
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         f"assert {{main(command) for command in {commands!r}}} == {{5}}"
     )
-    # With -B: what is compiled for the first time would be kept cut off at that size.
+    # With -B, because bytecode written under this limit would be kept truncated.
     command = [sys.executable, "-B", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     errors = [line for line in done.stderr.splitlines() if "File too large" in line]

@@ -123,7 +123,7 @@ def test_help_imports_no_slow_module() -> None:
 
 @pytest.mark.processes
 def test_help_is_a_small_multiple_of_an_empty_python() -> None:
-    """The limit is a multiple of the interpreter's start, because machines differ; it was 0.25 s where it was set."""
+    """The limit is a multiple of the interpreter's start time, because machines differ."""
 
     def spent() -> float:
         """Return the CPU time of child processes, which does not depend on other load."""

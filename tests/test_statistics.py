@@ -53,13 +53,13 @@ def slow_phases(correlation: float, *, series: int, steps: int, seed: int) -> li
 
 
 def coverage(correlation: float, *, series: int = 1000, steps: int = 60) -> float:
-    """Return how often the interval covers the true mean of 100."""
+    """Return the fraction of intervals that cover the true mean of 100."""
     estimates = [mean_of(values) for values in slow_phases(correlation, series=series, steps=steps, seed=1)]
     return sum(estimate.low <= 100 <= estimate.high for estimate in estimates) / series
 
 
 def called_different(correlation: float, *, pairs: int, steps: int) -> float:
-    """Return how often `gpudiag diff` calls two equal runs different."""
+    """Return the fraction of pairs of equal runs that `gpudiag diff` calls different."""
     values = slow_phases(correlation, series=2 * pairs, steps=steps, seed=steps)
     estimates = [mean_of(run) for run in values]
     differences = [after.minus(before) for before, after in zip(estimates[::2], estimates[1::2], strict=True)]
@@ -71,7 +71,7 @@ def test_intervals_cover_the_mean_of_independent_steps() -> None:
 
 
 def test_intervals_cover_the_mean_of_correlated_steps() -> None:
-    # Without the effective sample size this would be about 0.75, and with the correlation as measured 0.93.
+    # Without the effective sample size this would be about 0.75, and with the measured correlation 0.93.
     assert coverage(0.5) > 0.93
 
 
@@ -84,7 +84,7 @@ def test_equal_runs_are_called_different_at_the_nominal_rate(correlation: float,
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
 def test_intervals_of_the_fewest_timed_steps_are_nearly_nominal(correlation: float) -> None:
-    # Ten are the fewest that are timed. Chance correlation makes 2.7 % of independent ones.
+    # Ten is the minimum number of unprofiled steps. Chance correlation makes 2.7 % of independent pairs different.
     assert 0.02 <= called_different(correlation, pairs=4000, steps=10) <= 0.085
 
 
@@ -94,7 +94,7 @@ def test_interval_covers_the_difference_of_runs_with_unequal_scatter() -> None:
     for _ in range(rounds):
         difference = mean_of(chance.normal(32, 3, 7).tolist()).minus(mean_of(chance.normal(30, 1, 4).tolist()))
         held += difference.low <= 2 <= difference.high
-    # 95 % or a little more, for chance correlation; 0.6 % is the standard error of the share.
+    # 95 % or slightly more, because of chance correlation; the standard error of the share is 0.6 %.
     assert 0.93 <= held / rounds <= 0.99
 
 

@@ -1,4 +1,4 @@
-"""Traces of a whole case in a few lines.
+"""Build the traces of a whole case in a few lines.
 
     trace = (
         TraceBuilder(rank=0, world_size=2)
@@ -7,12 +7,12 @@
         .build()
     )
 
-Times are integers in `unit_ns` (default: microseconds) after the start of the step begun last; before any step, after
-the trace's zero. A step lasts until the next one begins.
+Times are integers in `unit_ns` (default: microseconds) after the start of the latest step. Before any step, they count
+from the trace's zero. A step lasts until the next one begins.
 
-Device work is *queued ahead* unless told: its launch call sits at the start of its step and takes no time, so that gaps
-are no one's fault. `launch=(3, 4)` places the call, `launch=3` one of zero length, `launch=None` says that it was not
-captured.
+Device work is *queued ahead* by default: its launch call is at the start of its step and has zero length, so that the
+host causes no gaps. `launch=(3, 4)` places the call, `launch=3` places one of zero length, and `launch=None` means that
+the call was not captured.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Row:
 
 
 class TraceBuilder:
-    """One process. Every method but `build` returns the builder."""
+    """Builder of the trace of one process. Every method but `build` returns the builder."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class TraceBuilder:
         self._correlation = 0
         self._clock = 0
 
-    # Where things are placed
+    # Position
 
     def step(self, at: int | None = None, *, number: int | None = None, mark: str | None = "ProfilerStep#{}") -> Self:
-        """Begin a step `at` a time after the trace's zero (default: where all that was recorded has ended).
+        """Begin a step at time `at` after the trace's zero (default: the end of everything recorded).
 
-        `mark=None` leaves no mark: only the zero of the times that follow is moved.
+        With `mark=None` there is no step mark, and only the zero of the following times is moved.
         """
         if at is None:
             at = max((-(-row.end // self._unit) for row in self._rows), default=self._zero)
@@ -87,18 +87,18 @@ class TraceBuilder:
         return self
 
     def steps(self, count: int, period: int, body: Callable[[Self], object], *, first: int = 0) -> Self:
-        """`count` steps of `period`, the same in each."""
+        """Add `count` equal steps of length `period`."""
         for index in range(count):
             body(self.step(first + index * period))
         return self
 
     def on(self, device: int) -> Self:
-        """Place the device work that follows on this device."""
+        """Place the following device work on this device."""
         self._device = device
         return self
 
     def by(self, thread: int) -> Self:
-        """Place the host work and the launches that follow on this thread."""
+        """Place the following host work and launches on this thread."""
         self._thread = thread
         return self
 
@@ -111,11 +111,11 @@ class TraceBuilder:
         return self._add(EventKind.ANNOTATION, name, start, end)
 
     def python(self, start: int, end: int, name: str) -> Self:
-        """A Python function or a module's call, as recorded with stacks."""
+        """Add a Python function or a module call, as recorded with stacks."""
         return self._add(EventKind.PYTHON, name, start, end)
 
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:
-        """The training thread waits for its next batch."""
+        """Make the training thread wait for its next batch."""
         return self.annotation(start, end, name)
 
     def optimizer(self, start: int, end: int, name: str = "Optimizer.step#SGD.step") -> Self:
@@ -128,7 +128,7 @@ class TraceBuilder:
         return self.runtime(start, end, name)
 
     def overhead(self, start: int, end: int, name: str = "Command Buffer Full") -> Self:
-        """The profiler's own doing: on the process, on no thread of its own."""
+        """Add overhead of the profiler, which belongs to the process and to no thread."""
         return self._add(EventKind.OVERHEAD, name, start, end, thread=0)
 
     def gloo(
@@ -143,7 +143,7 @@ class TraceBuilder:
         size_bytes: int | None = None,
         sequence: int | None = None,
     ) -> Self:
-        """A collective on a worker thread of the host."""
+        """Add a collective on a worker thread of the host."""
         call = CollectiveCall(
             row=0, operation=operation, group=group, group_ranks=ranks, size_bytes=size_bytes, sequence=sequence
         )
@@ -196,7 +196,7 @@ class TraceBuilder:
         )
 
     def graph(self, launch: tuple[int, int], *kernels: tuple[int, int], stream: int = 7) -> Self:
-        """A CUDA graph: one launch call, many kernels."""
+        """Add a CUDA graph: one launch call, many kernels."""
         self._correlation += 1
         correlation = self._correlation
         self.runtime(*launch, name="cudaGraphLaunch", correlation=correlation)
@@ -205,12 +205,12 @@ class TraceBuilder:
         return self
 
     def clock_ahead(self, offset_ns: int) -> Self:
-        """Let this process's clock show `offset_ns` more than the truth, in all that it records."""
+        """Set this process's clock ahead by `offset_ns` in everything that it records."""
         self._clock = offset_ns
         return self
 
     def build(self) -> Trace:
-        """The trace, as a reader would give it."""
+        """Return the trace as a reader would."""
         rows = list(self._rows)
         ends = [at for at, _ in self._marks[1:]]
         if self._marks:

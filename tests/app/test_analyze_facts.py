@@ -1,4 +1,4 @@
-"""The machine's facts of a run: measured before it, saved in its directory, used in its diagnosis."""
+"""Machine facts of a run: measured before it, saved in its directory, used in its diagnosis."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # Of traces alone it is not known that they were recorded on this machine.
+        # With traces alone it is unknown that they were recorded on this machine.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 

@@ -69,7 +69,7 @@ def test_user_defined_loop_reports_its_compute_rate(tmp_path: Path, times: int, 
 
 
 def test_counted_step_is_a_warm_up_step(tmp_path: Path) -> None:
-    """The warm-up has its requested length; a short one counts nothing."""
+    """Warm-up keeps its requested length; a short one counts nothing."""
     train(tmp_path)
     (rank,) = run_record(tmp_path).ranks
     assert rank.warmup is not None
@@ -119,7 +119,7 @@ def run_of(*ranks: RankRecord) -> RunRecord:
 
 
 def test_utilization_is_mean_flops_over_the_slowest_step() -> None:
-    """The worked example of `compute_rate`."""
+    """Test the worked example of `compute_rate`."""
     more = StepFlops(by_precision={"fp32": 10**12, "bf16": 39 * 10**12}, recomputed=6 * 10**12)
     run = run_of(rank_of(more), rank_of(StepFlops(by_precision={"bf16": 20 * 10**12}), rank=1, step_ms=90.0))
     rate = compute_rate(run)
@@ -177,7 +177,7 @@ def test_peaks_are_found_by_driver_names(name: str, peaks: tuple[float | None, .
 
 
 def test_very_large_step_is_counted(tmp_path: Path) -> None:
-    """A minute of a GPU at 2 PFLOP/s."""
+    """Test a step of one minute on a GPU at 2 PFLOP/s."""
     write_json(tmp_path / "run.json", run_of(rank_of(StepFlops(by_precision={"bf16": 12 * 10**16}), step_ms=6e4)))
     rate = compute_rate(run_record(tmp_path))
     assert rate is not None

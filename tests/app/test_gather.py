@@ -47,7 +47,7 @@ torch.distributed.destroy_process_group()
 
 
 class Network(NamedTuple):
-    """Before the command of each node, where they meet, and each node's interface."""
+    """The command prefix of each node, their rendezvous address, and each node's interface."""
 
     prefixes: tuple[tuple[str, ...], ...]
     address: str
@@ -85,7 +85,7 @@ def network() -> Iterator[Network]:
 
 
 def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> None:
-    """Run one process on each of two nodes with separate host names, by torchrun or as Slurm's scripts do."""
+    """Run one process on each of two nodes with separate host names, by torchrun or like scripts under Slurm."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = str(listening.getsockname()[1])
@@ -120,7 +120,7 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
 @pytest.mark.xdist_group("processes")
 def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: Network) -> None:
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
-    # What an earlier run of more ranks left there is not this one's.
+    # Records that an earlier run with more ranks left there do not belong to this run.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
@@ -146,7 +146,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
 
-    # What is of another run, or no run at all, is not mixed in.
+    # Records of another run, or without a run, are not merged.
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
     with pytest.raises(UnreadableInputError, match="holds no records"):
         gather(first, [second])

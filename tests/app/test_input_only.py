@@ -1,4 +1,4 @@
-"""A run of the input alone, on a machine with an idle GPU."""
+"""A run with data loading only, on a machine with an idle GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def test_input_only_run_reports_its_throughput() -> None:
     analysis = analyze([TRACES / "input_only"])
     assert (analysis.findings, analysis.next, analysis.explained, analysis.validity) == ((), (), (), ())
     (timed,) = analysis.timed or ()
-    # Two workers make it: that is what the training process waits for.
+    # Two workers load the batches, so that the training process waits for the loader only.
     assert timed.loader_ms == pytest.approx(timed.input_ms, rel=0.05)
     assert timed.loader_ms == pytest.approx(5.72, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Input waits that only unprofiled steps show, from files and from a real loop on a CPU."""
+"""Input waits that appear in unprofiled steps only, from files and from a real loop on a CPU."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACES = Path(__file__).parents[1] / "traces" / "clean"
 
 
 def record(step_ms: float, input_ms: float) -> RunRecord:
-    """Make a record of four ranks with this unprofiled step and fetch time; the host is 0.5 ms ahead."""
+    """Make a record of four ranks with this unprofiled step and fetch time; the host runs ahead by 0.5 ms."""
     ranks = tuple(
         RankRecord(
             rank=rank,
@@ -109,7 +109,7 @@ def test_invalid_times_are_refused(run_dir: Path, wrong: float) -> None:
 @pytest.mark.measured
 @pytest.mark.usefixtures("one_thread")
 def test_slow_loader_of_unprofiled_steps_is_found_in_a_real_loop(tmp_path: Path) -> None:
-    """The loader is slow only in unprofiled steps, like one that keeps up with a job slowed by the profiler."""
+    """The loader is slow only in unprofiled steps, because profiling slows the job enough for the loader to keep up."""
     weights = torch.zeros(256, 256, requires_grad=True)
     worked_s = 0.01
 

@@ -1,4 +1,4 @@
-"""A user-defined function that fails; it imports no framework, so that its processes start fast."""
+"""A user-defined function that fails. It imports no framework, so that its processes start fast."""
 
 from __future__ import annotations
 

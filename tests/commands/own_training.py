@@ -47,10 +47,10 @@ def hangs() -> None:
 
 
 def endless() -> None:
-    """Time steps on both ranks until stopped, and say when there are some; each rank has a DataLoader worker."""
+    """Time steps on both ranks until stopped, and report when steps are timed; each rank has a DataLoader worker."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = nn.Linear(64, 64)  # its exchange is its own: DDP imports the compiler, a third of what this takes to begin
+    model = nn.Linear(64, 64)  # without DDP, which imports the compiler: a third of this function's start time
     samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
     loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)
     with gpudiag.profile(warmup=5, steps=10_000_000) as prof:

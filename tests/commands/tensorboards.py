@@ -24,7 +24,7 @@ from tests.cli_process import environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: TensorBoard brings half a gigabyte, so it may have an environment of its own: `make tensorboard` makes the first.
+#: TensorBoard needs half a gigabyte, so that it may have a separate environment: `make tensorboard` makes the first.
 PLACES = (Path(__file__).parents[2] / "build" / "xprof-venv" / "bin" / "python", Path(sys.executable))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 STARTS_WITHIN_S = 150

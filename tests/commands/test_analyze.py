@@ -79,7 +79,7 @@ def test_finding_and_severity_thresholds(severities: list[Severity], word: str, 
 
 
 def broken(name: str, directory: Path) -> Path:
-    """Make a file that a job or network damaged."""
+    """Make a file like those damaged by a job or a network."""
     whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
     content = {
         "empty.json": b"",

@@ -1,4 +1,4 @@
-"""The user's own command without `--`: it is run, or the message contains the command to type."""
+"""A user's command without `--` is run, or the message contains the command to type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli_process import in_this_process
 
 
 class Option:
-    """As the parser describes an option."""
+    """An option as described by the parser."""
 
     def __init__(self, *names: str, flag: bool = False) -> None:
         self.opts = list(names)

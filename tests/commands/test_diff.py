@@ -32,7 +32,7 @@ def saved(path: Path, analysis: Analysis) -> str:
 
 @pytest.fixture(scope="module")
 def slow_loader() -> dict[str, Any]:
-    """Return the difference that a late loader on rank 2 makes, as JSON."""
+    """Return, as JSON, the difference caused by a late loader on rank 2."""
     result = gpudiag("diff", "clean", "slow_loader_rank2", "--json", cwd=TRACES)
     assert (result.returncode, result.stderr) == (0, "")
     found: dict[str, Any] = json.loads(result.stdout)
@@ -54,7 +54,7 @@ def test_json_is_alone_on_standard_output_and_adds_up(slow_loader: dict[str, Any
 def test_slow_loader_is_attributed_to_its_rank_and_waiting_to_others(slow_loader: dict[str, Any]) -> None:
     by_rank = {rank["rank"]: rank for rank in slow_loader["ranks"]}
     late = by_rank.pop(2)
-    # The loader has no marks: its time is the pause before the step's first op.
+    # The loader has no marks, so that its time is the gap before the step's first operator.
     assert late["buckets_ms"]["idle"] + late["buckets_ms"]["input"] > 0.8 * late["difference_ms"]
     assert late["parts"][0]["name"] == "unmarked-input"
     assert by_rank

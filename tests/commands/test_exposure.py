@@ -1,7 +1,8 @@
-"""Access of a second account to running commands: no file, and only gloo's listeners.
+"""Access of a second account to running commands: no file is accessible, and only gloo listens.
 
-gloo's listeners are on the loopback address and accept whoever connects, since gloo has no option to ask who that is.
-They speak no pickles and have no keys: what serves a `TCPStore` would answer a store's query, and none of them does.
+gloo listens on the loopback address and accepts every connection, because gloo has no option for authentication. Its
+listeners use no pickles and have no keys. A server of a `TCPStore` would answer a store's query; none of the listeners
+does.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def reachable(paths: Collection[Path]) -> list[str]:
-    """Return the files that open for reading or writing, the sockets that connect, the directories that list."""
+    """Return the files that open for reading or writing, the sockets that connect, and the directories that list."""
     return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
 
 
@@ -64,7 +65,7 @@ def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch makes this directory, with gpudiag or without: others may look into it, and write nothing.
+    # PyTorch creates this directory, with gpudiag or without. Other users may list it, and cannot write to it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)
@@ -95,8 +96,8 @@ def _list(path: Path) -> None:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """Return a temporary directory that every user may read, so that only file modes deny access."""
-    place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # pytest's is closed to others
+    """Yield a temporary directory that every user may read, so that only file modes deny access."""
+    place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # pytest's directory is closed to other users
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)
@@ -172,7 +173,9 @@ def test_another_account_reaches_only_gloo(words: tuple[str, ...], temporary: Pa
         assert as_another_user(partial(reachable, new_paths)) == "[]"
         time.sleep(_EVERY_S)
     out = run.communicate(timeout=SECONDS)[0]
-    assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, out  # 1: a row is wrong
+    assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, (
+        out
+    )  # 1: a row of the selftest is wrong
     assert sockets, "gloo listens"
     assert any(path.parent != temporary for path in paths), "the store's directory has files"
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]

@@ -46,7 +46,7 @@ def _buckets() -> ModelBuckets:
 
 
 def test_step_time_sums_interpolated_buckets() -> None:
-    """Interpolation between measured sizes, proportion beyond: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
+    """Interpolate between measured sizes, and extrapolate in proportion: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
     found = _buckets()
     assert found.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
     assert found.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))
@@ -94,7 +94,7 @@ def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout)
     sizes = found["probes"]["like"]["bucket_bytes"]
-    # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients travel.
+    # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients are communicated.
     assert sum(sizes) == 4 * 269_722
     measured = {
         (collective["strategy"], collective["bytes"])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Watched:
-    """A table, and a clock that goes on when it is told to."""
+    """Drive a live table with a clock that the test advances."""
 
     def __init__(self, read_gpus: Callable[[], tuple[GpuNow, ...]] = tuple) -> None:
         self.now_s = 100.0
@@ -48,7 +48,7 @@ def test_step_time_is_averaged_over_the_window() -> None:
         watched.now_s += 1.0
         watched.hear(1, "timed", steps, 50)
     assert watched.lines()[1] == "1 timed 20 of 50 200.0 —"
-    watched.now_s += 2.5  # the first two messages are too old by now
+    watched.now_s += 2.5  # the first two messages are too old at this time
     watched.hear(1, "timed", 25, 50)
     assert watched.lines()[1] == "1 timed 25 of 50 500.0 —"
 
@@ -108,7 +108,7 @@ def test_missing_gpu_figures_are_dashes() -> None:
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
-    """The trivial model leaves little but its input."""
+    """The trivial model spends almost all of its time on input."""
     words = (
         "profile",
         "resnet50",
@@ -120,7 +120,7 @@ def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
         "16",
         "--prefetch",
     )
-    # Some seconds of steps, as a table is drawn four times in one.
+    # Several seconds of steps, because a table is drawn four times per second.
     short = ("--devices", "1", "--steps", "600", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
     code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown

@@ -1,4 +1,4 @@
-"""`gpudiag profile` with real processes and gloo, and all ways to end them."""
+"""`gpudiag profile` with real processes and gloo, and every way to end them."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str],
     program.kill()
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
-    # Whose loader's workers end first hears of them, before it is ended itself.
+    # A rank whose loader worker ends first may report that before it is ended itself.
     ends = ("the run did not finish", "Ended: by the launcher", "RuntimeError: DataLoader worker")
     assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []
@@ -274,7 +274,7 @@ def test_hang_ends_after_the_timeout(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
-    assert "no progress for 6 s: " in result.stderr  # on a slow machine already while its processes start
+    assert "no progress for 6 s: " in result.stderr  # on a slow machine this may occur while processes start
     assert "--timeout" in result.stderr
     assert gone(run_dir, 0)
 

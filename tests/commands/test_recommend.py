@@ -163,7 +163,7 @@ def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     assert result.returncode == 4
 
 
-#: The command with a budget that is over at once, where the option asks for 20 s at least.
+#: The command with a budget that is spent at once; the option requires 20 s or more.
 AT_ONCE = """
 import sys
 import msgspec
@@ -178,7 +178,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.xdist_group("training")
 def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
-    """On two CPU processes: the simplest strategy and `independent` have two rounds, others no turn.
+    """On two CPU processes, the simplest strategy and `independent` have two rounds, and others have none.
 
     `tests/training/strategies/test_one_file.py` gives enough time for several.
     """
@@ -205,7 +205,7 @@ def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.xdist_group("training")
 def test_full_disk_is_reported_with_its_path(tmp_path: Path) -> None:
-    """On a real file system of 16 KiB, which is too small for the logs and the result."""
+    """Use a real file system of 16 KiB, which is too small for the logs and the result."""
     pytest.importorskip("torch")
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=16k none "$0" && exec "$@"', str(tmp_path)]

@@ -1,4 +1,4 @@
-"""Full reports of real jobs (4 GPUs, PyTorch 2.11), which README and docs show."""
+"""Full reports of real jobs (4 GPUs, PyTorch 2.11), as shown in README and docs."""
 
 from __future__ import annotations
 

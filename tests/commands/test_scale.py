@@ -57,7 +57,7 @@ def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
         rates = [start["samples_per_s"] for start in point["starts"]]
         assert point["ci95"][0] <= min(rates)
         assert max(rates) <= point["ci95"][1]
-    for point in points.values():  # on a restless machine nothing is concluded, and that is said
+    for point in points.values():  # on a noisy machine there is no conclusion, and the output says so
         assert (point["speedup"] is None) == any(
             remark["code"] == "no-baseline-to-trust" and point["baseline"] in remark["message"]
             for remark in result["remarks"]
@@ -101,7 +101,7 @@ def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.Cap
 def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "--from", str(benchmark), "--network", "25", "--samples", "1e6"]) == 0
     out = capsys.readouterr().out
-    assert "25 GB/s per machine" not in out  # from one device and two nothing beyond them can be told
+    assert "25 GB/s per machine" not in out  # one and two devices do not allow a conclusion for more devices
     assert "1 000 000 samples" in out
 
 
@@ -111,7 +111,7 @@ def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
     try:
         victim = _wait_for_point(tmp_path, "gloo-2x")
-        addresses = listeners(process.pid)  # of stores that its processes serve, one for each point
+        addresses = listeners(process.pid)  # listeners of the stores of its processes, one for each point
         assert addresses
         assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
         os.kill(victim, signal.SIGKILL)

@@ -1,5 +1,5 @@
-"""What files from elsewhere can do: mutants of real ones, run through gpudiag's commands within bounds.
+"""Run mutants of real files through gpudiag's commands, and check limits on their effects.
 
-`mutants` makes one from a number; `runs` runs many in processes of their own and says which went wrong, and how;
-`python -m tests.fuzzing` (`make fuzz`) runs 10,000.
+`mutants` makes a mutant from a number. `runs` runs many mutants in separate processes and reports failures. `python -m
+tests.fuzzing` (`make fuzz`) runs 10,000.
 """

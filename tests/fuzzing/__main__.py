@@ -1,4 +1,4 @@
-"""`python -m tests.fuzzing [MUTANTS]`: run so many, from number 0 on, and exit with 1 if one goes wrong."""
+"""Run mutants from number 0 on, and exit with 1 if one fails: `python -m tests.fuzzing [MUTANTS]`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzzing.runs import outcomes, work
 
 
 def main() -> int:
-    """Run them on all CPUs."""
+    """Run the mutants on all CPUs."""
     parser = argparse.ArgumentParser()
     parser.add_argument("mutants", type=int, nargs="?", default=10_000)
     parser.add_argument("--worker", type=int, nargs=3, metavar=("FROM", "TO", "STEP"))

@@ -1,4 +1,4 @@
-"""A mutant from a number: real files with some of their parts replaced, repeated, left out, or cut through."""
+"""Make a mutant from a number: real files with parts replaced, repeated, removed or truncated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _JSON_SEEDS = (
 )
 _XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
-#: Events of a seed: its structure is what matters, and a step or two of it are there.
+#: Maximum number of events of a seed. Its structure matters, and it still contains one or two steps.
 _MOST_EVENTS = 1500
 _DEEP: Any = 1
 for _ in range(200):
@@ -68,12 +68,12 @@ _VALUES: tuple[Any, ...] = (
 )
 _NUMBERS = (0, 1, -1, 2**31, 2**62, 2**63 - 1, -(2**63))
 
-#: What is run: words of the command line, in which {} is where the mutant lies.
+#: Words of a command line, in which {} is the path of the mutant.
 Command = tuple[str, ...]
 
 
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
-    """Write the mutant of this number into an empty directory; the commands that are to bear it."""
+    """Write the mutant of this number into an empty directory; return the commands to run on it."""
     chance = random.Random(number)  # noqa: S311 - to be repeated, not to be secret
     kinds = (
         *(_json_trace, _json_trace, _xspace, _run_directory, _facts),
@@ -91,7 +91,7 @@ def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     packed = chance.random() < 0.3
     path = directory / ("rank0.pt.trace.json.gz" if packed else "rank0.pt.trace.json")
     path.write_bytes(_cut(chance, gzip.compress(text, 1)) if packed else text)
-    if chance.random() < 0.2:  # another rank, as it was
+    if chance.random() < 0.2:  # another rank, unchanged
         (directory / "rank1.pt.trace.json").write_bytes(_json_seed(chance.choice(_JSON_SEEDS)))
     export: Command = ("export", "{}", "--to", chance.choice(("csv", "chrome", "perfetto", "xspace")), "-o", "-")
     return (chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}", "--html", "-"), export)),)
@@ -153,7 +153,7 @@ def _facts(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _mutate(chance: random.Random, document: Any) -> None:
-    """Change one place of a document, the deeper the likelier to be left alone on the way there."""
+    """Change one location in a document; descend into each nested level with probability 0.85."""
     place = document if isinstance(document, dict | list) else []
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
@@ -179,7 +179,7 @@ def _mutate(chance: random.Random, document: Any) -> None:
 
 
 def _mutate_message(chance: random.Random, message: Any) -> None:
-    """Change one field of a protobuf message, or of one in it."""
+    """Change one field of a protobuf message, or of a message nested in it."""
     while True:
         fields = message.ListFields()
         if not fields:
@@ -206,12 +206,12 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
     )
     try:
         setattr(message, field.name, chance.choice(choices))
-    except (ValueError, TypeError, AttributeError):  # a number where none can be; several values, which go together
+    except (ValueError, TypeError, AttributeError):  # a value that the field cannot have, or a repeated field
         message.ClearField(field.name)
 
 
 def _cut(chance: random.Random, data: bytes) -> bytes:
-    """Mostly as it is; or cut short, or with some bytes changed, put in, or taken out."""
+    """Return the data mostly unchanged; otherwise truncated, or with some bytes changed, inserted or removed."""
     what = chance.random()
     if what < 0.75 or not data:
         return data
@@ -240,7 +240,7 @@ def _xspace_seed(name: str) -> bytes:
 
 @cache
 def _run_files() -> dict[str, bytes]:
-    """The files of a run directory, by name."""
+    """Return the files of a run directory by name."""
     record = {
         "schema": "gpudiag/run/1",
         "created": "2026-01-01T00:00:00Z",

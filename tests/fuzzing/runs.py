@@ -1,4 +1,4 @@
-"""Mutants run through gpudiag in processes of their own: what took too long, too much, or ended as it should not."""
+"""Run mutants through gpudiag in separate processes, and report excessive time, excessive memory and wrong exits."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ from typing import Any
 
 from tests.fuzzing.structured import VICTIM
 
-#: What no mutant may take.
+#: Limits for each mutant.
 MOST_SECONDS = 20.0
 MOST_BYTES = 1_000_000_000
-#: Done; a threshold crossed; an option that does not fit; no such hardware; unreadable input.
+#: Success; threshold crossed; invalid option; missing hardware; unreadable input.
 DOCUMENTED = frozenset({0, 2, 4})
-#: Address space of a worker: what is asked for beyond it fails, and the machine lives.
+#: Address space of a worker: larger allocations fail in the worker and do not exhaust the machine.
 _ADDRESS_SPACE = 6 << 30
-#: A worker that is silent for longer hangs where no signal reaches it.
+#: A worker without output for longer hangs in code that no signal interrupts.
 _SILENCE_S = 15 * MOST_SECONDS
 
 
 class TooLong(BaseException):
-    """A mutant took longer than it may."""
+    """A mutant exceeded its time limit."""
 
 
 def failures(numbers: range) -> Iterator[dict[str, Any]]:
-    """Run these mutants; what went wrong with which."""
+    """Run these mutants, and yield the failures."""
     return (told for told in outcomes(numbers) if told["wrong"])
 
 
 def outcomes(numbers: range) -> Iterator[dict[str, Any]]:
-    """Run these mutants in a process of their own, another one where it dies; how it went with each."""
+    """Run these mutants in a separate process, restart it if it dies, and yield the outcome of each mutant."""
     left = numbers
     while len(left):
         done = yield from _worker(left)
@@ -75,7 +75,7 @@ def _worker(numbers: range) -> Any:
 
 
 def work(numbers: range) -> None:
-    """In a worker: run each and say on standard output how it went."""
+    """Run each mutant in a worker, and write its outcome to standard output."""
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_SPACE, _ADDRESS_SPACE))
     signal.signal(signal.SIGPROF, _too_long)
     out = os.fdopen(os.dup(1), "w")
@@ -97,7 +97,7 @@ def one(number: int, directory: Path) -> dict[str, Any]:
     (victim / "file").write_text("mine")
     try:
         commands = write_mutant(number, directory)
-    except RecursionError:  # a document too deep to be written
+    except RecursionError:  # the document is nested too deeply to be written
         return {"number": number, "wrong": None}
     for command in commands:
         words = [word.replace("{}", str(directory)) for word in command]
@@ -110,13 +110,13 @@ def one(number: int, directory: Path) -> dict[str, Any]:
 
 
 def run(words: list[str]) -> tuple[str | None, float, int]:
-    """Run one command line in this process: what was wrong with it, how long it took, the most memory it had."""
+    """Run one command line in this process; return its error, duration and peak memory."""
     from gpudiag.commands.main import main
 
     errors = io.StringIO()
     sink = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is this command's
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that it is this command's
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     wrong = None
@@ -145,7 +145,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
 
 
 def _wrong_with_json(text: str) -> str | None:
-    """What standard output must not have: figures that are none, percentages beyond a whole, harmful characters."""
+    """Find values that must not be in JSON output: non-finite numbers, percentages above 100, harmful characters."""
     if not text.replace("\n", "").isprintable():
         return "harmful characters in JSON"
     nones: list[str] = []

@@ -1,5 +1,5 @@
-"""Mutants that keep the structure of what they are made of: values of the right type that cannot be, columns of unequal
-lengths, ids that are paths, links, nested operators, many threads.
+"""Mutants with the structure of the originals: impossible values of the right type, columns of unequal lengths, ids
+that are paths, links, nested operators, many threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpudiag.model.run_directory import encode_json
 from tests.app.scale.points import measured
 
 _TRACES = Path(__file__).parents[1] / "traces"
-#: Beside the mutant. No command that is run on the mutant may change it.
+#: A file next to the mutant, which no command on the mutant may change.
 VICTIM = "victim"
 
 _FLOATS = (0.0, -0.0, 0.5, -1.0, 1.0, 1e-300, 1e-9, 1e3, 1e9, 1e12, 1e15, 1e300, math.nan, math.inf)
@@ -31,7 +31,7 @@ Command = tuple[str, ...]
 
 
 def run_with_step(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """A run directory with an analysis and a step to draw."""
+    """Write a run directory with an analysis and a step to draw."""
     files = {name: json.loads(text) for name, text in _analysed().items()}
     name = chance.choice(sorted(files))
     for _ in range(chance.choice((1, 1, 2, 5))):
@@ -55,7 +55,7 @@ def run_with_step(chance: random.Random, directory: Path) -> tuple[Command, ...]
 
 
 def scaling(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """A directory of a scaling benchmark."""
+    """Write the directory of a scaling benchmark."""
     for devices, strategy in ((1, "nccl"), (2, "nccl"), (4, "nccl"), (4, "independent")):
         point = measured(devices, 30.0, strategy=strategy)
         content = json.loads(encode_json(point))
@@ -85,7 +85,7 @@ def scaling(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def threads(chance: random.Random, directory: Path) -> tuple[Command, ...]:
-    """A trace of nested operators, or of operators on many threads, with steps or without."""
+    """Write a trace of nested operators, or of operators on many threads, with or without steps."""
     count = chance.choice((1, 100, 3000))
     nested, of_threads = chance.random() < 0.5, chance.choice((1, 2, 1000))
     scale = chance.choice((1e-3, 1.0, 1e6, 1e12))
@@ -121,7 +121,7 @@ def threads(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _replace(chance: random.Random, document: Any) -> None:
-    """Put another value of the same type in the place of one, or change the length of one list."""
+    """Replace a value by another of the same type, or change the length of a list."""
     leaves = list(_leaves(document))
     if not leaves:
         return

@@ -1,4 +1,4 @@
-"""Files that someone made: no traceback, no exit code that is not documented, nothing that takes long or much."""
+"""Mutants of files cause no traceback, no undocumented exit code, and no excessive time or memory."""
 
 from __future__ import annotations
 

@@ -60,10 +60,10 @@ def names(trace: Trace) -> list[str]:
 
 
 class Streams:
-    """A process that gives work to a device's streams, as Kineto records it with `enable_cuda_sync_events`.
+    """A process that launches work on a device's streams, as Kineto records it with `enable_cuda_sync_events`.
 
-    Device times follow from the calls: ops of one stream run in order, and after the events that the stream waits for.
-    Host calls take 2 µs each; `move` advances the clock. Times in microseconds.
+    Device times follow from the calls: operations of one stream run in order, and after the events for which the stream
+    waits. Host calls take 2 µs each; `move` advances the clock. Times are in microseconds.
     """
 
     def __init__(self, *, ahead_us: float = 0.0) -> None:
@@ -95,7 +95,7 @@ class Streams:
         return correlation
 
     def wait(self, stream: int, record: int, facts: Mapping[str, Any] = {}) -> None:
-        """Make a stream wait for an event; `told` replaces the recorded facts about it, None leaves them out."""
+        """Make a stream wait for an event; `facts` replaces the recorded arguments, and a value of None removes one."""
         correlation = self.call("cudaStreamWaitEvent")
         self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
         self.tell("Stream Wait Event", correlation, record, stream, facts)

@@ -1,4 +1,4 @@
-"""Build recordings of a job with marked modules, whose times are known.
+"""Build recordings of a job with marked modules and known module times.
 
 `Net` holds `a` and `b`. Each step on a GPU, in µs of kernels:
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 STEPS = 5
 STEP_US = 1000
 MAIN, BACKWARD = 11, 12
-#: Forward and backward by path, in µs per step, without nested modules.
+#: Forward and backward times by path, in µs per step, without nested modules.
 TAKES = {"": (10, 0), "a": (100, 100), "b": (50, 80)}
-#: Outside of all modules.
+#: Time outside of all modules.
 OUTSIDE_US = 5 + 5 + 3 + 20
 
 
@@ -37,7 +37,7 @@ def operator(name: str, start: float, length: float, sequence: int | None = None
 
 
 def backward(name: str, start: float, length: float, sequence: int, forward_thread: int = 1) -> list[dict[str, Any]]:
-    """Return the two nested events by which the engine runs a node."""
+    """Return the two nested events with which the autograd engine runs a node."""
     arguments = {"tid": BACKWARD, "args": {"Sequence number": sequence, "Fwd thread id": forward_thread}}
     around = f"autograd::engine::evaluate_function: {name}"
     return [
@@ -47,7 +47,7 @@ def backward(name: str, start: float, length: float, sequence: int, forward_thre
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
-    """Return the full trace of the job, or without operators a kernel-only one; without devices a CPU's.
+    """Return the full trace of the job; without `operators` a kernel-only trace, without `devices` a trace of a CPU.
 
     `slower` stretches the host's times.
     """

@@ -1,4 +1,4 @@
-"""Analyse an unknown format that one file of another package reads."""
+"""Analyse an unknown format with a reader in one file of another package."""
 
 from __future__ import annotations
 

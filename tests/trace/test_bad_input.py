@@ -1,4 +1,4 @@
-"""Refuse broken, foreign and hostile files with one line of what is wrong, one of what to do, and exit code 4."""
+"""Refuse broken, foreign and hostile files with one line for the fault, one for the remedy, and exit code 4."""
 
 from __future__ import annotations
 
@@ -168,7 +168,9 @@ def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: 
     tracemalloc.start()
     try:
         _refused(path, UnreadableInputError, "is damaged")
-        assert tracemalloc.get_traced_memory()[1] < 3 * size  # repairing it at once would take 5.6 times as much
+        assert (
+            tracemalloc.get_traced_memory()[1] < 3 * size
+        )  # repairing the whole file at once would take 5.6 times as much
     finally:
         tracemalloc.stop()
 
@@ -267,7 +269,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same bytes each time
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same bytes every time
     path.write_bytes(first + spaces * 600)
     return path
 

@@ -1,4 +1,4 @@
-"""Refuse files of other programs with the name of their format and what to give instead."""
+"""Refuse files of other programs with the name of their format and the format to use instead."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_four_ranks_of_h200s(run: str) -> None:
             row for row in kernels if is_communication_kernel(table.name_of(row))
         ]
         assert {call.group_ranks for call in trace.collectives} == {(0, 1, 2, 3)}
-    # Recorded at once on one host: the absolute times overlap.
+    # Recorded at the same time on one host: the absolute times overlap.
     assert max(trace.origin_ns for trace in traces) - min(trace.origin_ns for trace in traces) < 10**8
 
 
@@ -65,7 +65,7 @@ def test_sizes_of_gradient_buckets() -> None:
     (trace, *_) = read_traces([TRACES / "vgg_p2poff"])
     sizes = Counter(call.size_bytes for call in trace.collectives)
     assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer, 102 764 544 weights and biases
-    assert sizes[None] < len(trace.collectives) / 2  # sizes of those launched before the recording are unknown
+    assert sizes[None] < len(trace.collectives) / 2  # sizes of collectives launched before the recording are unknown
     assert _operations(trace) == {"all_reduce": len(trace.collectives)}
 
 
@@ -88,7 +88,7 @@ def test_gloo_on_cpus() -> None:
         assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
         assert len(_steps(trace)) == 6
         sizes = Counter(call.size_bytes for call in trace.collectives)
-        assert sizes[4000] == 6  # one all-reduce of 1000 floats per step, beside DDP's buckets
+        assert sizes[4000] == 6  # one all-reduce of 1000 floats per step, in addition to DDP's buckets
         assert {(call.operation, call.group, call.group_ranks) for call in trace.collectives} == {
             ("all_reduce", "0", (0, 1))
         }
@@ -121,7 +121,7 @@ def test_one_rank_of_128_with_shapes_on_the_host() -> None:
     assert (trace.rank, trace.world_size) == (1, 128)
     assert _operations(trace) == {"all_to_all": 4, "all_reduce": 4, "all_gather": 2}
     sizes = [call.size_bytes for call in trace.collectives if call.operation == "all_to_all"]
-    assert {339_738_624, 394_073_856} <= set(sizes)  # 324 and 376 MiB, as the shapes of their inputs say
+    assert {339_738_624, 394_073_856} <= set(sizes)  # 324 and 376 MiB, according to the shapes of their inputs
 
 
 def test_no_device_work() -> None:
@@ -183,7 +183,7 @@ def test_cut_down_traces_agree_with_full_ones(
 
 
 def _absolute(trace: Trace, *kinds: EventKind) -> Counter[tuple[int, ...]]:
-    """Every column of these events, names aside, in absolute time."""
+    """Count the rows of these events, with all columns but names, in absolute time."""
     table, rows = trace.events, trace.events.rows_of(*kinds)
     columns = (
         table.kind[rows],

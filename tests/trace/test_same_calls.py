@@ -1,4 +1,4 @@
-"""Merge operators between steps that differ in some calls: operators still enclose what they launched."""
+"""Merge operators between steps that differ in some calls: operators still enclose their launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEP_US = 10_000
 
 
 class Recording:
-    """Steps that launch kernels by name; a full trace has an operator around each launch, and one around all."""
+    """Steps that launch kernels by name; a full trace has an operator around each launch, and one around the step."""
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:
         self.full, self.thread = full, thread
@@ -35,7 +35,7 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls: kernels, which are launched, and calls that begin with `cuda`."""
+        """Add a step with these calls: names that begin with `cuda` are calls, all others are launched kernels."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -98,7 +98,7 @@ def assert_nested(trace: Trace) -> None:
 
 
 def around(trace: Trace) -> Counter[tuple[str, str]]:
-    """Count by (kernel, operator or "") the launches inside an operator of their thread, except `model`."""
+    """Count the launches in an operator of their thread, except `model`, by (kernel, operator or "")."""
     events = trace.events
     launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
     operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
@@ -118,7 +118,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Return every launch in its own operator."""
+    """Return a count with each launch in its own operator."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
@@ -217,7 +217,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
 def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
-    """Test the least share of common calls from just above and just below."""
+    """Test the minimum share of common calls from just above and just below."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
     light, full = Recording(full=False), Recording(full=True)

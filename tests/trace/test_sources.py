@@ -1,4 +1,4 @@
-"""Find the files to read in every layout in which people keep traces."""
+"""Find trace files in every common directory layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read from `cuda_sync` events which stream or host call waits for which event, as far as recorded."""
+"""Read from `cuda_sync` events the event for which each stream or host call waits, as far as recorded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "
 
 
 def recorded_wait(facts: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Stream 20 waits for what was launched into stream 7 before two more kernels."""
+    """Return a trace in which stream 20 waits for the launches on stream 7 before two more kernels."""
     streams = Streams()
     streams.launch(7, 50, "a")
     record = streams.record(7)
@@ -94,7 +94,7 @@ def test_host_waits_in_synchronizations_but_not_in_queries(tmp_path: Path) -> No
     streams.tell("Context Sync", streams.call("cudaDeviceSynchronize"), -1, -1, {})
     assert waits(read_one(tmp_path, streams.document())) == [
         ("cudaEventSynchronize", NO_NUMBER, "cudaEventRecord", 7, 6),
-        # As if the call recorded an event in the stream and waited for it.
+        # Equivalent to a call that records an event in the stream and waits for it.
         ("cudaStreamSynchronize", NO_NUMBER, "cudaStreamSynchronize", 20, NO_NUMBER),
     ]
 

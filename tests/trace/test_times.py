@@ -1,4 +1,4 @@
-"""Convert microseconds to ordered exact nanoseconds; impossible times are repaired or left out, with a note."""
+"""Convert microseconds to ordered exact nanoseconds; impossible times are repaired or removed, with a note."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def step(number: int, begin_us: float, *inside: dict[str, Any]) -> list[dict[str
 
 
 def kernel_only_and_full(directory: Path, calls: int = 2) -> tuple[Trace, Trace]:
-    """Return three steps. In the full trace everything on the host takes twice as long, and there are operators."""
+    """Return the kernel-only and the full trace of three steps; in the full trace host calls take twice as long."""
     light, full = [], []
     for number in range(3):
         first = 10 * number
@@ -67,11 +67,12 @@ def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     assert merged.operators_merged
     assert (light.workload, full.workload, merged.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(merged) if not name.startswith("aten::")] == names(light)
-    # From the first launch's end to the second's begin: 202 to 400 µs in the full trace, 102 to 200 in the other.
+    # From the end of the first launch to the begin of the second: 202 to 400 µs in the full trace, 102 to 200 µs in the
+    # kernel-only trace.
     assert times_us(merged, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
     (begin, end), *_ = times_us(merged, "aten::mm")
     assert begin < 100
-    assert end > 102  # it launched the first kernel, and still does
+    assert end > 102  # the operator launched the first kernel, and still does
     marks = merged.step_marks[0]
     assert [merged.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
 

@@ -13,7 +13,7 @@ from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 
-#: Steps: 6 to find boundaries and 1 to begin, 2 of warm-up, 5 unprofiled, and twice 2 and 6.
+#: Steps: 6 to find boundaries, 1 for the start, 2 of warm-up, 5 unprofiled, and twice 2 and 6.
 QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
@@ -36,6 +36,6 @@ def attached(
 
 
 def whole(rank: RankRecord) -> bool:
-    """Return whether unprofiled steps and both traces were recorded."""
+    """Return True if unprofiled steps and both traces were recorded."""
     timed = rank.unprofiled is not None and rank.timed is not None
     return timed and rank.error is None and rank.trace is not None and rank.light_trace is not None

@@ -38,7 +38,7 @@ def batches(steps: int, workers: int = 0, **options: Any) -> Iterator[torch.Tens
 
 
 def say(loss: Any) -> None:
-    # In one piece, as several processes write to one pipe.
+    # One write per line, because several processes write to one pipe.
     sys.stdout.write(f"{int(os.environ.get('RANK', '0'))} {float(loss).hex()}\n")
     sys.stdout.flush()
 
@@ -58,7 +58,7 @@ def plain(steps: int) -> None:
 
 
 def train(optimizer: Any, steps: int) -> None:
-    """A model of DDP's, which is gone when its process group goes: see `PytorchStrategy.close`."""
+    """Train a model in DDP, which is deleted before its process group: see `PytorchStrategy.close`."""
     model = DistributedDataParallel(net())
     loop(model, optimizer(model.parameters()), batches(steps))
 
@@ -141,7 +141,7 @@ def in_backward(steps: int) -> None:
 
 
 def grad_scaler(steps: int) -> None:
-    """Let two of the first steps overflow, which are skipped."""
+    """Skip two of the first steps because of overflow."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -201,7 +201,9 @@ def compiled(steps: int) -> None:
 
 
 def wide_net() -> nn.Sequential:
-    """Take a millisecond a step and more, so that seconds of it are not a million events."""
+    """Return a model with steps of a millisecond or more, so that traces of some seconds have fewer than a million
+    events.
+    """
     return nn.Sequential(nn.Linear(32, 1024), nn.Linear(1024, 1024), nn.Linear(1024, 32))
 
 
@@ -290,7 +292,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps, as ENDS says; the other ranks see broken connections."""
+    """End rank 1 after half of the steps, as set by ENDS; the other ranks see broken connections."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -332,7 +334,7 @@ def checkpoints(steps: int) -> None:
 
 
 def full_disk(steps: int) -> None:
-    """Let no file grow after 20 steps."""
+    """Limit the file size after 20 steps, so that no file can grow."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     data = batches(steps)
@@ -343,7 +345,7 @@ def full_disk(steps: int) -> None:
 
 
 def few_lbfgs(steps: int) -> None:
-    """Take few steps with many evaluations of the closure."""
+    """Take a few steps with many evaluations of the closure."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=0.0, tolerance_change=0.0)
     for batch in batches(steps):

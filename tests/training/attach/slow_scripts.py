@@ -1,6 +1,6 @@
-"""Training scripts without gpudiag that are slow, each for one reason: `torchrun slow_scripts.py KIND`.
+"""Slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
 
-On GPUs under NCCL where there are any, else on CPUs under gloo. They train for as long as SECONDS says.
+They run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 ON_GPU = torch.cuda.is_available()
-#: Sizes at which a step takes some milliseconds here and there.
+#: Sizes at which a step takes some milliseconds on either device.
 WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
-#: What is put in takes this long, at least as long as a step.
+#: Duration of the injected fault, at least that of a step.
 FAULT_S = 0.02
 
 logger = logging.getLogger("train")
@@ -44,7 +44,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def slow_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
-    """All-reduce like DDP's own hook, and twelve spare buffers before."""
+    """Run all-reduces of twelve spare buffers, and then that of DDP's own hook."""
     world = dist.get_world_size()
     spare = [bucket.buffer().clone() for _ in range(12)]
     for work in [dist.all_reduce(buffer, async_op=True) for buffer in spare]:
@@ -74,8 +74,9 @@ def train(kind: str, seconds: float) -> None:
     if kind == "slow-exchange":
         model.register_comm_hook(None, slow_communication)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
-    # One worker makes each batch in FAULT_S; a late loader has none, and fetches on the thread that trains.
-    # Where waiting for the device is the fault nothing else waits: copies from pageable memory would, as long.
+    # One worker makes each batch in FAULT_S. A late loader has no worker, and fetches on the training thread. If the
+    # fault is a wait for the device, memory is pinned, because copies from pageable memory would wait for the device
+    # too.
     samples = Samples(late, pinned=ON_GPU and kind == "item")
     loader = DataLoader(samples, batch_size=None, num_workers=1 if kind == "few-workers" else 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -110,7 +111,7 @@ def write_log(step: int) -> None:
 
 
 def all_done(mine: bool, device: torch.device) -> bool:
-    """Return whether any rank is to end, so that all leave at the same step."""
+    """Return True if any rank must end, so that all ranks end at the same step."""
     flag = torch.tensor(float(mine), device=device)
     dist.all_reduce(flag)
     return bool(flag.item())

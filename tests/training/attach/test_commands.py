@@ -19,7 +19,7 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Those of one process may run beside those of several, on one worker, which then has `losses` once.
+#: Single-process tests may run concurrently with multi-process tests, on one worker, which computes `losses` once.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -31,7 +31,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """Return each kind's own output, from one process that prints an empty line after each."""
+    """Return each kind's output, from one process that prints an empty line after each."""
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)
@@ -40,12 +40,12 @@ def losses(measured: bool) -> dict[str, list[str]]:
     return dict(zip(kinds, (part.split("\n") for part in done.stdout.split("\n\n")), strict=False))
 
 
-#: Kinds of scripts, and how many calls of optimizers a step of each has.
+#: Kinds of scripts, and the number of optimizer calls per step of each.
 ONE_PROCESS = {
     "accumulation": 1, "gan": 6, "in_backward": 1, "grad_scaler": 1, "zero": 4, "lbfgs": 1, "compiled": 1, "workers": 1,
     "moves": 1,
 }  # fmt: skip
-#: Those from which most is to be feared; the others take their time in CI alone.
+#: Kinds with the highest risk, for every test run; the others run in CI only.
 ALWAYS = frozenset(("gan", "in_backward"))
 
 
@@ -64,7 +64,7 @@ def test_script_is_measured_and_output_is_unchanged(kind: str, attach: Attach, t
     assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
 
 
-#: Two ranks that are forked by one program, which imports PyTorch for both: the same losses as under torchrun.
+#: Two ranks forked by one program, which imports PyTorch for both, with the losses of torchrun.
 TWO_RANKS = f"""
 import os, sys
 sys.argv = ["", "{STEPS}"]
@@ -86,7 +86,7 @@ def two_processes(meeting: Path) -> list[str]:
 
 @SEVERAL
 def test_torchrun_command_is_measured(tmp_path: Path) -> None:
-    """Output, exit code and losses are the job's own, and the report is printed beside them."""
+    """Output, exit code and losses are those of the job, and the report is printed in addition."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
@@ -99,7 +99,7 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     assert record["steps_found"]["by"] == "optimizer"
     assert [(rank["rank"], rank["error"], len(rank["unprofiled"]["step_ms"])) for rank in record["ranks"]] in (
         [(0, None, 5), (1, None, 5)],
-        [(0, None, 4), (1, None, 4)],  # an epoch ended in one, which is left out
+        [(0, None, 4), (1, None, 4)],  # an epoch ended in one step, which is excluded
     )
     assert all(rank["timed"]["input_ms"] for rank in record["ranks"])
     again = json.loads(gpudiag("analyze", "run", "--json", cwd=tmp_path).stdout)
@@ -125,7 +125,7 @@ def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> 
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
 def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """Runs of benchmarks/attach_scripts.py (.ci/run) count how many of the six diagnoses are right."""
+    """Runs of benchmarks/attach_scripts.py (.ci/run) count the correct diagnoses of the six."""
     code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
     assert (code, run.status, run.error) == (0, "complete", None), err
     assert [whole(rank) for rank in run.ranks] == [True, True]
@@ -220,7 +220,7 @@ def test_unmeasurable_command_is_reported(
 def test_unwritable_run_directory_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file takes the place of the directory of records, so that not even root can write there."""
+    """Replace the directory of records by a file, so that not even root can write there."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ranks").write_text("")
     words = Settings(run_dir=str(tmp_path / "run"), command=(sys.executable, str(SCRIPTS), "20", "plain"), **QUICK)
@@ -233,7 +233,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """It may be a package; `sys.path` is as without gpudiag."""
+    """It may be a package; `sys.path` is the same as without gpudiag."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

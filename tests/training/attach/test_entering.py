@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("attach")]
 
 SCRIPTS = str(Path(__file__).with_name("scripts.py"))
 
-#: The job's own `sitecustomize`: its interpreter has PyTorch, and none of the packages that gpudiag needs.
+#: The job's `sitecustomize`: its interpreter has PyTorch, and none of the packages that gpudiag needs.
 ONLY_PYTORCH = """
 import sys
 class Lacks:
@@ -33,7 +33,7 @@ assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
 {STEPS}
 """
 
-#: Its first import of PyTorch fails half-way.
+#: Its first import of PyTorch fails during execution.
 FAILS_FIRST = f"""
 import sys
 class Broken:
@@ -81,7 +81,7 @@ def test_program_may_search_for_pytorch_before_importing_it(program: str, attach
     assert [whole(rank) for rank in run.ranks] == [True]
 
 
-#: gpudiag itself cannot be loaded there, as in a Python that is too old.
+#: gpudiag cannot be imported there, as under a Python that is too old.
 BREAKS_GPUDIAG = """
 import sys
 class Breaks:
@@ -104,7 +104,7 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error
 
 
-#: Loads everything that a measured process of PyTorch's needs, and prints its modules of gpudiag.
+#: Loads everything that a measured PyTorch process needs, and prints its gpudiag modules.
 LISTS_MODULES = f"""
 import atexit, sys
 atexit.register(lambda: print(*sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"), sep="\\n"))

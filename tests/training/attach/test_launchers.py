@@ -1,4 +1,4 @@
-"""Common launchers, if installed: the same losses and exit codes, and all ranks recorded."""
+"""Common launchers, if installed: losses and exit codes do not change, and all ranks are recorded."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCRIPTS = Path(__file__).with_name("scripts.py")
 TRAINERS = ROOT / "build" / "trainers-venv" / "bin" / "accelerate"
 STEPS = "60"
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-#: Open MPI asks for this much consent.
+#: Open MPI requires both variables to run as root.
 ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 ACCELERATE = (

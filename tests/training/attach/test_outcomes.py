@@ -1,4 +1,4 @@
-"""Messages on commands that fail, that do not train, or whose ranks end or drift apart, with real processes."""
+"""Messages for real processes that fail, that do not train, or whose ranks end or drift apart."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> 
 
 @ALONE
 def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
-    """Three steps of L-BFGS would be too few; their losses stay what they are."""
+    """Three steps of L-BFGS would be too few; their losses do not change."""
     code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
     assert run.steps_found is not None
@@ -126,9 +126,10 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would be through long before the slow one comes to the same step: it waits for 2 s at most.
+    """The fast rank would end long before the slow rank reaches the same step, but it waits for 2 s at most.
 
-    On a busy machine ranks of a group look at the store every 512 steps only, as a look may take as long as a step.
+    On a busy machine the ranks of a group check the store every 512 steps only, because a check may take as long as a
+    step.
     """
     monkeypatch.setenv("GROUP", group)
     code, run, out, err = attach(*TORCHRUN, SCRIPTS, steps, "drift")
@@ -153,7 +154,7 @@ for _ in range(60):
 dist.barrier()
 """
 
-#: Two processes that know nothing of each other, each of which takes itself for the only one.
+#: Two independent processes, each of which acts as the only rank.
 TWO_UNNUMBERED = f"""
 import subprocess, sys
 two = [subprocess.Popen([sys.executable, {SCRIPTS!r}, "60", "plain"]) for _ in range(2)]
@@ -209,7 +210,7 @@ def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess
 
 
 def _take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored in what a shell starts in the background
+    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored by default in background processes of a shell
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -251,7 +252,7 @@ def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     assert process.returncode == 9
 
 
-#: Counts the interrupts that it gets within a second of the first.
+#: Counts the interrupts that it receives within a second of the first.
 COUNTS_INTERRUPTS = """
 import signal, sys, time
 came = []
@@ -266,7 +267,7 @@ print(f"interrupts: {len(came)} in all", flush=True)
 
 @ALONE
 def test_terminal_interrupt_reaches_command_once(tmp_path: Path) -> None:
-    """The terminal sends the signal to gpudiag and to the command, which are in one process group."""
+    """The terminal sends the signal to gpudiag and to the command, which share a process group."""
     command = [sys.executable, "-m", "gpudiag", "profile", "--output", str(tmp_path / "run"), "--"]
     (tmp_path / "program.py").write_text(COUNTS_INTERRUPTS)
     command += [sys.executable, str(tmp_path / "program.py")]
@@ -329,7 +330,7 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
-    """Files may not grow: at once, or when there is a trace to write. Output goes into pipes."""
+    """Files cannot grow, from the start or when a trace is written. Output goes into pipes."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(

@@ -20,13 +20,13 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Checks at consecutive steps, and the ratio of the training's time to that of all later checks.
+#: Checks at consecutive steps, and the required ratio of training time to the time of all later checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
 
 class Store:
-    """A job's store; `before` is called before each of its answers."""
+    """A job's store that calls `before` before each answer."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self.values: dict[str, bytes] = {}
@@ -46,10 +46,10 @@ class Store:
 
 
 class Job:
-    """Three ranks, none of which ends a step before the others have ended the one before.
+    """Simulate three ranks in lockstep: no rank ends a step before the others have ended the previous one.
 
-    Rank 1 takes its first step when the others have taken `late`, and catches up. While a rank waits for an answer of
-    the store any other may take a step, and look. `seed` decides who does, and how long answers take.
+    Rank 1 takes its first step after the others have taken `late` steps, and catches up. While one rank waits for an
+    answer of the store, any other rank may take a step and check. `seed` determines the order and the delay of answers.
     """
 
     def __init__(self, seed: int, late: int) -> None:
@@ -112,7 +112,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """Ignore the first checks, and the latest three, whose requested distance is not over yet."""
+    """Ignore the first checks and the latest three, because their requested distance has not passed."""
     random, now_s = Random(seed), 0.0  # noqa: S311  # no secret
     slow = random.choice((1.0, 20.0, 500.0))
 
@@ -147,7 +147,7 @@ def test_single_process_begins_at_once() -> None:
 
 @pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
 def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 comes after 300 steps. `.` is a forward pass, a letter a call of that optimizer, `*` both in backward."""
+    """Rank 1 joins after 300 steps. `.` is a forward pass, a letter a call of that optimizer, `*` both in backward."""
     store, boundaries = Store(), Boundaries()
     rounds = ended = 0
     forward = False

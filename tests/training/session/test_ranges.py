@@ -123,7 +123,7 @@ def test_range_without_listener_costs_less_than_smallest_operation() -> None:
         torch.nn.functional.linear(one, one)
 
     ranged()
-    # The thread's own time: what else runs here takes none of it, but slows it for a while. So both take turns.
+    # Thread time excludes other programs, but they slow the thread for a while. Both variants therefore alternate.
     turns = [
         [timeit.timeit(each, number=500, timer=time.thread_time) for each in (ranged, operation)] for _ in range(40)
     ]
@@ -139,7 +139,7 @@ def test_range_works_without_torch() -> None:
 
 @pytest.mark.processes
 def test_nvtx_receives_ranges_when_tool_is_attached(tmp_path: Path) -> None:
-    """NVTX loads the library that NVTX_INJECTION64_PATH names; then ranges go through it and must stay balanced."""
+    """NVTX loads the library in NVTX_INJECTION64_PATH; ranges then pass through it and must stay balanced."""
     program = (
         "import nvtx, gpudiag\n"
         "from gpudiag.training.session import ranges\n"

@@ -1,4 +1,4 @@
-"""The two recordings in the phases: failures, missing device activity, and warnings during the run."""
+"""Failures, missing device activity and warnings during the kernel-only and the full trace."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FakeWindow:
 
 
 def run(windows: dict[TraceKind, FakeWindow], saves: list[dict[str, str]] | None = None) -> tuple[Phases, int]:
-    """Run all phases; return them and their number of steps. `saves` gets the notes of every saved record."""
+    """Run all phases; return them and their number of steps. `saves` receives the notes of every saved record."""
     phases = Phases(
         PhaseSettings(steps=2, warmup=1, active=3),
         clock=host_clock(),
@@ -106,7 +106,7 @@ def test_missing_device_activity_is_reported_during_run(caplog: pytest.LogCaptur
     phases, _ = run(windows, saves)
     assert "NVreg_RestrictProfilingToAdminUsers=0" in phases.notes["missing-device-activity"]
     assert len([record for record in caplog.records if "no activity of the GPU" in record.message]) == 1
-    # The note was saved before the full recording began.
+    # The note was saved before the full trace began.
     assert [("missing-device-activity" in notes) for notes in saves[:3]] == [False, False, True]
     phases, _ = run({"light": FakeWindow(device_activity=True), "full": FakeWindow(device_activity=True)})
     assert phases.notes == {}

@@ -1,4 +1,4 @@
-"""The kernel's counts for a thread that shares its core, and for one that sleeps, in real processes."""
+"""The kernel's scheduling counts for a thread that shares its core, and for one that sleeps, in real processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ finally:
 
 
 def scheduling(kind: str, run_dir: Path) -> tuple[Scheduling, float]:
-    """Return the figures of a step, and its duration."""
+    """Return the scheduling figures of a step, and its duration."""
     root = str(Path(__file__).parents[3])
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, kind, str(run_dir)],

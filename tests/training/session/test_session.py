@@ -73,7 +73,7 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 of warm-up, 5 unprofiled, and twice 2 that the profiler discards and 3 recorded.
+    # 3 warm-up steps, 5 unprofiled steps, and twice 2 that the profiler discards and 3 recorded.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -114,7 +114,7 @@ def test_unprofiled_steps_record_host_times(tmp_path: Path) -> None:
     assert rank.timed is not None
     assert rank.unprofiled is not None
     assert rank.timed.input_ms is not None
-    assert rank.timed.lead_ms is None  # on a CPU nothing works beside the thread
+    assert rank.timed.lead_ms is None  # on a CPU no device works concurrently with the thread
     assert min(rank.timed.input_ms) >= 5
     assert min(rank.timed.host_ms) >= 10
     for step, fetched, queued in zip(rank.unprofiled.step_ms, rank.timed.input_ms, rank.timed.host_ms, strict=True):
@@ -132,10 +132,10 @@ def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
             for step in prof.steps(range(4)):
                 time.sleep(0.003 * (1 + step))
                 if step == 2:
-                    break  # which is no step
+                    break  # the broken step does not count
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The only warm-up step is the first of its epoch; then come the second, and the first two of each later epoch.
+    # The only warm-up step is the first of its epoch. The second step and the first two of each later epoch follow.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
@@ -147,13 +147,13 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # of the warm-up; validation follows
+            if number == 3:  # a warm-up step; validation follows
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
             if not went_on[-1]:
                 break
-    # The first call begins a step, as does the one after the pause, which ended the third.
+    # The first call begins a step, as does the call after the pause, which ended the third step.
     assert went_on == [True] * (3 + 1 + 5 + 2 * (2 + 3)) + [False]
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
@@ -213,7 +213,7 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     assert "no scopes here" in caplog.text
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
-    # The full recording is of the same steps, because the other ranks would have recorded theirs.
+    # The full trace covers the same steps, because the other ranks would have recorded theirs.
     assert "gpudiag.step#15" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
     assert "no-light-recording" in {warning.code for warning in analysis.validity}

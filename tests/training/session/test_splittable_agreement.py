@@ -1,4 +1,4 @@
-"""Ranks that split: how long they wait, and what each decides then, with a store in memory and threads."""
+"""Timeouts and decisions of ranks that split, with a store in memory and threads."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> Non
         agreement.decide([1.0], judge)
     assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
-    # Rank 0 has begun a list of all ranks' times, in which its own now stand for the others'.
+    # Rank 0 has started a list of all ranks' times, in which its own times replace those of the others.
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 

@@ -14,7 +14,7 @@ from tests.examples import examples
 
 
 def steps_until_converged(step_ms: list[float]) -> int | None:
-    """Return the steps after which a session finds that the series has converged; None if it never does."""
+    """Return the number of steps after which a session reports convergence, or None if it never does."""
     known = step_ms[1 : step_counts.FIRST_CHECK_STEPS]
     position = step_counts.FIRST_CHECK_STEPS
     while True:
@@ -49,7 +49,7 @@ def test_noisy_series_converges(level: float, seed: int) -> None:
 
 
 def test_autotuning_steps_belong_to_warm_up() -> None:
-    # cuDNN tries algorithms, then the clocks rise: as ResNet-50 starts on a GPU.
+    # cuDNN tries algorithms, then the clocks rise, as in the first steps of ResNet-50 on a GPU.
     falling = [2300.0, 180.0, 95.0, 60.0, 48.0, 41.0, 37.0, 34.5, 33.0, 32.0, 31.5, 31.2]
     converged = steps_until_converged([*falling, *noisy(31.0, 300, sigma=0.004)])
     assert converged is not None
@@ -81,7 +81,7 @@ def test_single_slow_step_is_no_trend() -> None:
 )
 def test_convergence_depends_on_ratios_only(series: list[float], factor: float, block: int) -> None:
     scaled = [value * factor for value in series]
-    # Rounding may tip a comparison that is exactly on the edge; the edges are not what this is about.
+    # Rounding may change a comparison of equal values; this test is not about such values.
     nudged = [value * (1 + 1e-9) for value in scaled]
     answers = {step_counts.has_converged(one, block) for one in (scaled, nudged)}
     assert step_counts.has_converged(series, block) in answers or len(answers) == 2

@@ -23,8 +23,8 @@ US = 1000
 class Machine:
     """Simulate a host that launches, and a device that works in order, each with its own clock.
 
-    A mark is the device's own time in ns at which it is done with all that was launched before. The device's clock
-    began at another instant than the host's and is wrong by `drift`.
+    A mark is the device time in ns at which all previously launched work is complete. The device's clock started at
+    another instant than the host's, and its rate differs by `drift`.
     """
 
     def __init__(self, drift: float = 0.0) -> None:
@@ -68,7 +68,7 @@ def test_lead_is_remaining_device_work(drift: float) -> None:
     series = machine.clock.series()
     assert series.input_ms == pytest.approx([0.1] * 5)
     assert series.host_ms == pytest.approx([0.4] * 5)
-    # After the first step 1.6 ms of it are left; with each step the host gains another 1.5.
+    # After the first step 1.6 ms of device work are left; the host gains another 1.5 ms with each step.
     assert series.lead_ms == pytest.approx([1.6, 3.1, 4.6, 6.1, 7.6], abs=1e-3)
     assert series.step_ms[1:] == pytest.approx([2.0 * (1 + drift)] * 4)
 
@@ -92,7 +92,7 @@ def test_host_times_of_excluded_step_are_excluded() -> None:
     for launch_us in (100, 200, 300):
         machine.step(input_us=10, launch_us=launch_us, device_us=50)
         if launch_us == 200:
-            machine.clock.restart()  # the epoch ended within it
+            machine.clock.restart()  # the epoch ended within this step
         else:
             machine.clock.mark()
     series = machine.clock.series()
@@ -114,7 +114,7 @@ def test_lead_and_host_times_are_unknown_without_anchor_or_host_steps() -> None:
     assert record.lead_ms is None
     assert record.input_ms == (0.01,)
     machine.clock.restart()
-    machine.clock.mark()  # as jobs do that time their steps themselves
+    machine.clock.mark()  # as in jobs with their own step timing
     assert machine.clock.series().record() is None
     assert UnprofiledSeries().record() is None
 
@@ -141,7 +141,7 @@ def test_marks_between_anchors_convert_to_host_clock(gaps_ns: list[int], drift: 
     placed = on_host_clock(
         marks, Anchor(marks[0], 7_000), Anchor(marks[-1], 7_000 + true_ns[-1]), lambda begin, end: (end - begin) / 1e6
     )
-    # The device's own times are whole ns or, late in a long uptime, as exact as a float is.
+    # Device times are whole ns or, late in a long uptime, as exact as a float is.
     assert placed == pytest.approx([7_000 + at for at in [0, *true_ns]], abs=2.0)
 
 
@@ -151,7 +151,7 @@ def test_coinciding_anchors_convert_all_marks_to_their_instant() -> None:
 
 def test_steps_before_series_record_host_time_with_empty_queue() -> None:
     machine = Machine()
-    machine.step(input_us=0, launch_us=700, device_us=2000)  # of the warm-up: nobody waited for the device before
+    machine.step(input_us=0, launch_us=700, device_us=2000)  # a warm-up step: the host has not waited for the device
     machine.clock.read()
     machine.clock.anchor()
     for launch_us in (400, 900):
