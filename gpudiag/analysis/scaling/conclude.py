@@ -28,7 +28,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: An interval wider than this share of its figure is worth a warning.
+#: Largest half-width of a confidence interval, as a share of its figure, that causes no warning.
 _UNSURE = 0.05
 
 
@@ -47,13 +47,13 @@ def conclude(
     """Return the result of one set of points.
 
     Args:
-        known: all points.
-        recorded: recorded steps of points, by id.
-        facts: of the machine.
-        remarks: made before.
-        mode: points of the other mode are left out, with a remark.
+        known: all points, of either mode.
+        recorded: recorded steps by point id.
+        facts: the machine's facts, if known.
+        remarks: earlier remarks, which precede the new ones.
+        mode: the mode of the result; points of the other mode are omitted, with a remark.
         command, version: the command line and the version of gpudiag, for the record.
-        wanted: what else to compute.
+        wanted: additional figures to compute.
         need_peers: frameworks and strategies that cannot run on one device.
     """
     points = [point for point in known if point.mode == mode]
@@ -94,7 +94,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return each GPU alone; none is odd if any is doubtful, because a disturbed host may make any GPU look odd."""
+    """Return each GPU alone; mark none as odd if any is doubtful, because a busy host can make any GPU look odd."""
     alone = devices.alone(points, points[0].machine.gpus if points else ())
     if any(gpu.point in doubts for gpu in alone):
         return tuple(msgspec.structs.replace(gpu, odd=False) for gpu in alone)
@@ -134,9 +134,9 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 def _waterfalls(
     points: list[PointRecord], recorded: Mapping[str, RecordedSteps], doubts: Collection[str]
 ) -> tuple[list[Waterfall], list[Remark]]:
-    """Return the waterfalls of recorded points, or of timed steps alone for the points on most devices; and remarks.
+    """Return the waterfalls of recorded points, and remarks on points without one.
 
-    There is none if the baseline is not trusted, or if the recorded steps were unlike the timed ones.
+    For the most devices, timed steps replace unusable recorded ones. A doubtful baseline gives no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
@@ -182,7 +182,7 @@ def _no_waterfall(
     one: RecordedSteps | None,
     independent: tuple[PointRecord, PointRecord] | None,
 ) -> str:
-    """Say why recorded steps gave no waterfall; empty if that needs no remark."""
+    """Return the reason why recorded steps gave no waterfall; empty if no remark is needed."""
     if fall is not None:
         return "its recorded steps were not like the timed ones, so that their parts do not explain these"
     if several is None or independent is not None:
@@ -193,7 +193,7 @@ def _no_waterfall(
 
 
 def _independent_points(point: PointRecord, points: list[PointRecord]) -> tuple[PointRecord, PointRecord] | None:
-    """Return the points of the same job without communication, on as many devices and on one."""
+    """Return the points of the same job without communication: on the same devices, and on one device."""
     if point.strategy == INDEPENDENT or point.mode == "strong":
         return None
     wanted = curve(msgspec.structs.replace(point, strategy=INDEPENDENT))
@@ -249,7 +249,7 @@ def _hidden_share(fall: Waterfall) -> float | None:
 
 
 def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list[Remark]:
-    """Return remarks on odd GPUs, failed points, and points that are less certain than they look."""
+    """Return remarks on odd GPUs, failed points, and uncertain points."""
     remarks = [
         Remark(
             code="odd-gpu",
@@ -268,7 +268,7 @@ def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list
 
 
 def _summaries(points: Sequence[PointRecord]) -> list[Remark]:
-    """Return remarks that each concern a list of points."""
+    """Return remarks that each list the points with one defect."""
     measured = [point for point in points if point.status == "measured"]
     lists = (
         ("unsettled", "step times were still falling when timing began", [p for p in measured if p.settled is False]),

@@ -1,7 +1,7 @@
-"""Compare GPUs alone with each other, and pairs of GPUs with the sum of their two GPUs alone.
+"""Compare single GPUs with each other, and each pair of GPUs with the sum of its two GPUs measured alone.
 
-A pair of GPUs on one PCIe switch may be slower than a pair across sockets only because one of its GPUs is slow by
-itself. So a pair is compared with its own two GPUs, not with other pairs.
+Pairs are not compared with each other, because one slow GPU would make its link look slow: a pair on one PCIe switch
+could then appear slower than a pair across sockets.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if it differs from the median of all by more than this and by more than its interval.
+#: A GPU is odd if its relative deviation from the median GPU exceeds both this and its confidence interval.
 ODD = 0.03
 
 
 def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu, ...]:
-    """Return every device that was measured alone, by index.
+    """Return the devices that were measured alone, sorted by index.
 
     Args:
         points: all points.
@@ -55,7 +55,7 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
 
 
 def pairs(points: Sequence[PointRecord], facts: Facts | None) -> tuple[Pair, ...]:
-    """Return every pair whose two devices were also measured alone."""
+    """Return the pairs whose two devices were also measured alone."""
     kinds = _link_kinds(facts)
     compared = []
     for point in points:
@@ -108,7 +108,7 @@ def by_link(compared: Iterable[Pair]) -> tuple[LinkComparison, ...]:
 
 
 def _link_kinds(facts: Facts | None) -> dict[tuple[int, int], str]:
-    """Return link kinds by the positions of two GPUs among those that training can use."""
+    """Return the link kind of each pair of GPUs, keyed by their positions among the usable GPUs."""
     if facts is None:
         return {}
     usable = [gpu.index for gpu in facts.gpus if gpu.visible]

@@ -1,10 +1,10 @@
-"""Fit the cost of a step as devices are added to measured points.
+"""Fit a model of step time against number of devices to measured points.
 
     step(n) = compute + transfer * 2 (n - 1) / n + latency * growth(n)
 
-2 (n - 1) / n is the share of the gradients that crosses each link in an all-reduce (the nccl-tests convention); growth
-is n - 1 for the latency of a ring and log2 n for that of a tree. Three numbers of devices determine the three terms
-without checking them; from the fourth on the deviation does.
+2 (n - 1) / n is the share of the gradients that crosses each link in an all-reduce (the nccl-tests convention). The
+latency grows by n - 1 in a ring and by log2 n in a tree. Three numbers of devices determine the three terms exactly;
+only a fourth allows a check of the fit.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Array = NDArray[np.float64]
 
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
-#: Draws behind each range, from a fixed seed, so that reports are reproducible.
+#: Random draws for each range. The seed is fixed, so that reports are reproducible.
 _DRAWS = 400
 
 
 class StepCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Non-negative terms in milliseconds, and the growth of the last one."""
+    """Non-negative terms in milliseconds, and the growth of the latency term."""
 
     compute_ms: float
     transfer_ms: float
@@ -35,19 +35,19 @@ class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     growth: str
 
     def step_ms(self, devices: float) -> float:
-        """Return the step time on this many devices; 1 <= devices."""
+        """Return the step time in ms on `devices` >= 1 devices."""
         terms = np.array(_terms(devices, self.growth))
         return float(terms @ np.array((self.compute_ms, self.transfer_ms, self.latency_ms)))
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True):
-    """The best fit, and others that the measurements allow.
+    """The best fit, and other fits that agree with the measurements.
 
     Attributes:
         cost: the best fit.
-        possible: fits by either growth to draws from the distribution of the measurements.
+        possible: fits to random draws from the distribution of the measurements, with either growth.
         worst_error: largest relative deviation of a measured point from `cost`.
-        degrees: measured points less terms; 0 when nothing checks the fit.
+        degrees: degrees of freedom: points minus terms. At 0, the fit is exact and unchecked.
     """
 
     cost: StepCost
@@ -66,7 +66,7 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
     """Fit the cost to step times by number of devices.
 
     Args:
-        step_ms: mean step times; one device and at least one larger number must be among them.
+        step_ms: mean step times; must contain one device and at least one larger number.
 
     Raises:
         ValueError: too few points.
@@ -76,13 +76,13 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
         raise ValueError("a fit needs the step time of one device and of at least one larger number")
     values = np.array([step_ms[n].value for n in sizes])
     scatter = np.array([step_ms[n].standard_error for n in sizes])
-    # No run repeats better than this, however many steps it had.
+    # Runs do not repeat better than this, regardless of their number of steps.
     errors = np.maximum(scatter, 0.005 * values)
     candidates = [_solve(sizes, values[None, :], errors, growth) for growth in GROWTHS]
     best = min(candidates, key=lambda solution: solution[1][0])[0][0]
     deviation = max(abs(best.step_ms(n) / step_ms[n].value - 1) for n in sizes)
     spread = np.maximum(errors, deviation * values)
-    # A mean deviates by Student's t, the rest normally.
+    # The measured mean deviates by Student's t; the remaining error is normal.
     random, shape = np.random.default_rng(0), (_DRAWS, len(sizes))
     freedom = np.array([min(step_ms[n].freedom, 1e6) for n in sizes])
     draws = random.normal(values, np.sqrt(spread**2 - scatter**2), shape)
@@ -101,9 +101,9 @@ def _solve(sizes: Sequence[int], draws: Array, errors: Array, growth: str) -> tu
 
     Args:
         sizes: numbers of devices.
-        draws: float64[d, len(sizes)], step times in ms; each row is fitted by itself.
-        errors: float64[len(sizes)], their standard errors.
-        growth: of the last term.
+        draws: float64[d, len(sizes)], step times in ms; each row is fitted separately.
+        errors: float64[len(sizes)], standard errors of the step times.
+        growth: growth of the latency term.
 
     Returns:
         The cost of each row, and its weighted sum of squares.

@@ -1,11 +1,11 @@
-"""Forecast more devices than were measured, and the duration of a given amount of training.
+"""Forecast throughput beyond the measured number of devices, and the duration of a given amount of training.
 
-Within one machine the fitted cost is extrapolated. Between m machines with g devices each, every step also passes the
+Within one machine the fitted cost is extrapolated. With m machines of g devices each, every step also sends the
 gradients over the network: 2 (m - 1) / m of their bytes at the network's rate, and 2 (m - 1) latencies in a ring or
-2 log2 m in a tree. How much of that overlaps with backward is not known beforehand; the range extends from all that
-fits into backward (two thirds of a step's compute: two matrix products for each one of forward) to nothing. The
-expected value assumes the overlap fraction of the measured points. The slow end also includes the longer wait for the
-slowest of more devices, jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normally distributed steps, and a ring's latencies.
+2 log2 m in a tree. The overlap of this communication with backward is unknown. The fast end of the range assumes that
+it overlaps as far as backward lasts (two thirds of a step's compute, because backward has two matrix products for each
+one of forward). The slow end assumes no overlap, a ring's latencies, and a longer wait for the slowest device:
+jitter * (sqrt(2 ln n) - sqrt(2 ln g)) for normal step times. The expected value uses the measured overlap fraction.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpudiag.statistics import Estimate
 
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Fewest numbers of devices for an extrapolation: two determine no shape.
+#: Minimum number of measured device counts for an extrapolation, because two determine no shape.
 _FEWEST = 3
-#: Multiples of the measured devices to forecast if no network is given.
+#: Multiples of the largest measured number of devices to forecast if no network is given.
 _TIMES = (2, 4, 8)
-#: Most devices to forecast if a network is given.
+#: Maximum number of devices to forecast if a network is given.
 _MOST_DEVICES = 4096
 
 
@@ -34,7 +34,7 @@ def prospect(curve: Sequence[PointRecord], network: Network | None, hidden_share
 
     Args:
         curve: points that differ only in the number of devices.
-        network: between machines like this one.
+        network: the network between identical machines, if any.
         hidden_share: share of the largest point's communication that overlaps with compute, 0 to 1, if profiled.
     """
     steps = {point.devices: _step_of(point) for point in curve}
@@ -141,11 +141,10 @@ def _forecast(devices: int, efficiency: Interval, device_samples_per_s: float, n
 
 
 def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, ...]:
-    """Return how long the wanted samples, iterations or volume take at each measured point's pace.
+    """Return the time that the wanted samples, iterations or volume take at each measured point's throughput.
 
-    A voxel counts once, however many blocks overlap in it: the time per written voxel is that of the measured volume,
-    or follows from the voxels of a sample if these are given. Points that know neither are left out, as are points that
-    were not measured.
+    A voxel counts once, even if several blocks overlap in it. The time per voxel is that of the measured volume, or is
+    computed from the voxels per sample if these are given. Points with neither figure are omitted.
     """
     return tuple(
         duration

@@ -17,17 +17,17 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.model.run import InferenceRecord, RunRecord, StepTimes
 from gpudiag.statistics import Estimate, mean_of, sum_of
 
-#: Fields of a point that are means over its starts.
+#: Fields of a point that are averaged over its starts.
 _MEANS = (
     *("step_ms", "mean_ms", "median_ms", "standard_error_ms", "jitter_ms"),
     *("mvox_per_s", "tflops_per_s", "mfu_percent"),
 )
-#: A host that runs ahead of its device by less than this share of a step sets the pace.
+#: A host that runs ahead of its device by less than this share of a step limits the throughput.
 _AHEAD = 0.05
 
 
 def which_gpus(facts: Facts) -> str:
-    """Return a digest of the usable GPUs' UUIDs in their order; empty if not all are known."""
+    """Return a digest of the usable GPUs' UUIDs in index order; empty if a UUID is unknown."""
     uuids = [gpu.uuid for gpu in facts.gpus if gpu.visible]
     if not uuids or None in uuids:
         return ""
@@ -41,18 +41,18 @@ def with_figures(
     machine: Machine,
     volume: InferenceRecord | None = None,
 ) -> PointRecord:
-    """Return the point with what its job measured, or with the reason why it failed.
+    """Return the point with its job's measurements, or with the reason of the failure.
 
-    Throughput is samples over time: all timed steps of a device over all the time that they took, without partial steps
-    and warm-up. Devices that communicate gradients keep one pace, so the slowest device's is the job's; independent
-    devices have their own, so the job's throughput is the sum.
+    A device's throughput is the samples of all its timed steps over their total time, without warm-up and partial
+    steps. If devices communicate gradients, the slowest device limits all others, so the job's throughput follows from
+    it. If devices are independent, the job's throughput is the sum over the devices.
 
     Args:
-        point: what was to be measured.
+        point: the requested measurement.
         run: the job's record.
-        outcome: of the job in the sweep; None for a job that was started by itself.
-        machine: where it ran; the record's software is added.
-        volume: how fast it wrote one, if it predicts.
+        outcome: the job's outcome in the sweep; None for a job outside a sweep.
+        machine: the machine of the job; the record's software versions are added.
+        volume: throughput of writing a volume, if the job predicts one.
     """
     seconds = outcome.seconds if outcome is not None else point.seconds
     times = _complete_times(run)
@@ -91,7 +91,7 @@ def with_figures(
 
 
 def _complete_times(run: RunRecord | None) -> list[StepTimes]:
-    """Return each rank's timed steps; empty unless the run is complete and every rank timed two or more."""
+    """Return each rank's step times; empty unless the run is complete and every rank timed at least two steps."""
     if run is None or run.status != "complete":
         return []
     times = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
@@ -120,7 +120,7 @@ def _warmup(run: RunRecord) -> dict[str, Any]:
 
 
 def together(first: PointRecord, second: PointRecord) -> PointRecord:
-    """Merge two measurements of a point: the means of both, and every start."""
+    """Merge two measurements of one point: average the figures and keep every start."""
     starts = (*(first.starts or _single_start(first)), *(second.starts or _single_start(second)))
     rates = [
         Estimate(value=s.samples_per_s, low=s.ci95[0], high=s.ci95[1], freedom=s.freedom or math.inf) for s in starts
@@ -155,7 +155,7 @@ def _single_start(point: PointRecord) -> tuple[StartResult, ...]:
 
 
 def _paced_by_host(run: RunRecord) -> bool | None:
-    """Return whether the host hardly ever runs ahead of any device."""
+    """Return whether the median lead of the host is below `_AHEAD` of a step on every rank; None if unknown."""
     known = [
         (statistics.median(rank.timed.lead_ms), rank.unprofiled.median_ms)
         for rank in run.ranks
@@ -165,5 +165,5 @@ def _paced_by_host(run: RunRecord) -> bool | None:
 
 
 def _per_device(times: list[StepTimes], point: PointRecord, samples: int) -> tuple[float, ...]:
-    """Return each device's rate; empty if one process drives several."""
+    """Return each device's samples per second; empty if one process drives several devices."""
     return tuple(1e3 * samples / timing.mean_ms for timing in times) if len(times) == point.devices else ()

@@ -1,9 +1,9 @@
 """Break down a step's time by simulating the recorded steps without the profiler's cost.
 
-Recorded steps take up to twice as long as unrecorded ones, and not only on the host: ranks that the profiler slows
-differently wait for each other, and waiting collectives slow concurrent kernels. So nothing is read off the recording.
-It is simulated without the profiler's cost, which is chosen such that the simulation takes as long as the timed steps;
-then one cause after the other is removed, and the reduction of the step is that cause's part:
+Recorded steps take up to twice as long as unprofiled ones. The profiler slows the ranks' hosts unequally, so that ranks
+wait for each other, and waiting collectives slow concurrent kernels. Therefore the parts are not read off the trace.
+The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then one
+cause after the other is removed, and the resulting reduction of the step time is the part of that cause:
 
     as timed                                                            40 ms
     no rank later than the others, in any step         waiting           38
@@ -13,10 +13,10 @@ then one cause after the other is removed, and the reduction of the step is that
     calls on the host take no time                     launch            28
     the device's kernels remain                        compute
 
-The parts add up to the simulated step by construction. A difference to the timed step of up to a few percent stays. If
-the recorded steps were slower than any cost of the profiler explains (a busy machine, a library that stays slow once
-the profiler was loaded), the parts are scaled to the timed step, and the factor is kept: on CPUs all parts, because all
-work shares the cores; on GPUs the parts that the host or peers cause, because kernels do not change.
+The parts add up to the simulated step by construction. A difference of a few percent to the timed step remains. If no
+cost of the profiler explains the recorded steps' length (on a busy machine, or with a library that stays slow once the
+profiler was loaded), the parts are scaled to the timed step and the factor is stored. On CPUs all parts are scaled,
+because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled; kernels are not.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
-#: Largest difference between simulated and timed step, as a share, at which the recorded steps are like the timed ones.
+#: Largest relative difference between the simulated and the timed step at which the parts are not scaled.
 _NEAR = 0.03
 _OF_THE_HOST = ("waiting", "exposed_transfer", "input", "launch")
 
 
 def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed: bool = True) -> StepParts | None:
-    """Return the parts of a step that takes `timed_ms` without the profiler; None if it cannot be simulated.
+    """Break down a step that takes `timed_ms` without the profiler; None if it cannot be simulated.
 
     Args:
-        timeline: recorded steps of the job.
-        timed_ms: mean of the same job's unprofiled steps.
-        staged: gradients are communicated through the host's memory, so that copies to and from it, and waiting for the
-            threads that reduce them, are transfer.
-        fed: batches are loaded; otherwise unexplained waiting is the host's.
+        timeline: the job's recorded steps.
+        timed_ms: mean time of the same job's unprofiled steps.
+        staged: gradients are communicated through host memory. Copies to and from it, and waiting for the threads that
+            reduce them, then count as transfer.
+        fed: the job loads batches. If not, unexplained waiting counts as host time.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:
@@ -82,7 +82,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         costs = without_syncs(what_if, costs)
     chain["launch"] = costs
     steps_ms = what_if.each_step_ms([chain[name] for name in ("", *STEP_PARTS[:-1])])
-    # Removing a cause never costs time; a simulation that says so is inaccurate.
+    # Removing a cause cannot cost time; a negative part is an inaccuracy of the simulation.
     steps_ms = list(itertools.accumulate(steps_ms, min))
     lengths = [before - after for before, after in itertools.pairwise([*steps_ms, 0.0])]
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))

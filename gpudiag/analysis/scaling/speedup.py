@@ -16,7 +16,7 @@ _Baselines = dict[tuple[object, ...], PointRecord]
 
 
 def rate_of(point: PointRecord) -> Estimate | None:
-    """Return the samples per second of a measured point."""
+    """Return the samples per second of a point; None if it was not measured."""
     if point.status != "measured" or not point.samples_per_s or not point.global_batch or point.ci95 is None:
         return None
     freedom = math.inf if point.freedom is None else point.freedom
@@ -24,13 +24,13 @@ def rate_of(point: PointRecord) -> Estimate | None:
 
 
 def curve(point: PointRecord) -> tuple[object, ...]:
-    """Return what the points of one curve share: everything but the devices and what follows from their number."""
+    """Return the key of a point's curve: all settings except the devices and figures that depend on their number."""
     batch = point.global_batch if point.mode == "strong" else point.batch_per_device
     return (*setting(point), point.strategy, batch)
 
 
 def setting(point: PointRecord) -> tuple[object, ...]:
-    """Return what points must share to be ranked, besides the batch and the number of devices."""
+    """Return the settings that two ranked points must share, except the batch and the number of devices."""
     return (
         point.workload,
         point.framework,
@@ -44,7 +44,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return the measured one-device point of each curve; of the first device if several were measured alone."""
+    """Return the measured one-device point of each curve; if several devices were measured alone, the first."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
@@ -87,7 +87,7 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     if rate is None or base is None or alone is None:
         return point
     if point.devices == 1:
-        # The baseline's own ratio is exactly 1; that of another device alone shows how they compare.
+        # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
         ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     else:
         ratio = rate.over(alone)

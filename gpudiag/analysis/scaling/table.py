@@ -1,9 +1,9 @@
-"""Arrange many results in one table that ranks only results whose strategy alone differs.
+"""Arrange many results in one table, and rank only results that differ in nothing but the strategy.
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
-options, on as many devices, on the same machine with the same software. All others are listed side by side, with the
-reason why they are not ranked: a throughput with 32 samples per device is neither better nor worse than one with 64,
-and a faster GPU says nothing about a strategy.
+options, on the same number of devices, on the same machine with the same software. All others are listed without a
+rank, with the reason. Throughput with 32 samples per device is not comparable with throughput with 64, and a faster GPU
+says nothing about a strategy.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Most reasons to list; the headings show the rest.
+#: Maximum number of reasons to list; the headings show the rest.
 _MOST_REFUSALS = 20
-#: Machines that a row is compared with, so that a file of 20,000 different ones is not quadratic.
+#: Maximum number of machines to compare a row with, so that 20,000 different machines do not take quadratic time.
 _MOST_ENVIRONMENTS = 100
 
 
@@ -39,7 +39,7 @@ def results_table(results: Iterable[tuple[str, PointRecord]], left_out: Sequence
     """Arrange (source, point) pairs.
 
     Args:
-        results: points that were not measured are listed in their group without a rank.
+        results: the pairs; unmeasured points are listed in their group without a rank.
         left_out: files that could not be read.
     """
     rows = [ResultRow(source=source, point=point) for source, point in results]
@@ -64,7 +64,7 @@ def _value(point: PointRecord, name: str) -> object:
 
 
 def _comparable(rows: Sequence[ResultRow]) -> Comparable:
-    """Rank the rows of one setting within each environment, and say why environments are not ranked together."""
+    """Rank the rows of one setting within each environment, and explain why environments are not ranked together."""
     environments: list[list[ResultRow]] = []
     for row in rows:
         home = next(
@@ -97,7 +97,7 @@ def _comparable(rows: Sequence[ResultRow]) -> Comparable:
 
 
 def _ranked(rows: Sequence[ResultRow]) -> list[ResultRow]:
-    """Sort fastest first, and rank those that communicate; overlapping intervals share a rank."""
+    """Sort by descending throughput, and rank the rows that communicate; overlapping intervals share a rank."""
     measured = [row for row in rows if row.point.samples_per_s is not None]
     others = [row for row in rows if row.point.samples_per_s is None]
     measured.sort(key=lambda row: -(row.point.samples_per_s or 0.0))
@@ -118,7 +118,7 @@ def _overlap(faster: PointRecord, slower: PointRecord) -> bool:
 
 
 def _refusals(points: Sequence[PointRecord]) -> list[str]:
-    """Say why groups of one workload are not ranked together, each pair of values once."""
+    """Explain why groups of one workload are not ranked together; name each pair of values once."""
     # Points that differ only in their devices have the same refusals: 20,000 points would be 200 million pairs.
     settings: dict[tuple[object, ...], PointRecord] = {}
     for point in points:
@@ -150,7 +150,7 @@ def _word(point: PointRecord, name: str) -> str:
 
 
 def _machine(machine: Machine) -> str:
-    """Return a short name for an environment."""
+    """Return a short name of an environment."""
     names = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
     what = ", ".join(names) or machine.cpu or "unknown machine"
     software = machine.software.get("torch") or machine.software.get("tensorflow")

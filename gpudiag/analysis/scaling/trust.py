@@ -1,11 +1,11 @@
-"""Judge how far points may be trusted: the scatter between runs of the same job, and unusable baselines.
+"""Judge the reliability of points: the scatter between starts of the same job, and unusable baselines.
 
-Each start of a job places it anew on cores and in memory, so that its mean step varies by more than the steps of one
-start show: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 in another, and neither scattered so
-much. So every point is started twice, and the difference between starts widens its interval.
+Each start of a job gets different cores and memory, so that the mean step time varies more between starts than the
+steps of one start suggest. Example: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 ms in
+another, with little scatter in each. Therefore every point is started twice, and the scatter widens its interval.
 
-An efficiency is a ratio to one device. If the host slowed that one, more devices seem to reach more than 100 %, and
-every conclusion from the ratio is about the host. Such a baseline is named, and nothing is concluded from it.
+Efficiency is a ratio to one device. If the host slowed that device, several devices appear to exceed 100 %, and the
+ratio describes the host instead of the scaling. A doubtful baseline is reported, and no conclusion is drawn from it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from gpudiag.analysis.scaling.speedup import curve, rate_of, setting, with_speed
 from gpudiag.model.benchmarks.scaling import PointRecord
 from gpudiag.statistics import Estimate, student_t
 
-#: Assumed scatter between starts, as a share of the pace, if it was not measured.
+#: Assumed relative scatter between starts if it was not measured.
 _REPEATS = 0.005
-#: A point whose starts differ by more than this, or whose mean is no more certain, is no baseline.
+#: Largest relative difference between starts, and relative half-width of the interval, of a usable baseline.
 _APART = 0.10
 
 
 def with_scatter(points: Iterable[PointRecord]) -> list[PointRecord]:
     """Widen the points' intervals by the scatter between starts.
 
-    The scatter is that of all points of one workload and setting together, because two starts of one point alone
-    determine it hardly at all (Student's t with one degree of freedom is 12.7).
+    The scatter is pooled over all points of one workload and setting, because two starts of a single point give a poor
+    estimate (Student's t with one degree of freedom is 12.7).
     """
     known = list(points)
     groups: dict[tuple[object, ...], list[PointRecord]] = {}
@@ -64,7 +64,7 @@ def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
 
 
 def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> dict[str, str]:
-    """Return the ids of one-device points that are no baseline, each with the reason.
+    """Return the ids of one-device points that are unusable as baselines, each with the reason.
 
     Args:
         points: all points, with their intervals widened.
@@ -94,7 +94,7 @@ def _beyond_ideal(point: PointRecord) -> bool:
 
 
 def _unstable(point: PointRecord) -> str | None:
-    """Return why a one-device point is no baseline by itself."""
+    """Return why a one-device point is unusable as a baseline, regardless of other points; None if it is usable."""
     rates = [start.samples_per_s for start in point.starts]
     if len(rates) > 1 and max(rates) > (1 + _APART) * min(rates):
         times = max(rates) / min(rates)
@@ -109,7 +109,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether two points train alike on one device, where strategies differ only by copies, a few percent."""
+    """Return whether two points differ in the strategy alone; on one device that changes the time by a few percent."""
     same = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same and a.strategy != b.strategy and a.device_indices == b.device_indices
 
@@ -123,7 +123,7 @@ def _far_apart(a: PointRecord, b: PointRecord) -> bool:
 
 
 def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[PointRecord]:
-    """Remove speedup and efficiency of the points whose baseline is doubtful."""
+    """Remove speedup and efficiency from the points whose baseline is doubtful."""
     return [
         msgspec.structs.replace(point, speedup=None, speedup_ci95=None, efficiency=None, efficiency_ci95=None)
         if point.baseline in doubts
@@ -135,11 +135,11 @@ def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]
 def again(
     points: Sequence[PointRecord], starts: int, need_peers: Collection[tuple[str, str]] = ()
 ) -> list[PointRecord]:
-    """Return the measured points to start once more: those with too few starts, else doubtful baselines, once.
+    """Return the measured points to start again: those with too few starts, or else doubtful baselines, once each.
 
     Args:
         points: all points.
-        starts: how many each is to have.
+        starts: number of starts that each point needs.
         need_peers: frameworks and strategies that cannot run on one device.
     """
     few = [point for point in points if rate_of(point) is not None and max(1, len(point.starts)) < starts]

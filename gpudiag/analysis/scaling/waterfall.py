@@ -1,18 +1,18 @@
 """Break down the loss from N times one device's throughput to the throughput of N devices: the waterfall.
 
-With the same samples per device, one device takes T1 for a step and N devices take TN. The ideal is N B / T1 samples
-per second, N B / TN is reached: a share of T1 / TN. The rest, (TN - T1) / TN, is lost, and TN - T1 is the sum over the
-parts of a step of how much longer each takes: compute, launching, waiting for input, exposed transfer, waiting for
-peers. Each part's share of TN is its loss in percent of the ideal, so that everything sums to 100 %.
+With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
+per second, and the measured one is N B / TN, which is the share T1 / TN of the ideal. The share (TN - T1) / TN is lost.
+TN - T1 is the sum of the increases of the parts of a step: compute, launching, waiting for input, exposed transfer,
+waiting for peers. Each increase divided by TN is that part's loss in percent of the ideal, so that all sum to 100 %.
 
 Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 compute, 7 transfer, 2 waiting. Efficiency 75 %; lost: slower
 compute 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. 75 + 2.5 + 17.5 + 5 = 100.
 
-T1 and TN are measured without the profiler; the parts come from simulations that take as long (`parts`). `rest` is the
-unexplained residual between T1 and TN. If parts had to be scaled because the recorded steps were not like the timed
-ones, a note names the factor.
+T1 and TN are measured without the profiler. The parts come from simulations fitted to these times (`parts`). `rest` is
+the unexplained residual between T1 and TN. If parts were scaled because the recorded steps differed from the timed
+ones, a note states the factor.
 
-Strong scaling, in which a device's samples shrink as 1 / N, compares with T1 / N: the work that one device has then.
+In strong scaling, each device has 1 / N of the samples, so that the reference is T1 / N.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LOSS_OF = {
     "launch": "launch",
     "compute": "slower_compute",
 }
-#: Residual, in percent of the ideal, above which a note mentions it.
+#: Residual, in percent of the ideal, above which a note reports it.
 _NOTABLE_REST = 1.0
-#: With more residual than this, in percent of the ideal, or a smaller scale of the parts, the recorded steps were
-#: unlike the timed ones.
+#: Largest residual, in percent of the ideal, and smallest scale factor of the parts, at which recorded steps explain
+#: the timed ones.
 _MOST_REST, _LEAST_SCALE = 5.0, 0.5
 #: Ratio of recorded to timed steps above which a note mentions the profiler's cost.
 _NOTABLE_RECORDING = 1.25
@@ -46,12 +46,12 @@ def waterfall(
     one: StepParts,
     independent: tuple[PointRecord, PointRecord] | None = None,
 ) -> Waterfall:
-    """Return the losses of `point` against its baseline.
+    """Return the losses of `point` relative to its baseline.
 
     Args:
         point: N devices, measured.
         baseline: one device, measured, of the same curve.
-        several, one: the parts of a step of the two.
+        several, one: the parts of a step of `point` and of `baseline`.
         independent: N devices and one of the same job without communication, if measured.
 
     Raises:
@@ -84,10 +84,10 @@ def closes(fall: Waterfall) -> bool:
 def measured_waterfall(
     point: PointRecord, baseline: PointRecord, independent: tuple[PointRecord, PointRecord]
 ) -> Waterfall:
-    """Return the losses of `point` from timed steps alone: by running together, and by communication.
+    """Compute the losses of `point` from timed steps alone: from running concurrently, and from communication.
 
-    Worked example. T1 = 30 ms, T4 = 40 ms; without communication 29 ms on one device and 31 on four. Running together
-    costs 2 of the 40 ms, 5 %, and communication the other 8, 20 %.
+    Worked example. T1 = 30 ms and T4 = 40 ms; without communication a step takes 29 ms on one device and 31 ms on four.
+    Running concurrently costs 2 of the 40 ms, 5 %, and communication costs the other 8 ms, 20 %.
 
     Args:
         point, baseline: as for `waterfall`.
@@ -137,9 +137,9 @@ def _waterfall(
 
 
 def pace_ms(point: PointRecord) -> float:
-    """Return the time in which the job processes one batch over all devices.
+    """Return the time in which the job processes one global batch.
 
-    If devices run independently, that is their mean, not the slowest's.
+    If devices run independently, this follows from their total throughput, not from the slowest device.
 
     Raises:
         ValueError: it was not measured.

@@ -1,4 +1,4 @@
-"""A session in a user's command: it measures steps that are reported one by one, by a loop that knows nothing of it."""
+"""Measure steps in a user's command. The steps are reported one by one, because the user's loop is unchanged."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from gpudiag.training.session.phases import Phases
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Unprofiled steps are saved first after so many seconds.
+#: Seconds until the unprofiled steps are saved for the first time.
 _SAVE_AFTER_S = 1.0
-#: Steps in which an epoch ends are excluded if they are at most this share of all steps.
+#: Maximum share of steps in which an epoch ends; if there are more, they are not excluded.
 _MAX_EPOCH_ENDS = 1 / 3
-#: The fewest that `--warmup` and `--steps` are advised to be, and the most unprofiled steps.
+#: Minimum suggested values of `--warmup` and `--steps`, and the maximum number of unprofiled steps.
 MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS, _MAX_ADVISED_STEPS = 1, 2, 100
 
 OWN_PROFILER = "the program has a profiler of its own, which is left alone: its steps were timed and not recorded"
@@ -41,11 +41,11 @@ class AttachedSession:
     """Measure as `gpudiag.profile` does; each call of `boundary` ends one step and begins the next.
 
     Args:
-        settings, position: of this process.
+        settings, position: settings and cluster position of this process.
         boundaries: finds the steps, which end with a step of `optimizer`'s class.
-        recorded: False to time steps only.
-        has_own_profiler: returns whether the program has made a profiler by now.
-        late: this rank was past the step at which all were to begin, and is measured separately.
+        recorded: False to time steps without profiling.
+        has_own_profiler: returns whether the program has created a profiler so far.
+        late: this rank had passed the common first step, and is measured separately.
     """
 
     def __init__(
@@ -82,10 +82,10 @@ class AttachedSession:
         self._windows: list[BackgroundWindow] = []
         self._range: Range | None = None
         self._begun_ns = self._number = 0
-        #: The thread that trains, and whether another has asked for the end of the recording.
+        #: The training thread, and whether another thread has requested the end of the recording.
         self._thread = 0
         self._gives_up = False
-        #: Steps in which a loader ended, and whether one has in this step.
+        #: Steps in which a loader ended, and whether a loader has ended in this step.
         self._epoch_ends = 0
         self._loader_ended = False
         #: Traces are written in the background, unless the process is about to end.
@@ -93,11 +93,11 @@ class AttachedSession:
         self._note_steps()
 
     def open(self) -> None:
-        """Clear this rank's files alone: others that are measured separately may have begun before."""
+        """Clear this rank's files only, because ranks that are measured separately may have begun before."""
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
-        """End a step and begin the next. Return False when everything is measured."""
+        """End a step and begin the next one. Return False when everything is measured."""
         now_ns = time.perf_counter_ns()
         self._thread = threading.get_ident()
         phases = self._measurement.phases
@@ -112,7 +112,7 @@ class AttachedSession:
             if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
                 self._measurement.error = OWN_PROFILER
             self._marked.close()
-            self.give_up_recording()  # one that failed while it recorded: another thread's end of it would crash
+            self.give_up_recording()  # after a failure while recording, because ending it in another thread would crash
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
@@ -121,14 +121,14 @@ class AttachedSession:
         return True
 
     def give_up_recording(self) -> None:
-        """Discard the recording, because the program is about to make a profiler, which could not start beside it."""
+        """Discard the recording, because the program creates a profiler, and only one profiler can run at a time."""
         if threading.get_ident() != self._thread:  # ending it here would crash: PyTorch records by thread
             self._gives_up = True
         elif self._measurement.phases is not None:
             self._measurement.phases.discard_window()
 
     def end(self, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Keep the measurements. With `at_exit` the process is about to end, and threads cannot be started."""
+        """Save the measurements. With `at_exit` the process is about to end, and threads cannot be started."""
         measurement = self._measurement
         self._note_steps()
         self._background = not at_exit
@@ -181,7 +181,7 @@ class AttachedSession:
         )
 
     def _make_window(self, path: Path, *, active: int, cuda: bool, kind: TraceKind) -> ProfiledWindow:
-        """Make a recording. Raises RuntimeError if the program has a profiler."""
+        """Create a recording. Raises RuntimeError if the program has a profiler."""
         if self._has_own_profiler():
             raise RuntimeError(OWN_PROFILER)
         if kind == "light" or not self._background:
@@ -192,7 +192,7 @@ class AttachedSession:
 
 
 class _AttachedRuntime(PyTorchRuntime):
-    """PyTorch in a process whose position is known, with recordings of the session's."""
+    """PyTorch runtime with a known cluster position, whose recordings the session creates."""
 
     def __init__(self, position: ClusterPosition, make_window: Callable[..., ProfiledWindow]) -> None:
         self._position = position
@@ -206,10 +206,10 @@ class _AttachedRuntime(PyTorchRuntime):
 
 
 class BackgroundWindow(ProfiledWindow):
-    """The last recording, whose trace a thread writes because nothing is measured any more."""
+    """The last recording. A thread writes its trace, because no further step is measured."""
 
     _thread: threading.Thread | None = None
-    #: Why the trace could not be saved.
+    #: Reason why the trace could not be saved.
     failure: str = ""
 
     def _save(self, profiler: Any) -> None:
@@ -239,9 +239,9 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
-    """Say by how many steps a command was too short, as `suggest_arguments` does, but for the command line.
+    """Say by how many steps a command was too short, and suggest command-line options (see `suggest_arguments`).
 
-    Worked example. Of 29 steps two recordings of 2 + 6 leave 13, a third of which warm up: `--warmup 4 --steps 9`.
+    Worked example. 29 steps minus two recordings of 2 + 6 leave 13. A third of them warm up: `--warmup 4 --steps 9`.
     """
     left = ran - recording_steps(ACTIVE_STEPS) - run_in
     fits = left >= MIN_ADVISED_WARMUP + MIN_ADVISED_STEPS

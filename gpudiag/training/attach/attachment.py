@@ -1,4 +1,4 @@
-"""The measurement of one process of the command, from its first optimizer step on."""
+"""Measure one process of the command, from its first optimizer step on."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from gpudiag.training.session.progress import send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Autograd's number of the current backward pass if there is none.
+#: Autograd's number outside any backward pass.
 _NO_BACKWARD = -1
 
 _OUT_OF_STEP = "the ranks do not take their steps together: each is measured separately"
 
 
 class Attachment:
-    """Take each call of an optimizer, find the steps, agree with the other ranks on the first, and measure."""
+    """Receive each optimizer call, find the steps, agree with the other ranks on the first step, and measure."""
 
     def __init__(self, entered: EnteredProcess) -> None:
         self._entered = entered
@@ -38,13 +38,13 @@ class Attachment:
         #: Class names of optimizers, by id.
         self._optimizers: dict[int, str] = {}
         self._steps = 0
-        #: Calls of the optimizer that ends a step, and whether there was exactly one in each.
+        #: Calls of the optimizer that ends a step, and whether each step had exactly one.
         self._ending_calls, self._once = 0, True
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
         self._in_main = threading.Lock()
-        #: Nodes of autograd's graph that each thread has made: more of them mean a forward pass.
+        #: Nodes of autograd's graph that each thread has created; an increase means a forward pass.
         self._nodes: dict[int, int] = {}
         self._nodes_made = _node_counter()
         #: The backward pass in which an optimizer stepped last.
@@ -56,15 +56,15 @@ class Attachment:
         log.propagate = False
 
     def stepped(self, optimizer: Any) -> None:
-        """Take a step of an optimizer, in any thread. Raises SystemExit when the command is to end."""
+        """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
             return  # code that a CUDA graph captures runs at every replay, and must not be measured
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
         if backward != _NO_BACKWARD:
-            # Within backward, maybe on a thread of autograd's. Profilers belong to the thread that trains, which goes
-            # on when backward returns.
+            # Within backward, possibly on an autograd thread. Profilers belong to the training thread, which continues
+            # when backward returns.
             if backward != self._backward:
                 self._backward = backward
                 when_backward_ends(lambda: self._call_deferred(number, name))
@@ -116,10 +116,9 @@ class Attachment:
     def _count_quietly(self, *, direct: bool) -> None:
         """Only count steps while the start barrier needs no check for some steps, because a rank may never come.
 
-        The code between two steps finds its data evicted from the processor's caches, and takes several times as long
-        as in a loop by itself, so this does as little as possible. The optimizer that ends a step is called once in
-        each, or else a forward pass lies before the call that counts, which only the training thread can tell
-        (`direct`).
+        This does as little as possible, because the training evicts its data from the processor's caches, so that it
+        takes several times as long as in a tight loop. If the optimizer that ends a step is called several times in
+        each, the call that counts follows a forward pass, which only the training thread can detect (`direct`).
         """
         steps, nodes_made = self._steps, self._nodes_made or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
@@ -150,7 +149,7 @@ class Attachment:
         self._entered.handler = count
 
     def _begin(self) -> bool:
-        """Open the session if this is the step at which all ranks begin; return whether it is open."""
+        """Open the session if this is the common first step of all ranks; return whether it is open."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
@@ -163,7 +162,7 @@ class Attachment:
         return True
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
-        """Return the start barrier; None if another process of this rank is measured."""
+        """Create the start barrier; return None if another process of this rank is measured."""
         report = self._entered.report
         report.set_position(position.rank, position.world_size)
         if not claim(Path(self._entered.settings.run_dir), position.rank):
@@ -207,7 +206,7 @@ class Attachment:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """Write the rest in the background, or before the command ends, because everything is measured."""
+        """Write the remaining files in the background, or before the command ends, when everything is measured."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -226,14 +225,14 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. A full disk is not the command's failure."""
+        """Save the measurements. A full disk does not fail the command."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on
             self._report_failure(failure)
 
     def _report_failure(self, error: Exception) -> None:
-        """Say why the measurement has ended, here and in this process's report."""
+        """Report why the measurement has ended, as a message and in this process's report."""
         sentence = f"{type(error).__name__}: {error}"
         if isinstance(error, OSError):
             sentence = f"the measurements could not be saved: {error.strerror or error}"
@@ -242,7 +241,7 @@ class Attachment:
             send_note(self._position.rank if self._position is not None else 0, sentence)
 
     def _detach(self) -> AttachedSession | None:
-        """Take no more steps; return the session, if there is one."""
+        """Stop receiving optimizer steps; return the session, if there is one."""
         self._entered.handler = self._entered.on_own_profiler = None
         self._entered.measuring = False
         session, self._session = self._session, None
@@ -262,7 +261,7 @@ def claim(run_dir: Path, rank: int) -> bool:
 
 
 def _node_counter() -> Callable[[], int] | None:
-    """Return a function that counts the calling thread's nodes of autograd's graph; None if this PyTorch has none."""
+    """Return a function that counts the calling thread's autograd nodes; None if this PyTorch has no counter."""
     from torch._C import _autograd
 
     count: Callable[[], int] | None = getattr(_autograd, "_get_sequence_nr", None)
@@ -273,7 +272,7 @@ def _backward_number() -> Callable[[], int]:
     """Return a function that returns the number of the current backward pass."""
     import torch
 
-    # There is no public way to ask.
+    # PyTorch has no public function for this.
     number: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: _NO_BACKWARD)  # noqa: SLF001
     return number
 

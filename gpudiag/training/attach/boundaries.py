@@ -1,21 +1,21 @@
 """Find the optimizer calls that end a training step, and the step at which all ranks begin to be measured.
 
-Boundaries are found from the calls alone, the same on every rank. A call counts if a forward pass lies between it and
-the one before, so that an optimizer that works through its parameters in groups, or one per parameter that steps within
-backward, counts once. Of several optimizers, the one called least often ends a step; of equals, the first.
+Boundaries depend on the calls alone, so that every rank finds the same. A call counts if a forward pass lies between it
+and the previous call. Therefore an optimizer that updates its parameters in groups, or one optimizer per parameter that
+steps within backward, counts once. The optimizer called least often ends a step; if several are, the first of them.
 
 Worked example. A GAN trains its critic D three times for each G; `.` is a forward pass:
 
     .D .D .D .G .D .D .D .G .D .D .D .G      D counts 9 times, G 3 times: G ends a step, which takes 4 calls
 
-Ranks agree on the first step without waiting, so that a rank that cannot take part delays nobody. Each rank posts once
-that it is here. When rank 0 sees all of them, it names a step ahead, which every rank has read before it comes. Ranks
-that take their steps together differ by one at most.
+Ranks agree on the first step without waiting, so that a rank that cannot take part delays no other rank. Each rank
+posts its presence once. When rank 0 has seen all ranks, it names a future step, which every rank reads before it
+reaches that step. Ranks that synchronize in every step are at most one step apart.
 
-Checking the store takes time, and a rank may never come. After the first checks, a rank therefore checks again only
-when the steps between take `_RATIO` times as long as a check did: checks take less than 1/`_RATIO` of the training,
-whatever one costs. The step that rank 0 names must lie beyond everyone's next check, so that ranks post the distance
-of their checks: they first post that it grows, it grows after their next check, and it never shrinks.
+Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks again only
+when the intermediate steps have taken `_RATIO` times as long as a check. This bounds the checks to 1/`_RATIO` of the
+training time. The step that rank 0 names must lie beyond the next check of every rank, so ranks post the distance of
+their checks. A rank posts a larger distance first, applies it after its next check, and never reduces it.
 
 Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms: 500 times that are 20 steps, rounded up to 32. It posts
 that at step 6, checks at steps 1 to 10, then at 42, 74, 106. If rank 0 sees everyone at step 74, it names step
@@ -30,33 +30,33 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: An optimizer that has not been seen this often is not distinguishable from one that steps now and then.
+#: Minimum calls of an optimizer that distinguish it from one that steps only occasionally.
 _MIN_CALLS = 3
 #: Calls observed in any case: of a GAN, five of the critic and the first of the generator.
 MIN_OBSERVED_CALLS = 6
 #: By then every optimizer of a step has been seen `_MIN_CALLS` times, unless it is called less than every 13th time.
 _MAX_CALLS = 40
 
-#: The training takes at least so many times as long as all checks but the first ones.
+#: Minimum ratio of the training time to the time of all checks except the first ones.
 _RATIO = 500
-#: Checks at consecutive steps; if all ranks of a job train, they are here by the third.
+#: Number of checks at consecutive first steps; if all ranks of a job train, they are present by the third.
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Steps between everyone's next check and the first step; also how many checks before the last of `_FIRST_CHECKS` a
-#: rank posts the distance of later ones.
+#: Steps between the last rank's next check and the first measured step. Also, a rank posts the distance of later checks
+#: this many checks before the last of `_FIRST_CHECKS`.
 _AHEAD = 4
 
 
 class OptimizerCall(NamedTuple):
-    """A step of an optimizer, and whether a forward pass lies between it and the call before."""
+    """A step of an optimizer, and whether a forward pass lies between it and the previous call."""
 
     optimizer: int
     after_forward: bool
 
 
 class Boundaries:
-    """Observe the first calls, then say of each call whether it ends a step."""
+    """Observe the first calls, then decide for each call whether it ends a step."""
 
     def __init__(self) -> None:
         #: Calls after a forward pass, by optimizer, in the order in which they were first seen.
@@ -68,7 +68,7 @@ class Boundaries:
         self._calls_now: int | None = 0
 
     def ends_step(self, call: OptimizerCall) -> bool:
-        """Return whether a step ends with this call; False until that is decided."""
+        """Return whether this call ends a step; False until the optimizer that ends steps is known."""
         if self.optimizer is None:
             self._observe(call)
             return False
@@ -107,14 +107,14 @@ class Boundaries:
 
 
 class StartStep(NamedTuple):
-    """All ranks begin at this step; `recorded` is False if some rank's program has a profiler of its own."""
+    """The first measured step of all ranks; `recorded` is False if some rank's program has its own profiler."""
 
     step: int
     recorded: bool
 
 
 class StartBarrier:
-    """One rank's part in agreeing on the first step. The store is None for a job of one process.
+    """Agree with the other ranks on the first measured step. The store is None for a job of one process.
 
     Attributes:
         next_step: `check` need not be called before this step.
@@ -138,14 +138,14 @@ class StartBarrier:
         self.next_step = 0
         #: Steps between two checks: now, and as posted for after the next check.
         self._distance, self._posted_distance = 1, 1
-        #: Checks so far, the step of the last, when it ended, and how long it then took to post the distance.
+        #: Number of checks, the step and end time of the last check, and the time that posting the distance then took.
         self._checks = self._checked_step = 0
         self._ended_s = self._posting_s = 0.0
         if store is not None:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the step at which all begin, if it is known at this step. Never waits."""
+        """Return the common first step, if it is known at this step. Never waits."""
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:
@@ -158,7 +158,7 @@ class StartBarrier:
         return self._start
 
     def _next_check(self, step: int, begun_s: float) -> int:
-        """Return the step of the next check; post first if checks are to be further apart after it."""
+        """Return the step of the next check; first post the new distance if later checks will be further apart."""
         self._checks += 1
         if self._checks >= _FIRST_CHECKS:
             self._distance = self._posted_distance

@@ -1,7 +1,7 @@
-"""Record a process for some seconds if it computes and no optimizer of torch's ends its steps.
+"""Record a process for some seconds if it computes without a PyTorch optimizer.
 
-Its steps are unknown, so that none is timed; the trace shows where they repeat. To tell a loop from work done once,
-such as loading, look twice, for half a second each: a loop runs the same operators again.
+Its steps are unknown and are not timed; the trace shows where they repeat. To distinguish a loop from one-time work
+like loading, the operators are sampled twice for half a second: a loop runs the same operators again.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from gpudiag.training.session.progress import ProgressSender, send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Durations in seconds of a look and of the recording.
+#: Durations in seconds of a sample and of the recording.
 _LOOK_S, _RECORD_S = 0.5, 3.0
 #: How long to wait for the main thread, in seconds, before and after the recording.
 _WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
-#: Two looks at one loop share at least this share of the operators' names.
+#: Minimum share of operator names that two samples of one loop have in common.
 _SAME_OPERATORS = 0.8
-#: A program that has made an optimizer gets this many times as long to use it: it may compile, or load.
+#: Factor on the waiting time if the program has created an optimizer, because it may still compile or load.
 _OPTIMIZER_PATIENCE = 10
 #: From the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
@@ -45,7 +45,7 @@ _AHEAD_S = 1.0
 def record_for_a_while(entered: EnteredProcess) -> None:
     """Record this process at the same time as all ranks of its job, if it computes in a loop and no optimizer steps.
 
-    Called in a thread of its own, and again later if nothing was recorded.
+    Called in a separate thread, and again later if nothing was recorded.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
@@ -69,7 +69,7 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return whether an optimizer has stepped since the watch last looked; the watch is waiting here."""
+    """Return whether an optimizer has stepped since the watch last looked. The watch waits for this function."""
     return entered.stepped
 
 
@@ -122,7 +122,7 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 
 
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
-    """Wait until every rank is here, and then until the moment that rank 0 names; return the run's id.
+    """Wait until every rank is present, and then until the time that rank 0 names; return the run's id.
 
     Raises an exception if there is no store.
     """
@@ -153,7 +153,7 @@ def _loops(entered: EnteredProcess) -> bool:
 
 
 def _look(entered: EnteredProcess) -> set[str]:
-    """Return names of operators that the main thread runs in half a second; none if another profiler runs."""
+    """Return the operator names that the main thread runs in half a second; none if another profiler runs."""
     from torch.profiler import ProfilerActivity, profile
 
     profilers: list[Any] = []
@@ -182,8 +182,8 @@ def _look(entered: EnteredProcess) -> set[str]:
 def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callable[[], object]) -> Iterator[bool]:
     """Start and stop a profiler in the main thread; yield whether it could be started.
 
-    A process that ends while its profiler runs would crash. So its main thread stops the profiler at exit by itself,
-    because another thread may get no more time.
+    A process that ends while its profiler runs would crash. Therefore its main thread stops the profiler at exit;
+    another thread might not run again.
     """
 
     def begin() -> None:
@@ -200,9 +200,9 @@ def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callabl
 
 
 def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
-    """Call a function in the main thread and wait; return False if that does not happen in time, or it fails.
+    """Call a function in the main thread and wait; return False if it is not called in time, or if it fails.
 
-    A main thread that cannot be reached for so long waits for others, as a launcher's does: it may come back to end.
+    A main thread that is unreachable for `wait_s` waits for other processes, as in a launcher, and may resume to exit.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
@@ -226,7 +226,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
 
 
 def _has_optimizer() -> bool:
-    """Return whether this program has made an optimizer of torch's, which wraps the `step` of its class."""
+    """Return whether this program has created a PyTorch optimizer, which wraps the `step` of its class."""
     from torch.optim import Optimizer
 
     kinds: list[Any] = [Optimizer]

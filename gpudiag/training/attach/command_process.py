@@ -1,9 +1,9 @@
 """The settings that gpudiag passes to each process of a command, and the report that each process writes back.
 
-Settings are in one variable of the environment. Reports are files in gpudiag's private directory and not in the run
-directory, because they tell why nothing was measured when the run directory has no records. A process writes its report
-when it has imported PyTorch, with its first optimizer step, about every `_INTERVAL_S` while it trains, and at its end.
-This module imports nothing that takes time.
+Settings are in one environment variable. Reports are files in gpudiag's private directory instead of the run directory,
+because they explain why the run directory has no records. A process writes its report after it has imported PyTorch, at
+its first optimizer step, about every `_INTERVAL_S` while it trains, and when it ends. This module imports only modules
+that load quickly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpudiag.training.session.position import environment_number
 #: Holds `Settings` as JSON.
 VARIABLE = "GPUDIAG_ATTACH"
 
-#: Seconds without a step of an optimizer after which a process that computes is recorded for a while instead.
+#: Seconds without an optimizer step after which a process that computes is recorded for a fixed time instead.
 PATIENCE_S = 20.0
 
 #: In the directory of reports: an empty file that each Python process of the command makes (`entry/sitecustomize.py`).
@@ -40,14 +40,14 @@ class Settings:
     """The command and how to measure it.
 
     Attributes:
-        run_dir: the run directory, absolute: the command may change its own.
-        command: as it was given.
+        run_dir: the run directory, absolute, because the command may change its working directory.
+        command: the command line as given.
         stop: end the command's processes when everything is measured.
-        steps: unprofiled steps; None to choose by their length.
-        warmup: steps to skip first; None to detect convergence.
-        patience_s: as `PATIENCE_S`.
-        reports: directory of the processes' reports, while the command runs; "" for none.
-        run_id: of ranks that are measured separately; others agree on one.
+        steps: number of unprofiled steps; None to choose it by their duration.
+        warmup: number of warm-up steps; None to detect convergence.
+        patience_s: see `PATIENCE_S`.
+        reports: directory of the processes' reports while the command runs; "" for none.
+        run_id: run id of ranks that are measured separately; other ranks agree on one.
     """
 
     run_dir: str
@@ -81,17 +81,17 @@ class ProcessReport:
     """One process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: of the process, as far as it knows.
-        stage: how far the measurement has come: PyTorch imported, optimizers step, waiting for the other ranks,
-            measuring, everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag
-            failed in it.
-        calls: steps of optimizers so far.
-        helper: a launcher, or a worker of a DataLoader.
-        numbered: it was started with a rank.
-        own_profiler: the program has made a profiler.
+        pid, rank, world_size: process number and cluster position, as far as known.
+        stage: progress of the measurement: PyTorch imported, optimizers step, waiting for the other ranks, measuring,
+            everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag failed in
+            this process.
+        calls: number of optimizer steps so far.
+        helper: the process is a launcher or a DataLoader worker.
+        numbered: the process was started with a rank.
+        own_profiler: the program has created a profiler.
         distributed_optimizer: `torch.distributed.optim` was imported, whose optimizers under RPC have no hooks.
-        error: the exception that ended the program, or why gpudiag failed.
-        ended_s: when it ended by itself, of `time.time`.
+        error: the exception that ended the program, or the reason why gpudiag failed.
+        ended_s: time at which the process ended without a signal, in seconds of `time.time`.
     """
 
     pid: int
@@ -108,7 +108,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Never raises: a lost report costs a sentence."""
+    """Write this process's report into a directory. Never raises, because a lost report only costs an explanation."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -123,11 +123,11 @@ class ProcessReporter:
         self.next_calls = 1
 
     def set_position(self, rank: int, world_size: int) -> None:
-        """Take the rank that the process group gave."""
+        """Set the rank and the world size of the process group."""
         self._rank, self._world_size = rank, world_size
 
     def due(self, calls: int) -> None:
-        """Report the number of optimizer steps, and compute when to do so again."""
+        """Report the number of optimizer steps, and compute when the next report is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
@@ -137,7 +137,7 @@ class ProcessReporter:
         self.write(calls)
 
     def write(self, calls: int, *, ended: bool = False) -> None:
-        """Write the report as it is now."""
+        """Write the current report."""
         if self._folder is None or os.getpid() != self._pid:
             return
         error = self.error

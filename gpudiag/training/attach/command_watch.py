@@ -23,16 +23,16 @@ from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
 
-#: Far above the size and number of reports.
+#: Upper bounds on the size and the number of reports, far above the usual.
 _MAX_REPORT_BYTES = 16384
 _MAX_REPORTS = 20000
 
 _RECEIVE_S = 0.1
 #: Seconds between two checks of the command's processes.
 _CHECK_S = 1.0
-#: A process that is stopped at so many consecutive checks is reported.
+#: Number of consecutive checks at which a process must be stopped to be reported.
 _STOPPED_CHECKS = 3
-#: With `stop`, how long the command has to end by itself once all ranks are done.
+#: With `stop`, seconds in which the command may exit by itself after all ranks are done.
 _AFTER_STOP_S = 30.0
 
 FORWARDED = (
@@ -44,7 +44,7 @@ FORWARDED = (
     signal.SIGUSR2,
     signal.SIGALRM,
 )
-#: `si_code` of a signal that the kernel sent, as for a terminal, and no process.
+#: `si_code` of a signal that the kernel sent, for example on behalf of a terminal.
 _SI_KERNEL = 0x80
 
 _POLL_MS = 50
@@ -53,7 +53,7 @@ _MAX_PROCESSES = 512
 
 
 class Hooks(NamedTuple):
-    """Called while the command runs: with each message, with each warning, and when everything is measured."""
+    """Callbacks while the command runs: for each message, for each warning, and when everything is measured."""
 
     heard: Callable[[Progress], None]
     said: Callable[[str], None]
@@ -118,7 +118,7 @@ class CommandWatch:
             return self._measured
         if any(message.phase != "done" for message in latest.values()):
             return False
-        # Ranks on other nodes send no messages; a launcher's ranks have their numbers from the start.
+        # Ranks on other nodes send no messages; ranks that a launcher starts have their numbers from the start.
         expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
         return expected <= latest.keys()
 
@@ -130,7 +130,7 @@ class CommandWatch:
         self._known = read_reports(self._reports)
         self._deaths.watch(report.pid for report in self._known)
         if is_stopped(self._process.pid):
-            return  # the user has stopped the whole job, with Ctrl-Z, and knows it
+            return  # the user has stopped the whole job with Ctrl-Z
         stopped = [report for report in self._known if not report.helper and self._newly_stopped(report.pid)]
         ranks = [report.rank for report in stopped]
         if stopped and any(report.rank not in ranks for report in self._known):
@@ -141,7 +141,7 @@ class CommandWatch:
             )
 
     def _newly_stopped(self, pid: int) -> bool:
-        """Return whether a process has now been stopped for `_STOPPED_CHECKS` checks; True once."""
+        """Return whether a process reaches `_STOPPED_CHECKS` stopped checks now; True only once per process."""
         if self._stopped[pid] > _STOPPED_CHECKS:
             return False
         self._stopped[pid] = self._stopped[pid] + 1 if is_stopped(pid) else 0
@@ -157,17 +157,17 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # by a launcher, which has no number itself
+    if any(report.numbered for report in reports):  # a launcher, which has no rank, started them
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
 
 class SignalForwarder:
-    """Catch signals from before the command starts, and forward them once it runs, because the sender means it.
+    """Catch signals from before the command starts, and forward them to the command once it runs.
 
-    A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time is up, `timeout` sends SIGTERM, a user
-    `kill`s. Ctrl-C and Ctrl-\\ in a terminal reach the command by themselves, because it belongs to the same process
-    group. The kernel says who sent a signal (`si_code`), so that those are not sent twice.
+    A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
+    runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the command without forwarding, because it belongs to the same
+    process group. The kernel identifies the sender of a signal (`si_code`), so that these are not sent twice.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -181,7 +181,7 @@ class SignalForwarder:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Catch the signals that are not ignored, as under nohup; the command inherits that."""
+        """Catch all signals except ignored ones, as under nohup; the command inherits ignored signals."""
         before = {}
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -195,9 +195,9 @@ class SignalForwarder:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
-        """Block the signals and wait for them from now on, because waiting tells who sent them.
+        """Block the signals and wait for them from now on, because waiting returns the sender.
 
-        The command has started with no signal blocked.
+        The command was started before, with no signal blocked.
         """
         self._process = process
         if hasattr(signal, "sigtimedwait"):
@@ -205,7 +205,7 @@ class SignalForwarder:
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
 
     def forward(self) -> None:
-        """Forward the signals received. To be called some times a second, in the main thread."""
+        """Forward the received signals. Must be called several times a second, in the main thread."""
         while self._blocked and (received := signal.sigtimedwait(self._blocked, 0)) is not None:
             if received.si_code != _SI_KERNEL:
                 self._received.append(received.si_signo)
@@ -221,7 +221,7 @@ class SignalForwarder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The end of a process: when, of `time.time`, and with which wait status, None if that was not seen."""
+    """The end of a process: its time in seconds of `time.time`, and its wait status, or None if unknown."""
 
     ended_s: float
     status: int | None
@@ -240,13 +240,13 @@ class Death:
 class DeathWatch:
     """Observe in a thread when and how processes end, although another process is their parent.
 
-    A process that a signal ends cannot report it, and its peers report broken connections only. Linux makes a process's
+    A process that a signal ends cannot report it, and its peers only report broken connections. Linux makes a process's
     file descriptor (pidfd) readable when the process ends, and `/proc/PID/stat` has its exit status until its parent
-    asks for that. Launchers ask some ten times a second, so that the status is mostly seen; else only the time is
-    known. Without pidfd no ends are seen.
+    reaps it. Launchers reap about ten times a second, so that the status is usually still readable; if not, only the
+    time is known. Without pidfd no ends are observed.
 
     Attributes:
-        deaths: by process number.
+        deaths: observed ends by process number.
     """
 
     def __init__(self) -> None:
@@ -274,7 +274,7 @@ class DeathWatch:
         self._watched = {}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Observe these processes, too."""
+        """Observe these processes in addition."""
         for pid in pids:
             if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
                 continue
@@ -294,7 +294,7 @@ class DeathWatch:
 
 
 def _wait_status(pid: int) -> int | None:
-    """Return the wait status of a process whose parent has not asked for it yet."""
+    """Return the wait status of a process that its parent has not reaped yet."""
     try:
         # The name in parentheses may contain anything; `exit_code` is the last field.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""A hook on all optimizers, and on profilers, in every process of the command that has imported PyTorch.
+"""Hook all optimizers and profilers, in every process of the command that has imported PyTorch.
 
-A process that never trains pays for this module and the standard library alone. The hook stays for the life of the
-process, because an optimizer may be walking through its hooks when one is to be removed, and does nothing once
-everything is measured (0.1 us a step). A failure here ends the measurement and not the command.
+A process that never trains imports only this module and the standard library. The hook stays for the life of the
+process, because an optimizer may be iterating over its hooks when one is removed. Once everything is measured, the hook
+does nothing (0.1 us per step). A failure here ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: A main thread that computes less than this share of the time waits for others, as a launcher's does. (Polling ten
-#: times a second takes a tenth of it.)
+#: A main thread that computes less than this share of the time waits for other processes, as a launcher does. (Polling
+#: ten times a second takes a tenth of this share.)
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -29,15 +29,15 @@ class EnteredProcess:
     Attributes:
         settings: how to measure the command.
         handler: called with each optimizer that has stepped; None when the measurement is over.
-        measuring: steps of an optimizer are being measured.
-        own_profiler: the program has made a profiler.
-        on_own_profiler: called when the program makes a profiler.
-        stop_looking: ends a short look at the main thread's operators, while there is one.
+        measuring: optimizer steps are being measured.
+        own_profiler: the program has created a profiler.
+        on_own_profiler: called when the program creates a profiler.
+        stop_looking: ends the current sample of the main thread's operators, if there is one.
         stepped: an optimizer has stepped since the watch last looked.
-        last_step_s: when the watch last saw that, of `time.monotonic`.
+        last_step_s: time at which the watch last saw a step, in seconds of `time.monotonic`.
         calls: number of optimizer steps.
         report: this process's report.
-        ours: its `making` is set in threads that are making a profiler of gpudiag's.
+        ours: thread-local; `making` is set in threads that are creating gpudiag's own profiler.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -54,7 +54,7 @@ class EnteredProcess:
         self.ours = threading.local()
 
     def _first_step(self, optimizer: Any) -> None:
-        """Import everything else with the first step of an optimizer."""
+        """Import all other modules at the first step of an optimizer."""
         from gpudiag.training.attach.attachment import Attachment
 
         self.handler = Attachment(self).stepped
@@ -65,7 +65,7 @@ _entered: EnteredProcess | None = None
 
 
 def enter() -> None:
-    """Install the hooks, once, when `torch` has been imported."""
+    """Install the hooks once, after `torch` has been imported."""
     global _entered  # noqa: PLW0603  # one process is entered once
     settings = read_settings()
     if settings is None or _entered is not None:
@@ -76,10 +76,10 @@ def enter() -> None:
     register_optimizer_step_post_hook(_stepped)
     _watch_profilers()
     _watch_closures()
-    with contextlib.suppress(Exception):  # private parts of PyTorch, which may be elsewhere
+    with contextlib.suppress(Exception):  # private modules of PyTorch, which other versions may move
         from gpudiag.training.frameworks.pytorch.dataloader import watch_workers
 
-        watch_workers()  # before there are any
+        watch_workers()  # before workers exist
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_report_end)
     _entered.report.write(0)
@@ -91,7 +91,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     if entered is None:
         return
     if (len(args) > 1 or kwargs) and any(isinstance(value, _CountingClosure) for value in (*args, *kwargs.values())):
-        return  # each evaluation has counted
+        return  # each evaluation was counted
     _step(entered, optimizer)
 
 
@@ -111,15 +111,15 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# A compiled step calls it uncompiled; its graph breaks for the optimizer's own hooks anyway.
+# A compiled step calls this uncompiled; its graph breaks for the optimizer's own hooks anyway.
 setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
 
 
 def _watch_closures() -> None:
     """Count each evaluation of L-BFGS's closure as a step.
 
-    A call evaluates it some twenty times, with a forward and a backward pass each. It takes as long as twenty steps of
-    other optimizers, and a job has few calls.
+    A call evaluates the closure about twenty times, each with a forward and a backward pass. It takes as long as twenty
+    steps of other optimizers, and a job has few calls.
     """
     from torch.optim import LBFGS
 
@@ -137,7 +137,7 @@ def _hooked(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Replace the closure by one that counts; None leaves the arguments as they are."""
+    """Replace the closure by a counting one; return None to leave the arguments unchanged."""
     if _entered is None or _entered.handler is None:
         return None
     counting = (args[0], *(_counting(optimizer, value) for value in args[1:]))
@@ -167,14 +167,14 @@ def _report_end() -> None:
 
 
 def _forked() -> None:
-    """Start anew in a fork: it may train, and the measurement of its parent is not its own."""
+    """Reset the state in a forked process, because it may train and must not continue its parent's measurement."""
     global _entered  # noqa: PLW0603
     if _entered is not None:
         _entered = EnteredProcess(_entered.settings)
 
 
 def _watch_profilers() -> None:
-    """End gpudiag's own profiler when the program makes one, because two cannot record at once."""
+    """End gpudiag's own profiler when the program creates one, because two cannot record at once."""
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 
@@ -198,7 +198,7 @@ def _noticed(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _watch_for_loops(entered: EnteredProcess) -> None:
-    """Start a thread that is unknown to `threading`, because programs count its threads."""
+    """Start the watch thread without `threading`, because programs count the threads of that module."""
     import _thread
 
     with contextlib.suppress(RuntimeError):  # no more threads
@@ -206,7 +206,7 @@ def _watch_for_loops(entered: EnteredProcess) -> None:
 
 
 def _watching(entered: EnteredProcess) -> None:
-    """Record for a while if the main thread computes and no optimizer steps."""
+    """Record for a fixed time if the main thread computes and no optimizer steps."""
     patience_s = entered.settings.patience_s
     while entered.handler is not None and not entered.measuring and _entered is entered:
         pause_s, before_s = max(0.1, patience_s / 4), _cpu_s()

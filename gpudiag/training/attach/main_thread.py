@@ -1,7 +1,7 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or profiler that starts or ends in backward's hooks would lose its state, because autograd restores its
-thread's state.
+A range or profiler that starts or ends in a hook of backward would lose its state, because autograd then restores the
+thread's earlier state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _waiting: deque[Callable[[], object]] = deque()
 
 
 class _Pending:
-    """The interpreter calls `PyObject_IsTrue` of this: a function in C whose failure is raised in the main thread."""
+    """Argument of the pending call `PyObject_IsTrue`, a C function whose failure is raised in the main thread."""
 
     def __bool__(self) -> bool:
         if _in_backward() and _add():
@@ -31,10 +31,10 @@ class _Pending:
 
 
 def in_main_thread(function: Callable[[], object]) -> bool:
-    """Call a function in the main thread soon: as a pending call of the interpreter, as signals are handled.
+    """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
 
-    Exceptions that it raises are lost; the main thread raises the rest, such as SystemExit, at that instruction.
-    Returns False if it will not be called, because the interpreter keeps few such calls.
+    Subclasses of Exception that it raises are ignored. Others, for example SystemExit, are raised in the main thread.
+    Returns False if the function will not be called because the interpreter's short queue of pending calls is full.
     """
     _waiting.append(function)
     if _add():
@@ -46,8 +46,8 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 def when_backward_ends(function: Callable[[], object]) -> None:
     """Call a function in the main thread after the current backward pass; callable on any thread of that pass.
 
-    Autograd calls a function in C at the end, so that the interpreter first looks for pending calls when backward has
-    returned.
+    At the end of the pass autograd calls a C function, so that the interpreter next checks for pending calls when
+    backward has returned.
     """
     from torch.autograd import Variable
 
@@ -56,7 +56,7 @@ def when_backward_ends(function: Callable[[], object]) -> None:
 
 
 def raise_in_main_thread(error: type[BaseException]) -> None:
-    """Raise an exception in the main thread at its next instruction. To be called in another thread."""
+    """Raise an exception in the main thread at its next instruction. Must be called in another thread."""
     ident = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(error))
 
@@ -66,7 +66,7 @@ def _add() -> bool:
 
 
 def _in_backward() -> bool:
-    """Return whether the interrupted code runs within a backward pass, but not if that is about to return or begin."""
+    """Return whether the interrupted code runs within a backward pass that is neither about to begin nor to return."""
     frame: FrameType | None = sys._getframe(2)  # noqa: SLF001  # there is no public way that costs as little
     while frame is not None and _is_backward(frame):
         frame = frame.f_back
@@ -80,6 +80,6 @@ def _is_backward(frame: FrameType) -> bool:
     return code.co_name in {"_engine_run_backward", "backward", "grad"} and "torch/autograd/" in code.co_filename
 
 
-#: Kept for the life of the process, because the interpreter has only their addresses.
+#: Kept for the life of the process, because the interpreter stores only their addresses.
 _PENDING, _ENTRY = _Pending(), ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p)
 _ADD = functools.partial(ctypes.pythonapi.Py_AddPendingCall, _ENTRY, ctypes.py_object(_PENDING))

@@ -1,4 +1,4 @@
-"""The reason why a command failed or could not be measured: one sentence, from what its processes left."""
+"""Explain in one sentence why a command failed or could not be measured, from the records of its processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpudiag.training.launch.failure_cause import name_ranks, signal_name
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_UNPROFILED_STEPS, MIN_WARMUP_STEPS, recording_steps
 
-#: Errors of a rank whose peer has gone: the peer is the cause.
+#: Errors of a rank whose peer has ended; the peer is the cause.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError"
     r"|ncclSystemError|gloo|store.*(timeout|timed out)|SIGTERM|SignalException",
@@ -33,15 +33,15 @@ _PHASES = {"warmup": "warm-up step", "timed": "unprofiled step", "profiled": "re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOutcome:
-    """Everything known when the command has ended.
+    """All information about a command that has ended.
 
     Attributes:
-        settings: the command and how it was to be measured.
-        code: its exit code; 128 more than the number of the signal that ended it.
+        settings: the command and its measurement settings.
+        code: exit code of the command, or 128 plus the number of the signal that ended it.
         ranks: the records of the ranks.
-        python_seen: some process of it was a Python with gpudiag's entry.
-        reports: of processes that imported PyTorch.
-        deaths: of these processes, by number, if they were seen to end.
+        python_seen: at least one process was a Python interpreter that ran gpudiag's entry.
+        reports: reports of the processes that imported PyTorch.
+        deaths: observed ends of these processes, by process number.
         latest: the last message of each rank.
         forwarded: signals that gpudiag received and forwarded.
     """
@@ -128,7 +128,7 @@ def _why_unmeasured(outcome: CommandOutcome) -> str:
 
 
 def _why_untrained(outcome: CommandOutcome) -> str:
-    """Say why no optimizer stepped although the command succeeded."""
+    """Explain why no optimizer stepped although the command succeeded."""
     if not outcome.python_seen and not outcome.reports:
         return f"your command started no Python that gpudiag can see ({_NOT_SEEN})"
     if not outcome.programs:
@@ -151,7 +151,7 @@ def _why_untrained(outcome: CommandOutcome) -> str:
 
 
 def _why_too_few(outcome: CommandOutcome) -> str:
-    """Say why optimizers stepped and nothing was timed although the command succeeded."""
+    """Explain why no step was timed although optimizers stepped and the command succeeded."""
     steps, needed = outcome.steps, needed_steps(outcome.settings)
     if steps >= needed:
         waiting = _why_waiting(outcome)
@@ -169,7 +169,7 @@ def _why_too_few(outcome: CommandOutcome) -> str:
 
 
 def _why_waiting(outcome: CommandOutcome) -> str | None:
-    """Say why ranks of a job still waited for the step at which all begin; None if none waited."""
+    """Explain why ranks of a job still waited for the common first step; None if no rank waited."""
     trained = outcome.trained
     world_size = max(report.world_size for report in trained)
     if world_size == 1 or all(report.stage != "waiting" for report in trained):
@@ -201,7 +201,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. The least of several is the cause: no consequence of another's end, then the first in time."""
+    """The end of a rank. The minimum is the cause: ends that are no consequence of others sort first, then by time."""
 
     consequence: bool
     ended_s: float
@@ -238,7 +238,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     elif death.exit_code and several:
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
-        # Its parent was faster: a process that ends by itself, or by an exception, would have reported it.
+        # Its parent reaped it first. A process that exits, or that an exception ends, would have written a report.
         how, consequence = f"ended without a report, as a signal ends a process{where}", True
     else:
         return None

@@ -1,4 +1,4 @@
-"""Run a command whose training processes gpudiag enters, and combine their records."""
+"""Run a command, let gpudiag enter its training processes, and combine their records."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ def run_command(
     """Run the command to its end.
 
     Args:
-        settings: the command and how to measure it.
-        observer: called with each message of each of its processes.
-        said: called with each warning for the user, a sentence.
-        measured: called once with the run's record when all ranks are measured, while the command goes on. It must
-            return soon.
+        settings: the command and its measurement settings.
+        observer: called with each message of each process.
+        said: called with each warning for the user, one sentence.
+        measured: called once with the run's record when all ranks are measured, while the command still runs. It must
+            return quickly.
 
     Returns:
-        The command's exit code, 128 more than the number of the signal that ended it; and the run's record.
+        The command's exit code, or 128 plus the number of the signal that ended it; and the run's record.
 
     Raises:
         UsageError: there is no such command.
-        OSError: gpudiag's own files cannot be written; the command has not been started.
+        OSError: gpudiag's files cannot be written; the command was not started.
     """
     run_dir = Path(settings.run_dir)
     record.clear_run(run_dir, 0)
@@ -104,13 +104,13 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()
     values[SOCKET_VARIABLE] = str(socket)
-    # Else PyTorch's profiler logs into the command's output.
+    # Without this, PyTorch's profiler logs into the command's output.
     values.setdefault("KINETO_LOG_LEVEL", "99")
     return values
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return the run's record that rank 0 wrote, with all ranks' records as they are now, and the error."""
+    """Return the run's record that rank 0 wrote, with the current records of all ranks, and the error."""
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1
@@ -127,12 +127,12 @@ def _combine(settings: Settings, created: str, error: str | None = None) -> RunR
     )
     status = "complete" if error is None else "failed"
     run = record.final_run(run_dir, default, ranks=ranks, status=status, error=error)
-    # Ranks that are measured separately know of themselves only.
+    # Ranks that are measured separately only know their own records.
     return msgspec.structs.replace(run, world_size=max(world_size, run.world_size))
 
 
 def _save(run_dir: Path, run: RunRecord) -> str | None:
-    """Save the record; return why it could not be, in one sentence."""
+    """Save the record; if that fails, return the reason in one sentence."""
     try:
         record.write_run(run_dir, run)
     except OSError as error:

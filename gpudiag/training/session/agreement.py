@@ -1,8 +1,8 @@
 """Agreement of a job's ranks on the step at which each phase begins, without a collective.
 
-Between two steps, and only where warm-up may end, every rank posts its step times to the job's key-value store and
-waits for rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended
-posts that once, and nobody waits for it.
+Between two steps at which warm-up may end, every rank posts its step times to the job's key-value store and waits for
+rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended posts that
+once, and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpudiag.training.session.position import ClusterPosition
 #: Names the directory of a `DirectoryStore`; set by the launcher.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for its peers this long, and as long as this many of its own steps.
+#: A rank of a user's command waits for its peers for these seconds plus this number of its own steps.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 _SPLIT_KEY = "apart"
 
@@ -34,9 +34,9 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         more_warmup: warm-up steps until the next decision; 0 if warm-up is over.
         converged: step times have converged.
-        unprofiled_steps: unprofiled steps that follow.
-        ended: the loop of some rank is over, so that no more can be measured.
-        run_id: tells the run from others in the same directory.
+        unprofiled_steps: number of unprofiled steps that follow.
+        ended: the loop of a rank is over, so that no further step can be measured.
+        run_id: distinguishes the run from other runs in the same directory.
     """
 
     more_warmup: int = 0
@@ -64,14 +64,14 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Wait until all ranks are here, and return the same decision on each.
+        """Wait until all ranks have posted, and return the same decision on each.
 
         Args:
             step_ms: this rank's step times in milliseconds.
             judge: makes the decision on rank 0.
 
         Raises:
-            TimeoutError: a rank did not come in time.
+            TimeoutError: a rank did not post in time.
         """
         if self._store is None:
             return judge([step_ms])
@@ -90,7 +90,7 @@ class Agreement:
         return decision
 
     def _collect(self, number: int) -> list[list[float]] | None:
-        """Return the step times of every rank; None if the loop of one has ended."""
+        """Return the step times of every rank; None if the loop of a rank has ended."""
         posted: list[list[float]] = []
         ended = False
         for rank in range(self._position.world_size):
@@ -105,16 +105,16 @@ class Agreement:
         """Post that this rank's loop is over. Never waits."""
         if self._store is None:
             return
-        # The store's host may be gone already, and with it everyone who waits.
+        # The host of the store may have exited already, and no rank waits then.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:
-                # Ranks that wait for a decision that rank 0 will not make get this one.
+                # Release the ranks that wait for rank 0's decision.
                 ended = msgspec.json.encode(PhaseDecision(ended=True)).decode()
                 self._store.set(_decision_key(self._decision), ended)
 
     def wait_for_all(self, *, timeout_s: float) -> bool:
-        """Wait on rank 0, at the end, until every rank has left; return False if one has not in this time."""
+        """Wait on rank 0, at the end, until every rank has left; return False after the timeout."""
         if self._store is None:
             return True
         try:
@@ -125,10 +125,10 @@ class Agreement:
         return True
 
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
-        """Wait until one of the keys is set and return it; the first of several.
+        """Wait until one of the keys is set, and return the first key that is set.
 
-        Polls, because the store's own wait cannot wait for one of several keys, and holds the interpreter lock, so that
-        the process could not be interrupted.
+        Polls, because the store's own wait cannot wait for any of several keys. It also holds the interpreter lock, so
+        that the process could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -145,9 +145,9 @@ class Agreement:
 class SplittableAgreement(Agreement):
     """Agreement in a user's command, whose ranks never stop each other for long.
 
-    Ranks that take their steps together are never more than a step apart, so that the wait for a decision is as long as
-    the next collective would have waited anyway. Ranks of other jobs drift apart. A rank that has waited too long
-    splits from the others: it posts that, and from then on every rank decides alone. That costs a job one wait at most.
+    Ranks that synchronize in every step are at most one step apart, so that the next collective would have waited as
+    long as the decision does. Ranks that do not synchronize drift apart. A rank that has waited too long splits from
+    the others: it posts the split, and from then on every rank decides alone. That costs a job at most one wait.
 
     Attributes:
         split: this rank decides alone.
@@ -157,7 +157,7 @@ class SplittableAgreement(Agreement):
     _until_s = 0.0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return the decision of all ranks; this rank's own if they have split. Raises nothing."""
+        """Return the decision of all ranks, or this rank's own after a split. Raises nothing."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
@@ -168,7 +168,7 @@ class SplittableAgreement(Agreement):
             if not decision.ended:
                 return decision
             self.decide_alone()
-        # Rank 0 keeps a list of all ranks' times, in which its own now stand for the others'.
+        # Rank 0 keeps a list of all ranks' times. After a split, its own times replace those of the other ranks.
         copies = self._position.world_size if self._position.rank == 0 and self._store is not None else 1
         return judge([step_ms] * copies)
 
@@ -188,12 +188,12 @@ class SplittableAgreement(Agreement):
 
 
 class DirectoryStore:
-    """A key-value store for the processes of one node, with the part of the interface of torch's `Store` used here.
+    """A key-value store for the processes of one node, with the required subset of the interface of torch's `Store`.
 
-    Each key is a file, written whole or not at all.
+    Each key is a file that is written atomically.
 
     Args:
-        directory: private to the user, empty at first; made if it does not exist.
+        directory: private to the user, initially empty; created if it does not exist.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -1,9 +1,9 @@
-"""Step times with device work included, and what the host did in the same steps.
+"""Measure step times including device work, and the host's activity in the same steps.
 
-Each step lasts from its start to the next step's. The training thread notes three instants per step: before it fetches
-the batch, when it has it, and when the step's work is queued. A device beside it records an event at each step's end,
-on its own clock. Before and after a series of steps, while the device is idle, an anchor event is recorded and waited
-for. The two anchors convert all other events to the host's clock afterwards, so that nothing waits within the steps.
+Each step lasts from its start to the start of the next step. The training thread records three instants per step:
+before and after the fetch of the batch, and when the step's work is queued. A separate device records an event on its
+own clock at each step's end. Before and after a series of steps, the host records an anchor event on the idle device
+and waits for it. The anchors later convert all other events to the host's clock, so that no step includes a wait.
 
 Worked example. Anchors at 0 and 1000 us of the host, 0 and 999 us of the device: its clock is slow by 0.1 %. A step's
 work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the host: a lead of 50 us.
@@ -32,7 +32,7 @@ _NS_PER_MS = 1e6
 _RECENT_STEPS = 20
 
 _TASKS = Path("/proc/self/task")
-#: PyTorch names autograd's threads for devices this way.
+#: Prefix of the names that PyTorch gives to autograd's device threads.
 _AUTOGRAD = "pt_autograd_"
 _SWITCHES = "nonvoluntary_ctxt_switches:"
 
@@ -65,8 +65,8 @@ class Anchor(NamedTuple):
 class UnprofiledSeries:
     """Times of consecutive steps, and what the host did in each: lists in ms of one length, or None if unknown.
 
-    `idle_host_ms` holds the host times of the steps just before the series. The first of them began on an idle device,
-    so that no launch waited for room in the queue.
+    `idle_host_ms` holds the host times of the steps directly before the series. The first of them began on an idle
+    device, so that no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:
@@ -89,8 +89,8 @@ class UnprofiledSeries:
         Args:
             step_ms: the step times.
             host: the host's instants in each step.
-            ends_ns: when the device finished each step, in ns of the host's clock; None if unknown.
-            from_idle: the host's instants in the steps before, the first of which began on an idle device.
+            ends_ns: time at which the device finished each step, in ns of the host's clock; None if unknown.
+            from_idle: the host's instants in the preceding steps, the first of which began on an idle device.
         """
         series = cls()
         series.step_ms = step_ms
@@ -103,14 +103,14 @@ class UnprofiledSeries:
         series.input_ms = [step.input_ms for step in known]
         series.host_ms = [step.host_ms for step in known]
         if ends_ns is not None:
-            # An idle device finishes a step when the step's last work is queued, not before.
+            # A device cannot finish a step before the step's last work is queued.
             series.lead_ms = [
                 max(0.0, end - step.queued) / _NS_PER_MS for step, end in zip(known, ends_ns, strict=True)
             ]
         return series
 
     def extend(self, other: UnprofiledSeries) -> None:
-        """Append the steps that followed; a quantity that is unknown in either becomes unknown."""
+        """Append the following steps; a quantity that is unknown in either series becomes unknown."""
         self.step_ms += other.step_ms
         self.input_ms = _concatenated(self.input_ms, other.input_ms)
         self.host_ms = _concatenated(self.host_ms, other.host_ms)
@@ -120,7 +120,7 @@ class UnprofiledSeries:
     def record(
         self, *, sees_input: bool = True, loader: LoaderPace | None = None, scheduling: Scheduling | None = None
     ) -> UnprofiledSteps | None:
-        """Return the series for the run's record; None if it is empty or nothing is known of the host."""
+        """Return the series for the run's record; None if it is empty or has no host times."""
         if not self.step_ms or self.host_ms is None:
             return None
         return UnprofiledSteps(
@@ -137,12 +137,12 @@ class StepClock:
     """Mark the instants between steps, and compute all step times at the end.
 
     Args:
-        instant: makes a mark.
+        instant: records a mark.
         between_ms: returns the milliseconds between two marks.
-        synchronize: waits until every mark has happened.
-        anchor: makes a mark, waits for it, and returns it with its time on the host's clock; None if marks are already
-            on the host's clock.
-        happened: returns whether a mark has happened by now.
+        synchronize: waits until every mark is complete.
+        anchor: records a mark, waits for it, and returns it with its time on the host's clock; None if marks are on
+            the host's clock.
+        happened: returns whether a mark is complete.
     """
 
     def __init__(
@@ -168,7 +168,7 @@ class StepClock:
         #: The host's instants before each mark, None if not reported.
         self._host: list[HostStep | None] = []
         self._begin: Anchor | None = None
-        #: Steps between that anchor and the first mark of the series.
+        #: Number of steps between the anchor and the first mark of the series.
         self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
@@ -178,7 +178,7 @@ class StepClock:
             self._from_idle.append(self._latest)
 
     def fetching_ms(self) -> float | None:
-        """Return the mean time to fetch a batch in the last steps; None if it was not reported."""
+        """Return the mean time to fetch a batch in recent steps; None if it was not reported."""
         known = [step.input_ms for step in self._host[-_RECENT_STEPS:] if step is not None]
         return statistics.fmean(known) if known else None
 
@@ -193,7 +193,7 @@ class StepClock:
         self._latest = None
 
     def restart(self) -> None:
-        """Begin a step; the time since the last mark is no step (validation between epochs)."""
+        """Begin a step; exclude the time since the last mark, for example validation between epochs."""
         self.exclude_step()
         self.mark()
 
@@ -202,10 +202,10 @@ class StepClock:
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """End a series whose last step has just been marked, when the times are read later."""
+        """End a series after its last step was marked, if the times are read later."""
 
     def so_far(self) -> list[float]:
-        """Return the times in ms of the steps that have ended. Neither waits nor forgets them."""
+        """Return the times in ms of the completed steps, without waiting and without clearing them."""
         ended = len(self._marks)
         while ended and not self._happened(self._marks[ended - 1]):
             ended -= 1
@@ -213,11 +213,11 @@ class StepClock:
         return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, ended) if i not in self._gaps]
 
     def read(self) -> list[float]:
-        """Return the times in ms of the steps since the last reading, and forget them. Waits for the device."""
+        """Return the times in ms of the steps since the last reading, and clear them. Waits for the device."""
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """Return step times and host times of the steps since the last reading, and forget them. Waits."""
+        """Return step and host times of the steps since the last reading, and clear them. Waits for the device."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
         steps = [i for i in range(1, len(marks)) if i not in gaps]
@@ -231,14 +231,14 @@ class StepClock:
 
 
 def host_clock() -> StepClock:
-    """Return a clock for training on the CPU, where a step's work is done when its code has run."""
+    """Return a clock for training on the CPU, where a step's work is complete when its code has run."""
     return StepClock(time.perf_counter_ns, lambda begin, end: (end - begin) / _NS_PER_MS, lambda: None)
 
 
 def on_host_clock(
     marks: Sequence[Any], begin: Anchor, end: Anchor, between_ms: Callable[[Any, Any], float]
 ) -> list[float]:
-    """Convert a device's marks to ns of the host's clock, on a straight line through two anchors."""
+    """Convert a device's marks to ns of the host's clock, linearly through two anchors."""
     apart_ms = between_ms(begin.mark, end.mark)
     if apart_ms <= 0:
         return [float(begin.host_ns)] * len(marks)
@@ -261,7 +261,7 @@ def summarize(step_ms: Sequence[float]) -> StepTimes | None:
 
 
 class _ThreadCounters(NamedTuple):
-    """Linux's counters of one thread since it began."""
+    """Linux's scheduling counters of one thread since its start."""
 
     cpu_ns: int
     wait_ns: int
@@ -271,8 +271,8 @@ class _ThreadCounters(NamedTuple):
 class SchedulingWatch:
     """Read the kernel's counters around series of steps, on the training thread.
 
-    Beside a GPU, autograd's threads are read too, because they launch backward. Figures are scaled to one unprofiled
-    step, because excluded steps (an epoch's end) also lie between the two readings.
+    With a GPU, autograd's threads are read too, because they launch backward. Figures are scaled to one unprofiled
+    step, because excluded steps (at the end of an epoch) also lie between the two readings.
 
     Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms:
     50 / 1000 * 20 = 1 ms of each step.
@@ -285,7 +285,7 @@ class SchedulingWatch:
         self._cpu_ns = self._wait_ns = self._switches = 0
 
     def find_threads(self) -> None:
-        """Find the threads to read, before `begin`: among 60 threads that takes 1 ms."""
+        """Find the threads to read. Must be called before `begin`; takes 1 ms among 60 threads."""
         self._threads = [threading.get_native_id(), *_autograd_threads()]
 
     def begin(self) -> None:
@@ -294,7 +294,7 @@ class SchedulingWatch:
         self._begun_ns = time.perf_counter_ns()
 
     def end(self) -> None:
-        """Read the counters after it; a second series adds to the first."""
+        """Read the counters after a series of steps; a second series adds to the first."""
         if not self._before:
             return
         wall_ns = time.perf_counter_ns() - self._begun_ns
@@ -307,7 +307,7 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the figures of one step of this length; None if the kernel does not count (zeros, or no counters)."""
+        """Return the figures scaled to a step of `step_ms`; None if the kernel has no counters or they are all zero."""
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
         steps = step_ms * _NS_PER_MS / self._wall_ns

@@ -1,4 +1,4 @@
-"""Measure one rank through its phases, and keep its record, and on rank 0 the run's, up to date on disk."""
+"""Measure one rank through its phases, and keep the rank's record (on rank 0 also the run's) up to date on disk."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: The error in `run.json` from the first moment on, until the outcome is known.
+#: Initial error in `run.json`, until the outcome is known.
 _UNFINISHED = "the run did not finish"
 
-#: Rank 0 waits this long at the end for the other ranks' records, after success and after a failure.
+#: Seconds that rank 0 waits at the end for the other ranks' records, after success and after a failure.
 _WAIT_S = 60.0
 _WAIT_AFTER_FAILURE_S = 1.0
 
 
 @dataclass(kw_only=True)
 class RunDescription:
-    """The training as described in the run's record, beside its measurements."""
+    """Description of the training in the run's record, without the measurements."""
 
     command: tuple[str, ...]
     workload: str = field(default_factory=script_name)
@@ -49,10 +49,10 @@ class RankMeasurement:
     """Measure this process's ranks.
 
     Attributes:
-        run: what the record says of the training.
-        phases: None before the first step.
-        error: why the measurement failed.
-        over: all phases are over, or failed.
+        run: description of the training for the record.
+        phases: the phases of the session; None before the first step.
+        error: reason why the measurement failed, if it did.
+        over: all phases have ended or failed.
     """
 
     clock: Any
@@ -75,9 +75,9 @@ class RankMeasurement:
         self._steps: Iterator[None] | None = None
 
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
-        """Replace an earlier run's files of this rank, and write records that say that the run did not finish.
+        """Replace this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also replaces files of the whole run.
+        With `clear_run`, rank 0 also replaces the files of the whole run.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -99,9 +99,9 @@ class RankMeasurement:
         loaders: LoaderWatch | None = None,
         agreement: Callable[..., Agreement],
     ) -> Phases:
-        """Prepare the phases when the first step is about to begin: the process group and the device exist by now.
+        """Prepare the phases directly before the first step, when the process group and the device exist.
 
-        `agreement` makes the agreement of the ranks, from the position, the store and the run's id.
+        `agreement` creates the agreement of the ranks from the position, the store and the run's id.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -128,9 +128,9 @@ class RankMeasurement:
         return phases
 
     def advance(self, *, raises: bool = False) -> bool:
-        """Go on to the next step; return False when the phases are over.
+        """Advance to the next step; return False when the phases are over.
 
-        A failure of the measurement ends the measurement, and the user's training only if `raises`.
+        A failure of the measurement ends the measurement; it ends the user's training only if `raises` is set.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
         try:
@@ -146,7 +146,7 @@ class RankMeasurement:
         return not self.over
 
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
-        """Keep the measurements; `error` ended the training.
+        """Save the measurements; `error` is the exception that ended the training, if any.
 
         With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if one of them failed.
         """
@@ -173,14 +173,14 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def save(self, status: RunStatus = "failed") -> None:
-        """Write this rank's record, and on rank 0 the run's, so that a killed run leaves what it had."""
+        """Write this rank's record, and on rank 0 the run's, so that a killed run keeps its measurements."""
         for number, (label, name) in enumerate(self._devices):
             record.write_rank(self.run_dir, self._rank_record(number, label, name))
         if self.position.rank == 0:
             self._write_run(status, self.error if status != "failed" or self.error else _UNFINISHED)
 
     def _rank_record(self, number: int, label: str, name: str) -> RankRecord:
-        """Return the record of one device; devices of one process are ranks that share its steps and its trace."""
+        """Return the record of one device; the devices of one process are ranks that share its steps and its trace."""
         position, phases = self.position, self.phases
         rank = RankRecord(
             rank=position.first_rank + number,

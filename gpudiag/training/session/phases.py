@@ -1,6 +1,6 @@
-"""The phases of a session as a coroutine: warm-up, unprofiled steps, a kernel-only recording, a full recording.
+"""Run the phases of a session as a coroutine: warm-up, unprofiled steps, a kernel-only trace, a full trace.
 
-Each `yield` lets the training loop run one step; the code after it runs between that step and the next.
+Each `yield` lets the training loop run one step; the code after it runs between that step and the next step.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("gpudiag")
 
-#: The warm-up step in which operations are counted; in the first, modules and libraries initialize and compile.
+#: Index of the warm-up step in which operations are counted. In the first, modules and libraries still initialize.
 _COUNTED_STEP = 1
-#: Steps on a GPU between a synchronization and the first unprofiled step, in which the host runs ahead again.
+#: Steps between a synchronization and the first unprofiled step, so that the host runs ahead of the GPU again.
 _RUN_IN_STEPS = 2
-#: A block of warm-up steps takes at most this share of the time for unprofiled steps.
+#: Maximum duration of a block of warm-up steps, as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
-#: Unprofiled steps if there were no warm-up steps to choose by.
+#: Number of unprofiled steps if there were no warm-up steps to derive it from.
 _DEFAULT_STEPS = 20
 
 _NO_DEVICE_ACTIVITY = (
@@ -58,15 +58,15 @@ class PhaseSettings:
     """Lengths of the phases.
 
     Attributes:
-        steps: unprofiled steps; None to choose by their length.
-        warmup: warm-up steps; None to detect convergence.
-        active: recorded steps.
+        steps: number of unprofiled steps; None to choose it by their duration.
+        warmup: number of warm-up steps; None to detect convergence.
+        active: number of recorded steps.
         limits: bounds of automatic warm-up.
-        target: precision of the step time, which then decides on the number of unprofiled steps.
+        target: required precision of the step time; if given, it determines the number of unprofiled steps.
         recorded: False to profile no steps.
-        suggest: says what would have been enough, as `suggest_arguments` does.
-        save_after_s: save the unprofiled steps first after so many seconds, and then after twice as long each time, so
-            that a process that a signal ends keeps them. A save takes some ms of a step, so it costs 0.1 % in all.
+        suggest: suggests sufficient arguments for a short loop, like `suggest_arguments`.
+        save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
+            steps survive a signal that ends the process. A save takes a few ms of a step, which costs 0.1 % in total.
     """
 
     steps: int | None = None
@@ -80,17 +80,17 @@ class PhaseSettings:
 
 
 class Phases:
-    """Measure one rank. Results so far are always in the attributes, also when the loop ends early.
+    """Measure one rank. The attributes always hold the current results, also if the loop ends early.
 
-    Calls `changed` when there is something to save. The time of the warm-up step in which `counter` counts is excluded.
+    Calls `changed` when there is something to save. Excludes the time of the warm-up step in which `counter` counts.
 
     Attributes:
-        recorded: step times while recorded.
+        recorded: step times of recorded steps.
         saved: recordings that were saved.
-        notes: what is wrong with recordings, by its code.
+        notes: defects of recordings, by code.
         sees_input: False if the batch is fetched within the step's own work.
-        problem: why the phases ended early.
-        around: context of the current step's work; in one step, the counter.
+        problem: reason why the phases ended early, if they did.
+        around: context manager around the current step's work; the counter in one step.
     """
 
     def __init__(
@@ -133,11 +133,11 @@ class Phases:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
         self._began_s = self._first_check_s = 0.0
         self._ran = self._warmup_ran = 0
-        #: Unprofiled steps agreed on.
+        #: Number of unprofiled steps on which the ranks agreed.
         self._agreed_steps: int | None = None
         self._phase: Literal["warm-up", "unprofiled", "profiled", "over"] = "warm-up"
         self._window: Window | None = None
-        #: Rank 0 only: each rank's step times during warm-up, without the first step.
+        #: On rank 0: each rank's step times during warm-up, without the first step.
         self._warmup_ms: list[list[float]] = []
         self._series = UnprofiledSeries()
         self._scheduling = SchedulingWatch()
@@ -148,7 +148,7 @@ class Phases:
         return self._phase in {"profiled", "over"}
 
     def run(self) -> Iterator[None]:
-        """Run the coroutine. Raises TimeoutError if a peer does not come, and whatever the profiler raises."""
+        """Run the coroutine. Raises TimeoutError if a peer does not post in time; profiler exceptions propagate."""
         for _ in self._all():
             yield
             self._ran += 1
@@ -167,7 +167,7 @@ class Phases:
         self._phase = "over"
 
     def close(self) -> None:
-        """Keep the measurements of the current phase when the loop has ended."""
+        """Save the measurements of the current phase after the loop has ended."""
         if self._phase == "over" or self.problem is not None:
             return
         if self._phase == "warm-up":
@@ -232,10 +232,10 @@ class Phases:
         return decision
 
     def _judge_warmup(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide on rank 0 whether warm-up is over: it is when step times have converged on every rank."""
+        """Decide on rank 0 whether warm-up is over, which requires that step times have converged on every rank."""
         settings = self._settings
         if not self._warmup_ms:
-            # The first steps load libraries and compile, which does not count as time to converge.
+            # The first steps load libraries and compile; this time does not count toward the limit.
             self._first_check_s = time.perf_counter()
             self._warmup_ms = [list(step_ms[1:]) for step_ms in posted]
         else:
@@ -254,7 +254,7 @@ class Phases:
         if settings.warmup is None and not converged and not self._at_limit():
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
-            converged = True  # too few steps to tell; the unprofiled steps will show a trend if there is one
+            converged = True  # too few steps to decide; a trend would show in the unprofiled steps
         return PhaseDecision(converged=converged, unprofiled_steps=self._choose_steps(step_ms))
 
     def _at_limit(self) -> bool:
@@ -307,12 +307,12 @@ class Phases:
         return self._clock.fetching_ms() if self.sees_input else None
 
     def _judge_unprofiled(self, posted: list[list[float]]) -> PhaseDecision:
-        """Decide on rank 0 how many more unprofiled steps to run."""
+        """Decide on rank 0 the number of additional unprofiled steps."""
         assert self._settings.target is not None  # noqa: S101  # asked only with a target
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only one fails, its steps still run, because other ranks record theirs."""
+        """Record one trace. If the kernel-only trace fails, its steps still run, because other ranks record theirs."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
@@ -349,7 +349,7 @@ class Phases:
 
     @contextlib.contextmanager
     def _tolerating_failure(self) -> Iterator[None]:
-        """Lose the kernel-only recording alone if it fails."""
+        """Suppress a failure of the kernel-only recording, so that only this recording is lost."""
         try:
             yield
         except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
@@ -371,7 +371,7 @@ class Phases:
             self._note("missing-device-activity", _NO_DEVICE_ACTIVITY)
 
     def _note(self, code: str, sentence: str) -> None:
-        """Report a defect of the recordings once and at once; the run goes on."""
+        """Report a defect of the recordings immediately, once per code; the run continues."""
         if code not in self.notes:
             self.notes[code] = sentence
             logger.warning("gpudiag: %s", sentence)

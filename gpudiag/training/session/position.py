@@ -1,4 +1,4 @@
-"""This process's position in the cluster, and the host that it runs on."""
+"""Determine this process's position in the cluster, and describe its host."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPosition:
-    """One process of the job, as `torchrun` and the default process group, or TensorFlow's cluster, describe it.
+    """Position of one process in the job, as in `torchrun`, the default process group, or TensorFlow's cluster.
 
-    `rank` and `world_size` count processes; each drives `devices` devices, which are ranks of their own in the records.
+    `rank` and `world_size` count processes. Each process drives `devices` devices; the records count each as a rank.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class ClusterPosition:
 
     @property
     def ranks(self) -> int:
-        """Devices in the whole job."""
+        """Number of devices in the whole job."""
         return self.world_size * self.devices
 
 
@@ -64,7 +64,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position in a command whose processes gpudiag did not start.
 
-    Ranks without a process group train independently: each is in a world of one, whatever their number.
+    Ranks without a process group train independently, so that each has a world size of 1.
     """
     position = current_position()
     if _process_group() is not None:
@@ -75,7 +75,7 @@ def independent_position() -> ClusterPosition:
 
 
 def environment_number(variable: str, default: int) -> int:
-    """Return a variable of the environment as a number; the default if it is none."""
+    """Return an environment variable as a number; the default if it is not a number."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else default
 

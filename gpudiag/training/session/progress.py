@@ -1,7 +1,7 @@
-"""Progress messages of a running training process to the program that started it.
+"""Send progress messages from a running training process to the program that started it.
 
-Each message is one datagram on a private Unix socket: it arrives whole or not at all, and a listener that is gone or
-slow costs the training nothing. Each message is complete, so that the next makes good for a lost one.
+Each message is one datagram on a private Unix socket. It arrives whole or not at all, and an absent or slow listener
+does not delay the training. Each message contains the complete state, so that the next message replaces a lost one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpudiag.model.structs import msgspec
 
-#: Names the socket; unset when nobody listens.
+#: Environment variable with the path of the socket; unset if there is no listener.
 SOCKET_VARIABLE = "GPUDIAG_PROGRESS_SOCKET"
 
 #: Minimum seconds between two messages of one phase.
@@ -29,11 +29,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one rank.
 
     Attributes:
-        steps: steps so far in the phase.
-        of: steps that the phase will have; None if unknown.
-        error, hint, exit_code: as in `gpudiag.errors`; in phase `failed` only.
-        note: a warning for the user although the run goes on.
-        fetching_ms: mean time to fetch the last batches, if known.
+        steps: completed steps of the phase.
+        of: total steps of the phase; None if unknown.
+        error, hint, exit_code: as in `gpudiag.errors`; set in phase `failed` only.
+        note: a warning for the user, while the run continues.
+        fetching_ms: mean time to fetch recent batches, if known.
     """
 
     rank: int
@@ -66,7 +66,7 @@ class ProgressSender:
         *,
         fetching_ms: Callable[[], float | None] = lambda: None,
     ) -> None:
-        """Report progress, within a phase at most five times a second; `fetching_ms` is called only then."""
+        """Report progress, at most five times a second within a phase; call `fetching_ms` only if a message is sent."""
         if not self._address:
             return
         now = time.monotonic()
@@ -90,7 +90,7 @@ class ProgressSender:
         self._note, self._next_s = sentence[:_MAX_CHARACTERS], 0.0
 
     def fail(self, error: str, *, hint: str | None = None, exit_code: int = 5) -> None:
-        """Report that this rank has failed, and why."""
+        """Report that this rank has failed, with the reason."""
         error = error[:_MAX_CHARACTERS]
         self._send(
             Progress(rank=self._rank, pid=os.getpid(), phase="failed", error=error, hint=hint, exit_code=exit_code)
@@ -99,7 +99,7 @@ class ProgressSender:
     def _send(self, message: Progress) -> None:
         if not self._address:
             return
-        # A socket for each message costs some microseconds, five times a second, and leaves nothing open.
+        # A new socket for each message takes a few microseconds, five times a second, and stays open no longer.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)

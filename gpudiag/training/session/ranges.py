@@ -1,9 +1,9 @@
-"""Named ranges, seen by each tool that listens, with almost no overhead when none does.
+"""Named ranges for all active profilers, with almost no overhead if none is active.
 
 A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
 (`gpudiag.<name>`), whichever the program has imported. `torch.profiler.record_function` takes 5.8 us even when no
-profiler runs, and asking whether one runs takes 0.04 us, so we ask first; then a whole range takes 0.5 us (0.7 us with
-making the object), less than adding two numbers in PyTorch (1.1 us). Measured on one CPU, PyTorch 2.13.
+profiler runs. Checking whether a profiler runs takes 0.04 us, so this is checked first. A range then takes 0.5 us in
+total (0.7 us with creating the object); adding two numbers in PyTorch takes 1.1 us. Measured on one CPU, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _open = threading.local()
 
 
 class _InputTime(threading.local):
-    """Time of this thread in ranges named `input`; of nested ranges only the outermost counts."""
+    """This thread's time in ranges named `input`; of nested ranges, only the outermost counts."""
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None

@@ -1,4 +1,4 @@
-"""Files of a run directory that training processes write: records of ranks and of the run, and compressed traces."""
+"""Write and read the files of a run directory: records of the ranks and of the run, and compressed traces."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LOGS_DIR = "logs"
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
-#: zlib level of a saved trace: within 10 % of the best level's size, in a fraction of its time.
+#: zlib level of a saved trace: within 10 % of the best level's size, in a fraction of the time.
 _GZIP_LEVEL = 3
 _CHUNK_BYTES = 1 << 20
-#: No pattern that `contains` looks for is longer.
+#: Maximum length of a pattern for `contains`.
 _OVERLAP_BYTES = 64
 
 
@@ -44,17 +44,17 @@ def trace_name(rank: int) -> str:
 
 
 def tensorflow_trace_name(rank: int) -> str:
-    """Return the same of the TensorFlow process whose first device has this rank."""
+    """Return the path of the full trace of the TensorFlow process whose first device has this rank."""
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
 def kernel_only_trace_name(trace: str) -> str:
-    """Return the path of the kernel-only trace beside a full one: the same name in `traces/light/`."""
+    """Return the path of the kernel-only trace for a full trace: the same name in `traces/light/`."""
     return f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}/{trace.rpartition('/')[2]}"
 
 
 def clear_rank(run_dir: Path, rank: int) -> None:
-    """Remove an earlier run's files of this rank."""
+    """Remove this rank's files of an earlier run."""
     rank_file(run_dir, rank).unlink(missing_ok=True)
     for trace in (trace_name(rank), tensorflow_trace_name(rank)):
         for path in (trace, kernel_only_trace_name(trace)):
@@ -62,7 +62,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove an earlier run's files of the run as a whole, and of ranks that this run does not have."""
+    """Remove an earlier run's common files, and its files of ranks that this run does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
@@ -84,9 +84,9 @@ def write_rank(run_dir: Path, record: RankRecord) -> None:
 def read_ranks(run_dir: Path, world_size: int | None = None, run_id: str | None = None) -> tuple[RankRecord, ...]:
     """Return the readable records of ranks below `world_size` (of all ranks if None), by rank.
 
-    With `run_id`, only those of this run and those that do not know their run yet.
+    With `run_id`, return only records of this run and records without a run id.
     """
-    # Go by the files that exist, because RANK and WORLD_SIZE may say millions.
+    # Iterate over the existing files, because RANK and WORLD_SIZE may be in the millions.
     names = (path.name.removeprefix("rank").removesuffix(".json") for path in (run_dir / RANKS_DIR).glob("rank*.json"))
     ranks = sorted(int(name) for name in names if name.isascii() and name.isdecimal() and len(name) < _MAX_DIGITS)
     records = (
@@ -134,13 +134,13 @@ def print_next_command(run_dir: Path) -> None:
 
 
 def compress(plain: Path, target: Path) -> None:
-    """Write a profiler's file compressed, as the run keeps it. Raises OSError."""
+    """Compress a profiler's file into the run directory. Raises OSError."""
     with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as written:
         shutil.copyfileobj(source, written, _CHUNK_BYTES)
 
 
 def contains(path: Path, pattern: bytes) -> bool:
-    """Return whether a pattern of at most 64 bytes occurs in the file, which is read in chunks."""
+    """Return whether a pattern of at most 64 bytes occurs in the file. Reads the file in chunks."""
     expression = re.compile(pattern)
     last = b""
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""The interface through which a session uses a framework; each framework implements it. For type checkers only."""
+"""Interface between a session and a framework. Each framework implements it; the classes serve type checking only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpudiag.training.session.step_counts import TraceKind
 
 
 class Window(Protocol):
-    """A few recorded steps, after `PROFILER_WARMUP_STEPS` that are discarded.
+    """A few recorded steps, after `PROFILER_WARMUP_STEPS` discarded steps.
 
     Attributes:
         saved: the trace has been written.
-        device_activity: the trace holds device activity; None without a device beside the host, and before it is saved.
-        unmarked: why no modules are marked in the trace; empty if they are, or are not to be.
+        device_activity: the trace contains device activity; None for training on the host, and before it is saved.
+        unmarked: reason why no modules are marked in the trace; empty if they are marked or need not be.
     """
 
     saved: bool
@@ -27,51 +27,51 @@ class Window(Protocol):
     unmarked: str
 
     def start(self) -> None:
-        """Begin with the discarded steps. Raises RuntimeError if another profiler runs."""
+        """Begin the discarded steps. Raises RuntimeError if another profiler runs."""
 
     def step(self) -> None:
-        """End a step. The last one's end saves the trace, which can take seconds."""
+        """End a step. The end of the last step saves the trace, which can take seconds."""
 
     def stop(self) -> None:
-        """End the recording; save what there is if it was cut short."""
+        """End the recording; if it was cut short, save the steps so far."""
 
     def discard(self) -> None:
         """End a failed recording, and remove its files. Raises nothing."""
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of the step within which it is open, and change nothing of it."""
+    """Count the floating-point operations of the step within which it is open, without changing the step."""
 
     result: StepFlops | None
 
 
 class LoaderWatch(Protocol):
-    """Time the processes that make batches."""
+    """Time the worker processes that produce batches."""
 
     def begin(self) -> None:
-        """Forget the batches so far."""
+        """Discard the times of earlier batches."""
 
     def pace(self) -> LoaderPace | None:
-        """Return the mean time of the batches since; None if it is unknown."""
+        """Return the mean time per batch since `begin`; None if it is unknown."""
 
 
 class Runtime(Protocol):
     """One framework.
 
-    Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. A process
-    trains on one of them or, if one process drives several, on each as a rank of its own.
+    Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. If a process
+    trains on several devices, each device is a separate rank.
     """
 
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices that this process trains on: those wanted, else those that the framework uses."""
+        """Return the devices that this process trains on: `wanted` if given, else those that the framework uses."""
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
-        """Return this process's position in the cluster, as far as it is known by now."""
+        """Return this process's position in the cluster, as far as it is known."""
 
     def on_gpu(self, device: Any) -> bool:
-        """Return whether this device works beside the host."""
+        """Return whether this device runs asynchronously to the host."""
 
     def label(self, device: Any) -> str:
         """Return the framework's name of the device."""
@@ -95,13 +95,13 @@ class Runtime(Protocol):
         """Mark each fetch of a batch from the framework's loaders as a range named `input`, while open."""
 
     def loader_watch(self) -> LoaderWatch | None:
-        """Time the loader workers that are started from now on; None if that is impossible."""
+        """Return a timer of the loader workers that are started from now on; None if that is impossible."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> Window:
-        """Make a profiled window of `active` steps whose trace goes to `path`."""
+        """Create a profiled window of `active` steps that writes its trace to `path`."""
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> StepFlopCounter | None:
-        """Make a counter for one step of this model; None if its operations cannot be counted."""
+        """Create a counter for one step of this model; None if its operations cannot be counted."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
-        """Describe a model's parameters and gradients; by default one gradient per parameter, last one first."""
+        """Describe a model's parameters and gradients; by default one gradient per parameter, in reverse order."""

@@ -1,7 +1,7 @@
-"""Decide how many steps to run: until step times have converged, and then until their mean is known well enough.
+"""Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
 A training loop has converged when the medians of two consecutive blocks of steps agree, within a tolerance or within
-the scatter of the steps, and when no trend runs through both blocks. That works for steps of 2 ms and of 5 s.
+the scatter of the steps, and when there is no trend over both blocks. This works for steps of 2 ms and of 5 s.
 
 Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is dropped (it holds compilation, autotuning
 and allocation). The blocks' medians are 32.5 and 30, 8 % apart; scatter explains about 4 %: not converged. Four steps
@@ -21,42 +21,42 @@ from gpudiag.statistics import MAD_TO_SIGMA, mean_of, student_t
 
 #: `light` (kernel-only): device activity, runtime calls and annotations; `full`: the framework's operators too.
 TraceKind = Literal["light", "full"]
-#: In the order in which they are recorded: the one with the lower overhead first.
+#: Trace kinds in the order of recording: the kind with the lower overhead first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
-#: Steps that a profiler discards first, because the first recording of a process pays for starting CUPTI.
+#: Steps that a profiler discards first, because the first recording of a process includes the start of CUPTI.
 PROFILER_WARMUP_STEPS = 2
 #: Steps recorded by default. The analysis drops the first and the last, so that four remain.
 ACTIVE_STEPS = 6
-#: With fewer recorded steps, nothing remains for the analysis.
+#: Minimum number of recorded steps; with fewer, none remains for the analysis.
 MIN_ACTIVE_STEPS = 3
 
-#: Steps before the first convergence check. The first of them is never used.
+#: Steps before the first convergence check. The first step is never used.
 FIRST_CHECK_STEPS = 3
-#: Medians of two blocks may differ by this share even where the scatter is smaller.
+#: Tolerated relative difference between the medians of two blocks, even if the scatter is smaller.
 TOLERANCE = 0.03
-#: A block takes about this long, and has between these many steps.
+#: Approximate duration of a block, and its minimum and maximum number of steps.
 BLOCK_MS = 500.0
 _BLOCK_STEPS = (3, 50)
-#: Unprofiled steps take about this long, and are between these many.
+#: Approximate duration of the unprofiled steps, and their minimum and maximum number.
 _UNPROFILED_MS = 3000.0
 _UNPROFILED_STEPS = (10, 100)
-#: The fewest steps that converge, and the fewest unprofiled steps, unless the user chooses.
+#: Minimum number of steps that can converge, and of unprofiled steps, unless the user sets it.
 MIN_WARMUP_STEPS = FIRST_CHECK_STEPS + 2 * _BLOCK_STEPS[0]
 MIN_UNPROFILED_STEPS = _UNPROFILED_STEPS[0]
 
-#: Trends are sought among at most this many values, because every pair of them is compared.
+#: Maximum number of values in a trend test, because every pair of values is compared.
 _TREND_VALUES = 100
-#: The longest block of unprofiled steps, which bounds the harm of a wrong guess of the step time.
+#: Maximum block of unprofiled steps, which limits the effect of a wrong estimate of the step time.
 _MAX_BLOCK_STEPS = 2000
 
 
 class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of automatic warm-up: it ends at whichever comes first.
+    """Bounds of automatic warm-up, which ends at the first bound that is reached.
 
     Attributes:
-        steps: all warm-up steps.
-        seconds: time since the first check; the steps before it load libraries and compile.
+        steps: maximum number of warm-up steps.
+        seconds: maximum time since the first check. Earlier steps load libraries and compile.
     """
 
     steps: int = 2000
@@ -64,11 +64,11 @@ class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimingTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """The precision wanted of the mean step time.
+    """Required precision of the mean step time.
 
     Attributes:
         accuracy: half the 95 % confidence interval, as a share of the mean.
-        seconds: longest total time of unprofiled steps.
+        seconds: maximum total time of unprofiled steps.
     """
 
     accuracy: float
@@ -76,7 +76,7 @@ class TimingTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
-    """Return the steps of a block of about `block_ms`: at least 3 and at most 50."""
+    """Return the number of steps of a block of about `block_ms`: at least 3 and at most 50."""
     fewest, most = _BLOCK_STEPS
     return most if step_ms * most <= block_ms else max(fewest, math.ceil(block_ms / step_ms))
 
@@ -103,9 +103,9 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
 def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether a trend is significant and exceeds the tolerance over the whole series.
 
-    Significance is the Mann-Kendall test's (H. B. Mann, Econometrica 13, 1945; normal approximation with continuity
-    correction), the size of the trend is Theil's and Sen's slope (P. K. Sen, JASA 63, 1968). Both rest on ranks and
-    medians, so that one slow step does not make a trend.
+    The Mann-Kendall test gives the significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
+    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both use ranks and medians,
+    so that one slow step is not a trend.
     """
     n = len(step_ms)
     if n < 4:
@@ -123,7 +123,7 @@ def has_trend(step_ms: Sequence[float]) -> bool:
 
 
 def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
-    """Return at most 100 values of the same shape: medians of equal pieces of a longer series."""
+    """Reduce a series to at most 100 values: the medians of pieces of equal length."""
     if len(step_ms) <= _TREND_VALUES:
         return step_ms
     edges = [piece * len(step_ms) // _TREND_VALUES for piece in range(_TREND_VALUES + 1)]
@@ -131,26 +131,26 @@ def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
 
 
 def steps_to_next_check(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
-    """Return how many steps to run before the next convergence check: those missing to two blocks, else one block."""
+    """Return the number of steps before the next convergence check: those missing to two blocks, else one block."""
     block = block_length(statistics.median(step_ms[-4:]), block_ms)
     return max(2 * block - len(step_ms), block)
 
 
 def default_unprofiled_steps(step_ms: float) -> int:
-    """Return how many steps take about three seconds: at least 10, at most 100."""
+    """Return the number of steps that take about three seconds: at least 10, at most 100."""
     fewest, most = _UNPROFILED_STEPS
     return most if step_ms * most <= _UNPROFILED_MS else max(fewest, round(_UNPROFILED_MS / step_ms))
 
 
 def first_block(step_ms: float, target: TimingTarget) -> int:
-    """Return how many unprofiled steps to run before the first check of their mean."""
+    """Return the number of unprofiled steps before the first check of their mean."""
     affordable = math.floor(1e3 * target.seconds / max(step_ms, 1e-3))
     wanted = max(_UNPROFILED_STEPS[0], math.ceil(BLOCK_MS / max(step_ms, 1e-3)))
     return max(2, min(_MAX_BLOCK_STEPS, wanted, affordable))
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return how many more unprofiled steps to run after those of each rank; 0 if the target is met or time is up."""
+    """Return the number of additional unprofiled steps; 0 if the target is met or the time is over."""
     slowest = max(ranks, key=lambda times: statistics.fmean(times) if times else 0.0)
     if len(slowest) < 2:
         return 0
@@ -159,26 +159,26 @@ def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
     accuracy = max(mean_of(times).relative_half_width for times in ranks if len(times) > 1)
     if accuracy <= target.accuracy or left_ms < 2 * step_ms:
         return 0
-    # The interval narrows with the root of the number of steps. Each check costs a synchronization.
+    # The interval narrows with the square root of the number of steps. Each check costs a synchronization.
     missing = len(slowest) * ((accuracy / target.accuracy) ** 2 - 1)
     affordable = min(_MAX_BLOCK_STEPS, math.floor(left_ms / step_ms))
     return max(2, min(affordable, max(math.ceil(BLOCK_MS / step_ms), math.ceil(missing / 2))))
 
 
 def recording_steps(active: int) -> int:
-    """Return the steps that both recordings take together, with those that the profiler discards."""
+    """Return the total number of steps of both recordings, including the steps that the profiler discards."""
     return len(TRACE_KINDS) * (PROFILER_WARMUP_STEPS + active)
 
 
 def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
-    """Say how many steps would be enough, and which arguments of `gpudiag.profile` make do with those that ran.
+    """Say how many steps would suffice, and which arguments of `gpudiag.profile` fit the loop's length.
 
     Args:
-        ran: steps of the loop.
-        missing: steps that the loop was too short by; at least so many if `at_least`.
-        run_in: steps between the warm-up and the unprofiled steps.
+        ran: number of steps of the loop.
+        missing: number of missing steps; a lower bound if `at_least` is set.
+        run_in: number of steps between the warm-up and the unprofiled steps.
 
-    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9, a third of them for the warm-up:
+    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. A third of them is for the warm-up:
     `warmup=3, steps=6, active=3`.
     """
     needed = f"{'at least ' * at_least}{missing} more step{'s' * (missing != 1)} would be enough"
