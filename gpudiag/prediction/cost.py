@@ -19,10 +19,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Cost of a strategy's communication in a step.
 
     Attributes:
-        exposed_ms: what it adds to the step.
-        exchange_ms: its duration by itself.
-        reason: explanation.
-        host_ms: what it adds if the host sets the pace of the step.
+        exposed_ms: increase of the step time.
+        exchange_ms: duration of the communication alone.
+        reason: explanation for the user.
+        host_ms: increase of the step time if the host limits it.
     """
 
     exposed_ms: float
@@ -35,7 +35,7 @@ ONE_DEVICE = Cost(exposed_ms=0.0, exchange_ms=0.0, reason="one device communicat
 
 
 def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, reason: str, *, holds: float) -> Cost:
-    """Return the cost of reducing buckets one after another, each once it is complete.
+    """Return the cost of reducing buckets sequentially, each as soon as it is complete.
 
     Args:
         now: the machine and the model.

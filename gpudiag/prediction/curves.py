@@ -1,4 +1,4 @@
-"""Interpolate the duration of a collective of any size from measured ones."""
+"""Interpolate the duration of a collective of any size from measured durations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: The slope beyond the largest measured size is that to the next one of at most this share of it.
+#: The slope beyond the largest measured size is computed from the next size that is at most this share of it.
 _FAR = 0.7
 #: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. From the tables by which
 #: NCCL itself chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since 2.8).
@@ -20,15 +20,15 @@ _SMALL = 1 << 15
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
-    Between two measured sizes time is linear. Above the largest it grows as between that and a clearly smaller one;
-    below the smallest it falls in proportion to the bytes, to the time of an empty all-reduce. So a single measured
-    point is a bandwidth and a known latency, not a constant. For another number of ranks the latency grows with the
-    hops and the rest with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+    Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between it
+    and a clearly smaller size. Below the smallest, the time falls linearly to that of an empty all-reduce, so that a
+    single point determines a bandwidth. For another number of ranks, latency scales with the hops, and the remaining
+    time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
 
     Args:
         points: measured bytes and ms.
         ranks: number of ranks in the measurement.
-        empty_ms: time of an empty all-reduce, used if less than that of the smallest measured one.
+        empty_ms: time of an empty all-reduce; ignored unless less than the time of the smallest measured size.
     """
 
     def __init__(self, points: dict[int, float], ranks: int, *, empty_ms: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Curve:
             if a <= size <= b:
                 return at + (size - a) / (b - a) * (bt - at)
         last, took = points[-1]
-        # The slope between points that are near each other is noise.
+        # The slope between points of similar size is noise.
         far = [(a, at) for a, at in points if a <= _FAR * last]
         if not far:
             return took * size / last
@@ -73,7 +73,7 @@ class Curve:
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
     """Return the curve of a transport for the measured number of ranks nearest to `ranks`; None if not measured.
 
-    Measurements with launches ahead of the device are preferred, because training steps launch ahead.
+    Measurements in which the host runs ahead of the device are preferred, because it does so in training.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):

@@ -1,10 +1,10 @@
 """Estimate the compute time of a step that was not measured, from its floating-point work and the GPU's peak rate.
 
-Dense rates as NVIDIA publishes them, in TFLOP/s: fp32 on the ordinary units, then matrix units with inputs of tf32 and
-of bf16 or fp16 (0 if there are none); half of the rates published "with sparsity". Training reaches 0.3 to 0.6 of that
-for large convolutions and matrix products, less for small layers. The estimate may be off by a factor of two, and says
-so; it is too long by three and more in fp32 where convolutions take fewer multiplications than are counted (Winograd,
-FFT: AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
+Rates are NVIDIA's published dense rates in TFLOP/s: fp32 on the CUDA cores, then matrix units with tf32 inputs and with
+bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. Training reaches 0.3 to 0.6 of the peak
+for large convolutions and matrix products, and less for small layers. The estimate may be wrong by a factor of two, and
+states this. In fp32 it may be three times too long, because Winograd and FFT convolutions need fewer multiplications
+than are counted (AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 from gpudiag.model.benchmarks.prediction import Compute
 from gpudiag.model.facts import Facts
 
-#: By words of the driver's name, longer ones first: TFLOP/s in fp32, tf32, and fp16 or (with tf32) bf16; source.
+#: TFLOP/s in fp32, tf32, and fp16 or (with tf32) bf16, and source, by words of the driver's name, longest first.
 _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
     ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
@@ -49,12 +49,12 @@ _TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
     ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
     ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
 )
-#: Words that mark another model than those above, or a part of a GPU.
+#: Words that indicate a model that is not in the table, or a partition of a GPU.
 _ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
 #: TFLOP/s of fp32 that a core reaches with vectors of 256 bits.
 _PER_CORE = 0.03
 _REACHED = 0.4
-#: Share of a step outside of the layers' floating-point work: the update and the rest.
+#: Share of a step outside the layers' floating-point work, for example the update.
 _REST = 0.08
 #: µs of host work per trained tensor and step, to launch the kernels of its layer and its update.
 _LAUNCH_US = 40.0
@@ -67,9 +67,9 @@ def estimated_compute(
 
     Args:
         facts: the machine.
-        flops: of forward and backward of a whole batch.
-        tensors: trained parameters.
-        precision: as on the command line; None for tf32 on GPUs.
+        flops: floating-point operations of forward and backward for a whole batch.
+        tensors: number of trained parameters.
+        precision: precision as on the command line; None for tf32 on GPUs.
         processes: number of processes that share the CPUs, if there is no GPU.
     """
     gpus = [gpu for gpu in facts.gpus if gpu.visible]

@@ -13,15 +13,15 @@ MIB = 1 << 20
 FIRST_MIB, MOST_MIB = 1.0, 25.0
 #: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward only outputs.
 BACKWARD_SHARE = 2 / 3
-#: The update's share of a step of which only the length is known.
+#: The update's share of a step of which only the duration is known.
 _UPDATE_SHARE = 0.06
 
 
 def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[list[int]]:
     """Return the indices of the gradients in each bucket, in the order in which they are ready, as DDP groups them.
 
-    The gradient that takes a bucket to its size or beyond closes it, so that a large one shares its bucket with those
-    before it (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
+    The gradient with which a bucket reaches its size closes it, so that a large gradient shares its bucket with the
+    preceding ones (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
 
     >>> ddp_buckets([MIB // 2, MIB, 30 * MIB, MIB])
     [[0, 1], [2], [3]]
@@ -41,7 +41,7 @@ def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[li
 
 
 def parts_of(step_ms: float, source: str) -> Compute:
-    """Split a step of which only the length is known into forward, backward and update."""
+    """Split a step of which only the duration is known into forward, backward and update."""
     work = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
         forward_ms=work * (1 - BACKWARD_SHARE),
@@ -53,6 +53,6 @@ def parts_of(step_ms: float, source: str) -> Compute:
 
 
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
-    """Return when each gradient is ready, in ms from the start of backward, by its share of backward."""
+    """Return the time at which each gradient is ready, in ms from the start of backward, by its share of backward."""
     total = sum(shares)
     return [backward_ms * done / total for done in accumulate(shares)] if total else []

@@ -1,7 +1,7 @@
 """Rates and latencies of a machine's paths, from measurements, or assumed from its links.
 
-Measured values are used if there are any. Others follow from the hardware (kind of link, PCIe generation and width), at
-the share of the ceiling that healthy links reach, and are listed in `assumed`.
+Measured values are used if available. Other values are assumed from the hardware (kind of link, PCIe generation and
+width), at the share of the ceiling that healthy links reach. They are listed in `assumed`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ HOST = -1
 
 #: Raw GB/s of a PCIe lane, one way, by generation (line rate times encoding).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
-#: Assumed one-way GB/s of an NVLink lane: the slowest there is (NVLink 1, NVIDIA P100 data sheet).
+#: Assumed one-way GB/s of an NVLink lane: the slowest version (NVLink 1, NVIDIA P100 data sheet).
 _NVLINK_LANE = 20.0
 #: Share of the raw rate that copies reach: packet headers take 8 to 12 %, flow control a little more.
 _PCIE_SHARE, _NVLINK_SHARE = 0.8, 0.85
-#: Assumed generation and width of an unknown link: the least that servers with several GPUs have had since 2012.
+#: Assumed generation and width of an unknown link: the minimum in servers with several GPUs since 2012.
 _UNKNOWN_PCIE = (3, 16)
 #: Assumed µs to start a copy between host and GPU, or between GPUs with peer access.
 _HOP_US = 8.0
@@ -30,7 +30,7 @@ _HOP_US = 8.0
 #: more than 200.
 _MEMORY_PER_CORE, _LEAST_MEMORY, _MOST_MEMORY = 4.0, 20.0, 200.0
 
-#: Rates in GB/s below this count as not measured, so that nothing is divided by them.
+#: Rates in GB/s below this count as not measured, to avoid division by tiny values.
 _LEAST_RATE = 1e-6
 
 
@@ -39,8 +39,8 @@ class Paths:
 
     Args:
         facts: the machine.
-        devices: inventory indices of the GPUs that train; the methods count within these, from 0.
-        p2p: False if peer access is switched off.
+        devices: inventory indices of the training GPUs; the methods take positions in this list.
+        p2p: False if peer access is disabled.
     """
 
     def __init__(self, facts: Facts, devices: Sequence[int], *, p2p: bool = True) -> None:
@@ -79,7 +79,7 @@ class Paths:
         return self._peer_rate(src, dst, "one_way")
 
     def rate_both(self, a: int, b: int) -> float:
-        """Return the rate from a to b while as much goes from b to a: half of the sum of both ways."""
+        """Return the rate from a to b with equal traffic from b to a: half of the sum of both directions."""
         if HOST in (a, b):
             gpu = b if a == HOST else a
             name = f"gpu:{self.devices[gpu]}"
@@ -95,7 +95,7 @@ class Paths:
     def all_rate(self, path: str) -> float:
         """Return each GPU's rate while all copy to (`device_to_host`) or from (`host_to_device`) the host at once.
 
-        It is measured with all GPUs of the machine; fewer are limited by their own links.
+        The measurement uses all GPUs of the machine. Fewer GPUs are limited by their own links.
         """
         alone = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
@@ -118,7 +118,7 @@ class Paths:
         return min(one_way, rates[0] / 2 / len(self)) if rates and len(self) > 1 else one_way
 
     def latency_us(self, src: int, dst: int) -> float:
-        """Return the time to start one transfer. Half of a staged copy between GPUs counts as one with the host."""
+        """Return the time to start one transfer. A staged copy between GPUs counts as two transfers with the host."""
         if HOST in (src, dst):
             gpu = f"gpu:{self.devices[dst if src == HOST else src]}"
             times = [copy.time_us for copy in self._small_copies if {copy.src, copy.dst} == {"host", gpu}]
@@ -140,7 +140,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read and write; copied bytes count twice here, once in the measurement."""
+        """Return the GB/s that the CPUs read and write. Copied bytes count twice here, but once in the measurement."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -155,12 +155,12 @@ class Paths:
     def ring(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of neighbours of the best ring over all GPUs: the one with the fastest slowest link.
 
-        Only neighbours count: GPUs of a mesh in which not all reach each other (DGX-1) have a ring of direct links.
+        Only links between neighbours count, so that a mesh with partial peer access (DGX-1) has a ring of direct links.
         """
         count = len(self)
         if count < 2:
             return ()
-        # The 5040 rings of 8 GPUs can be tried; beyond, neighbours are by number, which NCCL assigns well.
+        # All 5040 rings of 8 GPUs are evaluated. For more GPUs, neighbours are by number, which NCCL assigns well.
         orders = permutations(range(1, count)) if count <= 8 else [tuple(range(1, count))]
         closed = (tuple(pairwise((0, *order, 0))) for order in orders)
         rates = {(a, b): self.rate_both(a, b) for a, b in permutations(range(count), 2)}
@@ -212,7 +212,7 @@ class Paths:
             return rate
         both = 2.0 if way == "both_ways" else 1.0
         if not direct:
-            # A staged copy leaves one GPU and enters the other at once, each over its own link.
+            # A staged copy leaves one GPU and enters the other at the same time, over separate links.
             return both * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         if link is not None and self.nvlink(a, b):

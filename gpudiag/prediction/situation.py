@@ -22,7 +22,7 @@ class Situation:
         facts: the machine.
         model: the trained model. Without its compute time, nothing overlaps with it.
         devices: number of training devices: the first visible GPUs, or CPU processes without a GPU.
-        p2p: False if peer access is switched off.
+        p2p: False if peer access is disabled.
         curves: measured all-reduces that override those of the facts, by transport.
     """
 
@@ -48,7 +48,7 @@ class Situation:
 
     @cached_property
     def ready_ms(self) -> list[float]:
-        """Return when each gradient is ready, in ms from the start of backward."""
+        """Return the time at which each gradient is ready, in ms from the start of backward."""
         backward = self.compute.backward_ms
         if self.model.ready:
             return [share * backward for share in self.model.ready]
@@ -73,14 +73,14 @@ class Situation:
     def rooted_ms(self, size: float, *, spread: bool) -> float:
         """Return the time of reducing parameters to their owners over NCCL and broadcasting them back to all GPUs.
 
-        Over direct links both pass every link once, one way, at the rate of an all-reduce. Through the host a GPU's
-        link cannot send and receive at full rate at once, and in a rooted collective not every GPU does both: the first
-        in the chain only sends, the last only receives. Summed over owners on all n GPUs that takes (n - 1) / n of the
-        time at an all-reduce's rate; with one owner, over rings in every order, (2n - 3) / (2n - 2).
+        Over direct links, both pass every link once, in one direction, at the rate of an all-reduce. Through the host,
+        a GPU's link cannot send and receive at full rate at once. In a rooted collective, the first GPU in the chain
+        only sends and the last only receives. With owners on all n GPUs, this takes (n - 1) / n of the time at an
+        all-reduce's rate; with one owner and rings in every order, (2n - 3) / (2n - 2).
 
         Args:
             size: bytes of all parameters.
-            spread: the owners are all GPUs alike, not one.
+            spread: all GPUs own equal shares; if False, one GPU is the only owner.
         """
         count = self.devices
         curve = self.nccl_curve or self.ring_curve()
@@ -89,7 +89,7 @@ class Situation:
         return 2 * size / (rate * 1e6) * (1.0 if self.peer_access else share)
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
-        """Return the bytes of each bucket and when it is complete, in ms from the start of backward."""
+        """Return the bytes of each bucket and the time at which it is complete, in ms from the start of backward."""
         sizes, ready = self.model.sizes, self.ready_ms
         done = list(accumulate((max(ready[i] for i in bucket) for bucket in buckets), max))
         return [(sum(sizes[i] for i in bucket), time) for bucket, time in zip(buckets, done, strict=True)]
@@ -116,11 +116,11 @@ class Situation:
         return size / (rate * 1e6)
 
 
-#: Share of the links' rate that a ring through host memory reaches, because a GPU's kernel writes what the next one's
-#: reads, and the two alternate.
+#: Share of the links' rate that a ring through host memory reaches, because a GPU's kernel alternates with the kernel
+#: of the next GPU that reads its output.
 _STAGED_RING = 0.55
-#: Assumed GB/s of copies within a GPU, by the major number of its compute capability: about what the smaller boards of
-#: each generation reach. Copied bytes count once.
+#: Assumed GB/s of copies within a GPU, by the major number of its compute capability: approximate rate of the smaller
+#: boards of each generation. Copied bytes count once.
 _DEVICE_MEMORY = {5: 110.0, 6: 150.0, 7: 250.0, 8: 350.0, 9: 1300.0, 10: 2500.0, 12: 600.0}
 
 

@@ -4,9 +4,9 @@ Worked example. GPU 0 owns two tensors of 10 ms each: the first goes to GPUs 1 a
 the link out of GPU 0 and end at 10, 20 and 30 ms. If GPU 1 also sends 10 ms to GPU 2, requested last, the link into
 GPU 2 is busy from 10 to 20, so that this transfer ends at 30 as well.
 
-Communication is exposed as far as it ends after the compute that it overlaps with. Backward takes 10 ms and makes two
-buckets, at 4 and at 10 ms, which take 5 ms each. The first ends at 9, hidden; the second at 15: 5 ms are exposed. If
-they took 8 ms, the first would end at 12, the second at 20: 10 ms exposed, although 6 ms of the 16 were hidden.
+The time of communication after the end of the overlapping compute is exposed. Example: backward takes 10 ms and
+completes two buckets, at 4 and at 10 ms, which take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
+15 ms, so 5 ms are exposed. If they took 8 ms each, they would end at 12 and 20 ms: 10 of 16 ms exposed, 6 ms hidden.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Transfer:
     """A transfer of one tensor or bucket.
 
     Attributes:
-        links: names of the links that it occupies from start to end, e.g. `out:0` and `in:1`.
+        links: names of the links that the transfer occupies from start to end, e.g. `out:0` and `in:1`.
         ready_ms: earliest start.
-        duration_ms: how long it occupies them.
+        duration_ms: time for which the transfer occupies its links.
     """
 
     links: tuple[str, ...]
@@ -52,7 +52,7 @@ def run(transfers: Iterable[Transfer]) -> list[tuple[Transfer, float]]:
 
 
 def exposed_after(ended: Iterable[tuple[Transfer, float]], compute_ms: float) -> float:
-    """Return how long transfers go on after the compute that they overlap with, in ms."""
+    """Return the time in ms from the end of the overlapping compute to the end of the last transfer."""
     return max([0.0, *(end - compute_ms for _, end in ended)])
 
 
@@ -73,9 +73,9 @@ def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float
     Owners serve the others in the same order, so that transfers of different owners sometimes meet at one receiver.
 
     Args:
-        paths: the machine.
+        paths: the machine's paths.
         sizes: bytes of each tensor, in the order of the requests.
-        owners: of each tensor.
+        owners: owner of each tensor.
         wire: bytes on the wire per byte (0.5 for fp32 sent as bf16).
     """
     duplex = len(set(owners)) > 1
@@ -101,7 +101,7 @@ def deliver(
 
 
 def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float, duplex: bool) -> Transfer:
-    """Return one transfer over its links. `duplex`: others go in the opposite direction meanwhile."""
+    """Return one transfer over its links. With `duplex`, the opposite direction is used at the same time."""
     links: tuple[str, ...] = (f"out:{src}", f"in:{dst}")
     latency_ms = paths.latency_us(src, dst) / 1e3
     if src == HOST:
@@ -114,6 +114,6 @@ def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float,
         rate = paths.rate(src, dst)
         if paths.rate_both(src, dst) < _SHARED * rate:
             links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
-        # The driver's buffer is filled before it is emptied, so that its content crosses one link after the other.
+        # The driver fills its buffer before it empties it, so that the data crosses the two links sequentially.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

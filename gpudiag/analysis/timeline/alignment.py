@@ -1,15 +1,15 @@
 """Match the collectives of two ranks, and find the offset between their clocks.
 
-All participants of a symmetric collective (all-reduce, all-gather, …) leave together, whenever they arrived: measured
-on one host, 0.4 to 13 µs apart in the median and at most 70 µs. So matched collectives *end* together, up to a
-constant offset between clocks. Counting does not match them: captures begin and end at different instants on different
-ranks, and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
+All participants of a symmetric collective (all-reduce, all-gather, …) leave together, regardless of their arrival: on
+one host, 0.4 to 13 µs apart in the median and at most 70 µs. Therefore matched collectives *end* together, up to a
+constant offset between clocks. Matching by index fails, because the ranks' captures begin and end at different times,
+and some collectives have no partner. Ends in ms on two ranks whose captures began one collective apart:
 
     rank 0      10.0   14.0   20.0   26.0
     rank 1             14.0   20.0   26.0   31.0        pairs 0 apart: 3;   4 apart: 1;   5 apart: 1;   6 apart: 3
 
-The offset under which most collectives end together wins. Periodic collectives fit under several (here 6 apart as well
-as 0 apart): clocks that count from a common origin decide then, as the smaller offset is the right one.
+The offset under which most collectives end together is chosen. Periodic collectives fit several offsets (here 0 and 6).
+If the clocks have a common origin, the smallest of these offsets is the right one.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gpudiag.analysis.timeline.calibration import (
 )
 from gpudiag.intervals import median
 
-#: How many collectives one capture may have begun later than another.
+#: Maximum number of collectives by which one capture may begin later than another.
 _WIDEST_LAG = 256
-#: How many collectives vote on the offset: enough for certainty, few enough for long captures.
+#: Maximum number of collectives that vote on the offset; bounds the time for long captures.
 _VOTERS = 512
-#: How many offsets are looked at closely.
+#: Number of candidate offsets that are evaluated in full.
 _MOST_CANDIDATES = 8
 
 
@@ -61,8 +61,8 @@ class Alignment(msgspec.Struct, frozen=True):
 
     Attributes:
         offset_ns: clock of b minus clock of a.
-        residual_ns: median distance of matched ends without the offset.
-        ambiguous: another pairing, by a different offset, would fit about as well.
+        residual_ns: median distance of matched ends after the offset is removed.
+        ambiguous: another pairing with a different offset fits about as well.
     """
 
     a: NDArray[np.intp]
@@ -75,13 +75,13 @@ class Alignment(msgspec.Struct, frozen=True):
 def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bool) -> Alignment:
     """Match two ranks' collectives of one group.
 
-    Rooted collectives (a broadcast's root leaves early) are matched by their position between matched symmetric ones; a
-    group without any symmetric one is not matched.
+    Rooted collectives (a broadcast's root leaves early) are matched by their position between matched symmetric
+    collectives. A group without symmetric collectives is not matched.
 
     Args:
-        a, b: their collectives.
-        clocks_comparable: True when both clocks count from a known common origin (they may still be a little off).
-            Of pairings that fit equally well, the one with the smaller offset is then the right one.
+        a, b: the collectives of the two ranks.
+        clocks_comparable: True if both clocks count from a known common origin, up to a small error. Of pairings that
+            fit equally well, the one with the smallest offset is then chosen.
     """
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
@@ -97,7 +97,7 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
 
 def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clocks_comparable: bool) -> list[int]:
-    """Return the offsets of b's clock under which many collectives end together, the most promising first."""
+    """Return the offsets of b's clock under which many collectives end together, best candidates first."""
     first = max(0, (len(a) - _VOTERS) // 2)
     voters = np.arange(first, min(first + _VOTERS, len(a)))
     lags = np.arange(-min(_WIDEST_LAG, len(a)), min(_WIDEST_LAG, len(b)) + 1)
@@ -145,8 +145,8 @@ class _Fit(msgspec.Struct, frozen=True):
 def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int) -> _Fit:
     """Pair the collectives that end together under this offset.
 
-    Half of what both captures recorded must fit. To move a clock takes more: three quarters, closely, and half of the
-    shorter capture, because an offset under which the captures hardly overlap always fits.
+    Half of the collectives that both captures recorded must fit. To move a clock, three quarters must fit closely, and
+    half of the shorter capture, because an offset under which the captures hardly overlap always fits.
     """
     pairs_a, pairs_b = _by_nearest_end(a, b, offset, tolerance)
     if len(pairs_a) == 0:
@@ -167,7 +167,7 @@ def _fit(a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: i
 
 
 def _equally_good(fits: list[_Fit]) -> list[_Fit]:
-    """Return the pairings that fit about as well as the best, most pairs first; one per offset."""
+    """Return the pairings that fit about as well as the best one, one per offset, in descending number of pairs."""
     most = max((len(fit.a) for fit in fits), default=0)
     widest = max((fit.coverage for fit in fits), default=0.0)
     many = [fit for fit in fits if 2 * len(fit.a) >= most and fit.coverage >= NEARLY_ALL * widest]
@@ -184,7 +184,7 @@ def _equally_good(fits: list[_Fit]) -> list[_Fit]:
 def _by_nearest_end(
     a: CollectiveSequence, b: CollectiveSequence, offset: int, tolerance: int
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair collectives that are each other's nearest in end time within their signature and the tolerance."""
+    """Pair collectives of one signature that are mutual nearest neighbours in end time within the tolerance."""
     keep_a, keep_b = np.flatnonzero(a.symmetric), np.flatnonzero(b.symmetric)
     if len(keep_a) == 0 or len(keep_b) == 0:
         empty = np.empty(0, np.intp)
@@ -205,8 +205,8 @@ def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
     """Pair the collectives that overlap in time, in order, within each signature, on one clock.
 
     No participant of a symmetric collective leaves before all have arrived, so its records on two ranks must overlap.
-    On busy processors host-side collectives (gloo) end milliseconds apart, so that only this holds. Such ends do not
-    determine the clocks, which stay unchanged; all of the distance is residual.
+    On busy processors host-side collectives (gloo) end milliseconds apart, so that only the overlap is reliable. These
+    ends do not determine the clocks, which stay unchanged; the whole distance is residual.
     """
     indices_a, indices_b = [], []
     for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
@@ -246,7 +246,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
     if clocks_comparable:
         good = sorted(good, key=lambda fit: abs(fit.offset))
         best, rivals = good[0], good[1:]
-        # A rival that is hardly further from agreement, or pairs more, may be the right one.
+        # A pairing with a slightly larger distance, or with more pairs, may be the right one.
         ambiguous = abs(best.offset) > SAME_CLOCK_NS and any(
             abs(rival.offset) < 2 * abs(best.offset) or len(rival.a) > len(best.a) for rival in rivals
         )
@@ -260,10 +260,10 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 
 
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Pair rooted collectives between two matched neighbours, if both ranks recorded the same ones there.
+    """Pair rooted collectives between two matched neighbours, if both ranks recorded the same sequence there.
 
-    Before the first match and after the last, the edges of a capture may cut collectives off: pairs are made from the
-    match outwards, while the signatures agree.
+    Before the first match and after the last, a capture may lack collectives. There, collectives are paired outwards
+    from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)
     in_order = np.concatenate([[True], np.diff(np.maximum.accumulate(fit.b)) > 0])

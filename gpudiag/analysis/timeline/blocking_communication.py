@@ -1,12 +1,12 @@
 """Find when the training thread of a CPU process waits inside an operator for a collective that the operator enqueued.
 
-Tensor parallelism does so in forward and backward: an autograd function sums over the ranks and returns the sum. The
-operator stays open, but nothing is computed:
+This occurs with tensor parallelism in forward and backward: an autograd function sums over the ranks and returns the
+sum. The operator stays open, but computes nothing:
 
     training thread   _Summed ┤ clone ┤ c10d::allreduce_ ├╌╌╌╌╌╌ waits ╌╌╌╌╌╌├ next operator
     gloo thread                                      ├── gloo:all_reduce ──┤
 
-An operator that enqueues and goes on (DDP's hooks, between gradients) does not wait: its collective ends later.
+An operator that enqueues and continues (DDP's hooks, between gradients) does not wait: its collective ends later.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpudiag.model.timeline import WAITED_NS
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return when the training thread waited, on the trace's own clock, as a set. The process computes on the host."""
+    """Return the training thread's waits as a set, on the trace's own clock. The process must compute on the host."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
@@ -62,7 +62,7 @@ def _waits(
     for pause, until in zip(start.tolist(), stop.tolist(), strict=True):
         if until - pause < WAITED_NS:
             continue
-        # A collective's thread may lose its core before it records its own end: one a little later counts too.
+        # A collective's thread may be preempted before it records its end, so that a slightly later end counts too.
         first, last = np.searchsorted(ended, [pause, until], side="right")
         late = last < len(ended) and ended[last] - until < until - pause
         if first < last or late:

@@ -33,9 +33,9 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     """Put the traces of one job on one clock and cut them into steps.
 
     Args:
-        traces: one per process. A trace that does not know its rank takes the first that no other trace has; of two
-            traces of one rank the first counts.
-        world_size: number of ranks in the job if the traces do not say; at least the number of traces is assumed.
+        traces: one per process. A trace without a rank gets the first unused rank; of two traces of one rank, the
+            first is used.
+        world_size: number of ranks in the job if the traces do not contain it; at least the number of traces.
     """
     copies = without_copies(traces)
     claims = without_claims(_with_ranks(copies.kept))
@@ -86,7 +86,7 @@ def _rank(trace: Trace) -> int:
 
 
 def _devices(trace: Trace) -> list[int]:
-    """Return the devices with work in a trace; HOST alone if there is none but the host computed."""
+    """Return the devices with work in a trace; only HOST if no device has work but the host computed."""
     events = trace.events
     rows = events.rows_of(*DEVICE_WORK)
     if len(rows):
@@ -95,7 +95,7 @@ def _devices(trace: Trace) -> list[int]:
 
 
 def _calls(traces: Sequence[Trace], slots: Sequence[Slot]) -> list[TrackCalls]:
-    """Return the collectives of each slot; those of the host belong to the first slot of their process."""
+    """Return the collectives of each slot; host collectives belong to the first slot of their process."""
     base = min(trace.origin_ns for trace in traces)
     first = dict(reversed(slots))
     return [
@@ -142,7 +142,7 @@ def _tracks(traces: Sequence[Trace], slots: Sequence[Slot], matching: Matching) 
 
 
 class _Host:
-    """The host side of one trace on its own clock, computed once for all its devices."""
+    """Host activity of one trace on its own clock, computed once for all its devices."""
 
     def __init__(self, trace: Trace) -> None:
         events = trace.events
@@ -219,7 +219,7 @@ def _host_ops(host: _Host, steps: HostSteps, shift: int) -> DeviceOps:
     rows = rows[events.thread[rows] == steps.thread]
     rows = _top_level(rows, events.start_ns, events.end_ns, events.thread)
     rows = rows[~among(rows, host.collective_rows)]
-    # What the loader runs on this thread (collating, copying into pinned memory) is input, not the model's work.
+    # The loader's operators on this thread (collating, copying into pinned memory) are input, not the model's work.
     thread = host.threads(0).get(steps.thread)
     if thread is not None and len(thread.input):
         opened = np.searchsorted(thread.input.start, events.start_ns[rows], side="right") - 1
@@ -256,7 +256,7 @@ def _without(rows: NDArray[np.intp], start: Times, end: Times, cut: Intervals) -
 
 
 def _top_level(rows: NDArray[np.intp], start: Times, end: Times, thread: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Select the rows inside no other of their thread; rows are by start (ties: longer first), as is the result."""
+    """Select the rows that no other row of their thread encloses; rows and result are by start (ties: longer first)."""
     kept = []
     for _, positions in groups(thread[rows]):
         on_thread = rows[positions]

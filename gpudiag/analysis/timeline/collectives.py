@@ -1,4 +1,4 @@
-"""Match the collectives of all tracks, and find who arrived last at each, and when."""
+"""Match the collectives of all tracks, and find the last rank and its arrival time at each collective."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Times = NDArray[np.int64]
 
 #: Operations whose participants all leave together. The others (rooted, point to point) may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-#: Operations between two ranks, matched by neither order nor end.
+#: Operations between two ranks, which are matched neither by order nor by end.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 GroupKey = tuple[str, tuple[int, ...]]
@@ -52,7 +52,7 @@ def track_calls(
     origin_ns: int,
     clock_known: bool,
 ) -> TrackCalls:
-    """Return the communication of these devices (UNKNOWN: of the host), by start."""
+    """Return the communication of the given devices (UNKNOWN stands for the host), by start."""
     chosen = [call for call in calls if int(events.device[call.row]) in devices]
     rows = np.array([call.row for call in chosen], np.int64)
     order = np.argsort(events.start_ns[rows], kind="stable")
@@ -69,7 +69,7 @@ def track_calls(
 
 
 class Matching(msgspec.Struct, frozen=True):
-    """The matched collectives and clock offset of each track, and whether the clocks fit in more than one way."""
+    """The matched collectives and clock offset of each track, and whether the clock alignment is ambiguous."""
 
     collectives: list[TrackCollectives]
     offsets: list[int]
@@ -143,7 +143,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
         )
 
     for group, by_track in groups.items():
-        # The track with the most collectives has the longest capture: the others fit inside it.
+        # The track with the most collectives has the longest capture, which contains the others.
         reference = max(by_track, key=lambda track: (len(by_track[track]), -track))
         base = sequence(tracks[reference], by_track[reference])
         for track, indices in by_track.items():
@@ -157,8 +157,8 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
     """Return the offset to add to each track's times, going from clock to clock along the pairs with most matches.
 
-    Processes that no collective joins to the first (stages of pipeline parallelism, for example) are still joined among
-    themselves: the first of each such component keeps its clock.
+    Processes may have no collective path to the first process, for example stages of pipeline parallelism. These are
+    aligned among themselves: the first process of each connected component keeps its clock.
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
@@ -182,7 +182,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
                 ClockAlignment(
                     rank=rank_of[new],
                     offset_ns=offsets[new],
-                    # An offset too small to be corrected is residual too.
+                    # An offset that is too small to be corrected counts as residual.
                     residual_ns=max(alignment.residual_ns, abs(alignment.offset_ns - measured)),
                     matched=matched,
                     unmatched=_matchable(tracks, new) - matched,
@@ -231,7 +231,7 @@ def _instances(
             start[slots, column] = tracks[track].start[indices] + offsets[track]
             end[slots, column] = tracks[track].end[indices] + offsets[track]
         present = start != _FAR_PAST
-        alone = group[1] == (tracks[reference].rank,)  # a group of one rank waits for nobody
+        alone = group[1] == (tracks[reference].rank,)  # a group of one rank does not wait
         joined = (present.sum(axis=1) > 1) | alone
         for column, track in enumerate(order):
             slots, indices = at[track]
@@ -239,7 +239,7 @@ def _instances(
             slots, indices = slots[use], indices[use]
             if len(slots) == 0:
                 continue
-            # A rank that arrived after this one had left was not waited for (a broadcast's root does not wait).
+            # This rank did not wait for ranks that arrived after it had left (a broadcast's root does not wait).
             came = np.where(start[slots] <= end[slots, column][:, None], start[slots], _FAR_PAST)
             latest = came.argmax(axis=1)
             instance[track][indices] = next_instance + slots

@@ -3,8 +3,8 @@
     host     gloo:all_reduce ├──────────────────────┤      gpudiag.exchange ├── copy, sum, copy back ──┤
     device   ── backward ──┤                          ├── optimizer ──
 
-Idle time of the device meanwhile is caused by communication. A parameter server updates in host memory between its
-communications, inside an optimizer step that launches nothing on the device but their copies:
+Communication causes the device's idle time during these spans. A parameter server updates in host memory between its
+communications, inside an optimizer step that launches only the copies of that communication:
 
     host     Optimizer.step ├ communication: sum ┤ update of the host's copy ├ communication: fetch ┤
 """
@@ -24,15 +24,15 @@ _ON_HOST = (EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKi
 
 
 def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: HostSteps) -> tuple[Spans, Spans]:
-    """Return when each host thread communicates, and the same with enqueues and bucket copies.
+    """Return each host thread's communication spans, and the same spans including enqueues and bucket copies.
 
-    A range around threads that launch device work (DataParallel's replicas) counts only while those do nothing. Both
-    results are sets by thread id, on the trace's own clock.
+    A range around threads that launch device work (DataParallel's replicas) counts only while these threads are idle.
+    Both results are sets by thread id, on the trace's own clock.
 
     Args:
         trace: the process's trace.
-        threads: its host threads, on the trace's own clock.
-        steps: its steps, likewise.
+        threads: the process's host threads, on the trace's own clock.
+        steps: the process's steps, on the trace's own clock.
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
@@ -63,7 +63,7 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
 def copies_beside(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return for each device row whether it lies in a communication range on its stream: bool[n].
 
-    Work that a library's own threads launch has no launch in the trace, but the range it was launched in.
+    The trace has no launches by a library's own threads, but it has the range in which they launched the work.
     """
     marks = events.rows_of(EventKind.DEVICE_ANNOTATION)
     marks = marks[events.role[marks] == Role.COMMUNICATION]
@@ -87,9 +87,9 @@ def launched_within(spans: Spans, thread: NDArray[np.int64], time: NDArray[np.in
 def _awaited(
     events: EventTable, ranges: NDArray[np.intp], threads: dict[int, HostThread], steps: HostSteps
 ) -> Intervals:
-    """Return when the training thread idled between the last communication range and the update that needs its result.
+    """Return the training thread's idle time between the last communication range and the update that needs its result.
 
-    A library's thread, which no profiler records, still communicates then; once it is done the update begins.
+    During this time a library's thread, which no profiler records, communicates; when it ends, the update begins.
     """
     updates = np.sort(events.start_ns[(events.role == Role.OPTIMIZER) & (events.thread == steps.thread)])
     ends = np.sort(events.end_ns[ranges])

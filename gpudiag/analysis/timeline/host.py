@@ -21,7 +21,7 @@ def host_threads(events: EventTable, pageable_calls: NDArray[np.intp]) -> dict[i
     on_host = any_of(kind, EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.RUNTIME, EventKind.PYTHON)
     working = any_of(kind, EventKind.OPERATOR, EventKind.RUNTIME)
     waiting = any_of(role, Role.INPUT) & on_host
-    # A runtime call with the role of communication waits for it: an executor for its collective or its copies.
+    # A runtime call with a communication role is a wait of an executor for its collective or its copies.
     waits = any_of(role, Role.COMMUNICATION) & any_of(kind, EventKind.RUNTIME)
     blocked = (any_of(role, Role.SYNCHRONIZATION, Role.RELEASE) & on_host) | waits
     blocked[pageable_calls] = True

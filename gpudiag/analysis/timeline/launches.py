@@ -18,8 +18,8 @@ _CLASS_OF[Role.COMMUNICATION] = OpClass.COMMUNICATION
 def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return for each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
 
-    Several device ops may share one call (a CUDA graph launch). If several calls carry one id (a runtime call and the
-    driver call inside it), the first to start is taken, which is the outer one.
+    Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
+    the driver call inside it), the call that starts first is used, which is the outer call.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]
@@ -47,10 +47,10 @@ def device_ops(
     Args:
         events: the process's events, on the trace's own clock.
         rows: rows of the device's work.
-        calls: for each of these rows the row of the call that launched it, or `UNKNOWN`.
+        calls: for each device row, the row of the call that launched it, or `UNKNOWN`.
         step_start: int64[n], sorted starts of the host steps, on the trace's own clock.
-        shift_ns: added to every time, to bring it onto the common clock.
-        communication: when host threads communicated, on the trace's own clock; copies launched then belong to it.
+        shift_ns: offset from the trace's clock to the common clock, added to every time.
+        communication: host threads' communication spans, on the trace's own clock. Copies launched then are part of it.
     """
     known = calls != UNKNOWN
     launch_start = np.where(known, events.start_ns[calls], 0)

@@ -16,7 +16,7 @@ from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, Direction, EventKind, Role, Trace, any_of
 
 _OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
-#: Role of an event of each kind if it communicates with nobody.
+#: Role of an event of each kind if its communication has a single participant.
 _ORDINARY_ROLE = np.full(256, Role.OTHER, np.uint8)
 _ORDINARY_ROLE[EventKind.OPERATOR] = Role.OPERATOR
 _ORDINARY_ROLE[EventKind.KERNEL] = Role.COMPUTE
@@ -28,8 +28,8 @@ def without_lone_communication(traces: Sequence[Trace], world_size: int | None =
     """Give communication of a single participant the roles of ordinary work.
 
     Args:
-        traces: of the job.
-        world_size: number of ranks, if the traces do not say.
+        traces: the traces of the job.
+        world_size: number of ranks, if the traces do not contain it.
     """
     return [_without_lone(trace, alone=_is_alone(traces, trace, world_size)) for trace in traces]
 
@@ -55,7 +55,7 @@ def _devices(trace: Trace) -> NDArray[np.int16]:
 
 def _without_lone(trace: Trace, *, alone: bool) -> Trace:
     if len(_devices(trace)) > 1:
-        return trace  # its devices communicate with each other, although they are of one rank
+        return trace  # its devices communicate with each other, although they belong to one rank
     lone = [call for call in trace.collectives if alone or len(call.group_ranks) == 1]
     role = trace.events.role
     rows: NDArray[np.intp] = np.array([call.row for call in lone], np.intp)

@@ -1,4 +1,4 @@
-"""Select a typical step and others, and cut them out of the timeline, for drawing."""
+"""Select a typical step and steps of other lengths, and extract them from the timeline for drawing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 
 Columns = NDArray[np.int64]
 
-#: Spans of one row; if there are more, the shortest are omitted, because they could not be seen.
+#: Maximum number of spans per row; beyond it, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
 #: Nesting depth of the host's rows.
 _MOST_DEPTH = 4
-#: More ranks would make the page too long.
+#: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
-#: Steps beside the typical one, from the shortest to the longest.
+#: Number of steps in addition to the typical one, from the shortest to the longest.
 _MOST_OTHERS = 4
-#: Steps within this share of the median are all typical.
+#: A step is typical if its length is within this share of the median.
 _TYPICAL = 0.02
-#: Waits shorter than this share of the drawn span cannot be seen, and more than _MOST_WAITS not distinguished.
+#: Minimum length of a drawn wait, as a share of the drawn span, and maximum number of drawn waits.
 _SEEN_WAIT = 0.005
 _MOST_WAITS = 96
 _LONGEST_NAME = 160
@@ -41,9 +41,9 @@ class _NameTable:
 
 
 def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | None:
-    """Return a step of about median length on the first track, and others; None if no track has a window.
+    """Return a step of about median length on the first track, and other steps; None if no track has a window.
 
-    The last such step is taken, because tracks that begin late show something before it.
+    The last typical step is used, so that tracks that begin late have activity before it.
     """
     attributed_tracks = [
         (track, attributed)
@@ -71,7 +71,7 @@ def _view(
     first_window: int,
     names: _NameTable,
 ) -> StepView:
-    """Return the step at this window of the first track, on all tracks; without the names."""
+    """Return the step at this window of the first track, on all tracks, without the names."""
     number = int(attributed_tracks[0][0].window_steps[first_window])
     shown = attributed_tracks[:_MOST_RANKS]
     windows = [(track, attributed, _window(track, number, first_window)) for track, attributed in shown]
@@ -99,7 +99,7 @@ def _view(
 
 
 def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list[WaitView]:
-    """Return the waits from the track's arrivals at collectives to the last ranks' arrivals, if these are known."""
+    """Return the waits from the track's arrivals at collectives to the last arrivals, if these are known."""
     table = track.collectives
     start, until = np.maximum(table.start, begin), np.minimum(table.last_arrival, end)
     seen = (until - start >= _SEEN_WAIT * (end - begin)) & (table.last_rank != UNKNOWN)
@@ -117,7 +117,7 @@ def _waits(timeline: Timeline, track: DeviceTrack, begin: int, end: int) -> list
 
 
 def _window(track: DeviceTrack, number: int, otherwise: int) -> int:
-    """Return the track's window of this step number; at the same position if no number is equal."""
+    """Return the track's window with this step number, or the window at the same position if there is none."""
     same = np.flatnonzero(track.window_steps == number)
     return int(same[0]) if len(same) else min(otherwise, len(track.bounds) - 2)
 
@@ -155,7 +155,7 @@ def _contents(op_class: Columns, length: Columns) -> str:
 
 
 def _bucket_track(attributed: TrackAttribution, span: tuple[int, int], names: _NameTable) -> StepTrack:
-    """Draw each bucket's intervals; idle time that counts as input has a name of its own."""
+    """Draw each bucket's intervals; idle time that counts as input has a separate name."""
     within = Intervals(np.array([span[0]]), np.array([span[1]]))
     named = [(bucket, colour, attributed.parts[bucket]) for colour, bucket in enumerate(BUCKETS)]
     _, idle_colour, idle = named.pop()

@@ -1,4 +1,4 @@
-"""Find where the steps of a process begin: by marks, the optimizer, ranges, or a repeating pattern."""
+"""Find the beginnings of a process's steps by marks, the optimizer, ranges, or a repeating pattern."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpudiag.model.timeline import HostSteps
 
 
 def marked_steps(trace: Trace) -> HostSteps | None:
-    """Return the steps of one process by its marks or else its optimizer, on the trace's clock; None without either."""
+    """Return the steps of one process from its marks, else its optimizer, on the trace's clock; None without both."""
     return _marked(trace.events, trace.step_marks[0]) if trace.step_marks else _after_optimizer(trace.events)
 
 
@@ -20,9 +20,9 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
     """Return the steps of a process without marks: enclosing ranges, else a repeating pattern, else one step.
 
     Args:
-        events: the process's, on the trace's own clock, as the steps will be.
+        events: the process's events. Events and returned steps are on the trace's own clock.
         launches: rows of the runtime calls that launched device work (CPU-only traces: of the top-level ops), by start.
-        labels: int32[n], for each launch the name of what it launched, as an index into the events' names.
+        labels: int32[n], name of the work that each launch launched, as an index into the events' names.
     """
     steps = _enclosing(events, launches) or _repeating(events, launches, labels)
     if steps is not None:
@@ -36,10 +36,10 @@ def steps_of_launches(events: EventTable, launches: NDArray[np.intp], labels: ND
 
 
 def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | None:
-    """Return steps from ranges around launches: ranges that the program named, or else calls of a root module.
+    """Return steps from ranges around launches: user-defined ranges, or else calls of a root module.
 
-    Repeated layers inside such a range are no steps. Only the outermost ranges count, and of several names the one that
-    repeats and takes longest. Together they must hold most launches of their thread.
+    Only the outermost ranges are used, because repeated layers inside a range are not steps. Of several names, the
+    repeating name with the longest total time is used. Its ranges must contain most launches of their thread.
     """
     thread = _busiest_thread(events, launches)
     launched = events.start_ns[launches[events.thread[launches] == thread]]
@@ -55,7 +55,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
             total = np.bincount(position, weights=events.end_ns[rows] - events.start_ns[rows])
             rows = rows[position == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
-        # Work between a range and the next one belongs to it: its backward pass, its update.
+        # Work between a range and the next one belongs to the first, for example its backward pass and update.
         tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
             launched >= events.start_ns[rows[0]]
         )
@@ -72,7 +72,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
 
 
 def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> bool:
-    """Return whether as many launches follow each begin; collectives of one step, for example, are no steps."""
+    """Return whether equally many launches follow each begin, which excludes, for example, collectives of one step."""
     if len(begins) < FEWEST_REPEATS:
         return False
     counts = np.diff(np.searchsorted(launched, begins))
@@ -81,18 +81,18 @@ def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> boo
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Select rows inside no other; rows are of one thread, by start (ties: longer first)."""
+    """Select the rows that no other row encloses; rows are of one thread, by start (ties: longer first)."""
     reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
     return rows[events.start_ns[rows] >= reach]
 
 
 def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
-    # A step may be marked on several threads; the training thread is the one with the most marks.
+    # A step may be marked on several threads; the thread with the most marks is the training thread.
     threads, counts = np.unique(events.thread[marks.row], return_counts=True)
     thread = int(threads[np.argmax(counts)])
     on_thread = events.thread[marks.row] == thread
     rows, number = marks.row[on_thread], marks.number[on_thread]
-    # Numbers that repeat (a reused mark, two loops in one capture) give no order: count instead.
+    # Repeated numbers (a reused mark, two loops in one capture) define no order, so the steps are counted instead.
     ordered = bool((number != NO_NUMBER).all()) and bool((np.diff(number) > 0).all())
     return HostSteps(
         start=events.start_ns[rows],
@@ -107,7 +107,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 def _after_optimizer(events: EventTable) -> HostSteps | None:
     """Return steps that begin where an optimizer step ends, which every training loop has.
 
-    Gradient accumulation still gives a true period. Of several optimizers the one that steps most often is taken.
+    The period is correct with gradient accumulation too. Of several optimizers, the most frequent is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -130,8 +130,8 @@ def _after_optimizer(events: EventTable) -> HostSteps | None:
 def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np.int32]) -> HostSteps | None:
     """Return steps from names of launches that recur after a constant number of launches.
 
-    Each name votes for the distance between its occurrences, if that is constant. A step has the distance with most
-    votes; among equals the longest, because names that occur twice in a step vote for half of it.
+    Each name votes for the distance between its occurrences, if it is constant. The distance with most votes is the
+    step's length. Of equal votes, the longest wins, because names that occur twice in a step vote for half of it.
     """
     count = len(launches)
     if count < 2 * FEWEST_REPEATS:
@@ -147,7 +147,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
         period = int(median(distance))
         if period > 1 and np.all(np.abs(distance - period) <= max(2, int(PERIOD_APART * period))):
             votes.setdefault(period, []).append(positions)
-    # Periods so near to each other are one period: a step may have a launch more or less.
+    # Similar periods count as one period, because the number of launches of a step may vary slightly.
     best = max(
         votes, key=lambda p: (sum(len(votes[q]) for q in votes if abs(q - p) <= int(PERIOD_APART * p)), p), default=None
     )
@@ -155,7 +155,7 @@ def _repeating(events: EventTable, launches: NDArray[np.intp], names: NDArray[np
         return None
     anchor = min(votes[best], key=lambda positions: int(positions[0]))
     if (anchor[-1] - anchor[0] + best) < count // 2:
-        return None  # it repeats in a small part of the trace only
+        return None  # the pattern covers only a small part of the trace
     rows = launches[anchor]
     return HostSteps(
         start=events.start_ns[rows],

@@ -1,4 +1,4 @@
-"""Device windows: the measured span of one device, cut where each step's first device op begins."""
+"""Compute device windows: the measured span of one device, cut at the first device op of each step."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ _THREE = 3
 
 
 class Windows(msgspec.Struct, frozen=True):
-    """k windows that tile [bounds[0], bounds[k]); `steps` has their step numbers."""
+    """k windows that tile [bounds[0], bounds[k]); `steps` contains their step numbers."""
 
     bounds: Times
     steps: NDArray[np.int64]
 
 
 def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
-    """The windows of one device.
+    """Return the windows of one device.
 
-    The window of a step runs from its first device op to the next step's. The first and the last step of a capture are
-    left out: the first still holds work launched before the capture, the last has no end. With marks
+    The window of a step lasts from its first device op to the first device op of the next step. The first and the last
+    step are omitted: the first contains work launched before the capture, and the last has no end. With marks
 
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. With fewer than three steps
-    nothing is left after that; then what there is becomes the window. If only one step is left of two or three, an edge
-    step whose bounds are known is used too (`_two_steps`).
+    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
+    there are fewer than three, the recorded work is one window. If only one of two or three steps remains, an edge step
+    with known bounds is used too (`_two_steps`).
     """
     known = np.flatnonzero(ops.step >= 0)[::-1]
     launched = np.flatnonzero(np.bincount(ops.step[known]))
@@ -52,18 +52,18 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
 def _two_steps(ops: DeviceOps, steps: HostSteps, first: Times, launched: NDArray[np.intp]) -> Windows | None:
     """Return the windows of two steps of a short capture, or None if only one has known bounds.
 
-    Of three steps these are the middle one, and the last if the device still works when its mark ends, or else the
-    first; of two steps both. A step at the edge must hold as much work as its neighbour.
+    Of two steps, both are used. Of three steps, the middle one is used with the last if the device still works when its
+    mark ends, or else with the first. A step at the edge must contain as much work as its neighbour.
 
-    The end of the last step is known if its mark has an end. A step then begins at its mark, or when the device has
-    done the work of the steps before if that is later. Its first op does not say when, because it may follow a wait for
-    data. The begin of the first step is known if the device was idle before it, because then it holds no earlier work.
+    The end of the last step is known if its mark has an end. Each step then begins at its mark, or when the device has
+    finished the earlier steps if that is later. The first op does not give the begin, because it may follow a wait for
+    data. The begin of the first step is known if the device was idle before it, because it contains no earlier work.
 
     Args:
-        ops: of the device.
-        steps: of its process.
+        ops: the device's work.
+        steps: the steps of the device's process.
         first: begin of the first op of each launched step.
-        launched: which of `steps` launched work.
+        launched: indices of the `steps` that launched work.
     """
     counts = np.bincount(ops.step[ops.step >= 0], minlength=len(steps))[launched]
     whole = np.abs(counts - counts[1]) <= ALIKE_OPS * counts[1]
@@ -91,7 +91,7 @@ def _idle_before(ops: DeviceOps, begin: int) -> bool:
 
 
 def host_windows(steps: HostSteps) -> Windows:
-    """The windows of a CPU lane: the training thread's own steps, first and last left out likewise."""
+    """Return the windows of a CPU device track: the training thread's steps without the first and the last."""
     return _tile(steps.start, steps.number, steps.end)
 
 
@@ -111,10 +111,10 @@ def _everything(start: Times, end: Times) -> Windows:
 
 
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
-    """The same windows, cut to the steps that every lane has, so that the lanes are compared over the same work.
+    """Return the windows of the steps that every device track has, so that tracks are compared over the same work.
 
-    Captures start and end at different instants on different ranks. Where the step numbers have nothing in common (or
-    are only counted), the windows stay as they are.
+    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or count
+    their own), the windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows
