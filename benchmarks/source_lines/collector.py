@@ -28,8 +28,8 @@ class Collector(Protocol):
 
     by: str
 
-    def start(self, frame: FrameType | None) -> None:
-        """Begin, with the frame in which a step has just ended; None if it runs no loop."""
+    def start(self, frame: FrameType) -> None:
+        """Begin, with the frame in which a step has just ended."""
         ...
 
     def step(self) -> None:

@@ -54,7 +54,7 @@ def replay(entries: Sequence[Entry], stack: Sequence[Position]) -> Walk:
         stack: the lines that were current when the log began, outermost first.
 
     Returns:
-        The walk at its end: the root (whose time is that of all steps), the number of whole steps, and the spans.
+        The walk at its end: the root (whose time is that of all steps), and the number of whole steps.
     """
     walk = Walk(stack)
     for entry in entries:
@@ -68,13 +68,11 @@ class Walk:
     Attributes:
         root: the tree of lines.
         steps: whole steps so far; time after the last of them belongs to none.
-        spans: `(begin, end, line)` of each stretch of time in ns.
     """
 
     def __init__(self, stack: Sequence[Position]) -> None:
         self.root = LineNode(None)
         self.steps = 0
-        self.spans: list[tuple[int, int, LineNode]] = []
         #: Code objects of the frames, and their current lines; 0 before the first.
         self.codes: list[CodeType] = [code for code, _ in stack]
         self.numbers: list[int] = [number for _, number in stack]
@@ -107,7 +105,6 @@ class Walk:
                 node.step_ns[self.steps] = node.step_ns.get(self.steps, 0) + elapsed
             if self.path:
                 self.path[-1].self_ns += elapsed
-                self.spans.append((self.last_ns, now_ns, self.path[-1]))
         self.last_ns = now_ns
 
     def _move(self, code: CodeType, what: int) -> None:

@@ -1,6 +1,6 @@
 """Measure the overhead of timing steps against the same loop alone.
 
-    python benchmarks/bench_timed.py [--device cuda] [--step-ms 5 20 50]
+    python benchmarks/bench_unprofiled.py [--device cuda] [--step-ms 5 20 50]
 
 Short blocks of steps alternate in one process: alone, timed within `prof.steps`, and with only the host's part of each
 step recorded; then the same three in reverse order. Drift of the machine therefore affects all three equally. The

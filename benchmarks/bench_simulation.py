@@ -1,6 +1,6 @@
 """Measure time and memory of the what-if simulation as jobs grow, on real traces that are repeated.
 
-    python benchmarks/bench_replay.py [TRACES] [--events-per-step N] [--rounds N]
+    python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
 The analysed steps of each rank's trace are concatenated until there are enough. Only every n-th step mark is kept, so
 that a step has about the requested number of events. The graph construction, one simulation, and the whole diagnosis

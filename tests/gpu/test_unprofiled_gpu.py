@@ -1,6 +1,6 @@
 """Where the host stands beside a real GPU in timed steps, and the two recordings of it.
 
-    pytest tests/gpu/test_timed_gpu.py -m gpu
+    pytest tests/gpu/test_unprofiled_gpu.py -m gpu
 
 Under a minute on one GPU. Times are compared with each other, never with a clock.
 """
