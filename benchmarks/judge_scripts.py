@@ -1,12 +1,13 @@
 """Score gpudiag's first finding on scripts of real libraries with known problems, on one GPU.
 
-    python benchmarks/judge_scripts.py [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
+    python benchmarks/judge_scripts.py [--directory DIR] [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
-`library_scripts/expected.json` contains the problem and the correct finding of each script; it was written before the
-scripts ran. Each script runs twice: under `alternating_blocks.py`, which measures the cost of its problem, and
-unchanged under `gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this
-machine is not counted. A script without a problem is judged right if the report begins with `compute-bound` and no
-finding promises 5 % of the step.
+`expected.json` beside the scripts (in `library_scripts` or, with `--directory`, `library_scripts_2`) contains the
+problem and the correct finding of each script; it was written before the scripts ran. Each script runs twice: under
+`alternating_blocks.py`, which measures the cost of its problem, and unchanged under
+`gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is not
+counted. A script without a problem is judged right if the report begins with `compute-bound` and no finding promises
+5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
 run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a
@@ -83,7 +84,7 @@ def measure(script: dict[str, Any], arguments: list[str], folder: Path, seconds:
     block, skip = script["block"]
     program = [sys.executable, str(HERE / "alternating_blocks.py"), "--block", str(block), "--skip", str(skip)]
     program += ["--seconds", "3.5", *(["--by-epoch"] if script.get("by_epoch") else [])]
-    output = run([*program, str(SCRIPTS / script["script"]), *arguments], seconds, folder / "truth.log")
+    output = run([*program, script["path"], *arguments], seconds, folder / "truth.log")
     result: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return result
 
@@ -92,7 +93,7 @@ def profile(script: dict[str, Any], arguments: list[str], folder: Path, seconds:
     """Return the analysis of the unchanged script; its report is written to `report.txt`."""
     run_dir = folder / "run"
     program = [sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(run_dir), "--"]
-    command = [*program, sys.executable, str(SCRIPTS / script["script"]), *arguments]
+    command = [*program, sys.executable, script["path"], *arguments]
     (folder / "script.log").write_text(run(command, seconds, folder / "report.txt"), encoding="utf-8")
     analysis: dict[str, Any] = json.loads((run_dir / "analysis.json").read_text(encoding="utf-8"))
     return analysis
@@ -204,13 +205,16 @@ def draw(rows: list[dict[str, Any]]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=SCRIPTS, help="the scripts with their expected.json")
     parser.add_argument("--scripts", help="names without .py, with commas between them; default: all")
     parser.add_argument("--keep", type=Path, help="write results, reports and run directories here")
     parser.add_argument("--seconds", type=float, default=300.0, help="start no further script after this long")
     parser.add_argument("--each", type=float, default=45.0, help="give up one run of a script after this long")
     parser.add_argument("--tiny", action="store_true", help="on a CPU, with small models")
     given = parser.parse_args()
-    scripts = json.loads((SCRIPTS / "expected.json").read_text(encoding="utf-8"))["scripts"]
+    directory = given.directory.resolve()
+    scripts = json.loads((directory / "expected.json").read_text(encoding="utf-8"))["scripts"]
+    scripts = [{**one, "path": str(directory / one["script"])} for one in scripts]
     if given.scripts:
         scripts = [one for one in scripts if Path(one["script"]).stem in given.scripts.split(",")]
     began, rows = time.perf_counter(), list[dict[str, Any]]()
