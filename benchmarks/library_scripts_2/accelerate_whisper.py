@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from torch.utils.data import DataLoader, Dataset
 from transformers import WhisperConfig, WhisperForConditionalGeneration, get_linear_schedule_with_warmup
 
@@ -76,7 +76,12 @@ def main():
     set_seed(5)
     args.output.mkdir(parents=True, exist_ok=True)
     on_gpu = args.device.startswith("cuda")
-    accelerator = Accelerator(mixed_precision="bf16", cpu=not on_gpu, project_dir=str(args.output))
+    accelerator = Accelerator(
+        mixed_precision="bf16",
+        cpu=not on_gpu,
+        project_dir=str(args.output),
+        dataloader_config=DataLoaderConfiguration(non_blocking=on_gpu),
+    )
     config = make_config(args)
     model = WhisperForConditionalGeneration(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, fused=on_gpu)
