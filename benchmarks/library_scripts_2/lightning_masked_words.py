@@ -85,7 +85,6 @@ def main():
         precision="bf16-mixed",
         max_steps=args.max_steps,
         log_every_n_steps=50,
-        gradient_clip_val=1.0,
         enable_progress_bar=False,
         enable_model_summary=False,
         default_root_dir=args.output,
