@@ -10,21 +10,19 @@ import msgspec
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.analysis.attribution.modules import summarise_modules
-from gpudiag.analysis.attribution.portions import summarise_portions
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
     summarise_collectives,
     summarise_devices,
     summarise_kernels,
     summarise_operators,
+    summarise_portions,
     summarise_steps,
     summarise_waits,
 )
-from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
-from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError

@@ -9,15 +9,12 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.explained import explain
-from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
-from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
-from gpudiag.analysis.diagnosis.conclusions.settled import settled
-from gpudiag.analysis.diagnosis.confidence import grade, survival
+from gpudiag.analysis.diagnosis.explained import explain, path_of_fixes
+from gpudiag.analysis.diagnosis.one_place import in_one_place
 from gpudiag.analysis.diagnosis.registry import CONCLUSION, REVISIONS, RULES, WITHOUT_SIMULATION
 from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
-from gpudiag.analysis.diagnosis.scoring import ScoredFinding, score
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, grade, score, settled, survival
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import unprofiled_longer_ms

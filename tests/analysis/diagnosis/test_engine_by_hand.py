@@ -10,7 +10,6 @@ import pytest
 
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.likely import _by_amount, likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.engine import (
     _graded,
     _in_recorded_terms,
@@ -18,6 +17,7 @@ from gpudiag.analysis.diagnosis.engine import (
     _reason_not_to_simulate,
     _weakened,
 )
+from gpudiag.analysis.diagnosis.explained import _by_amount, likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN

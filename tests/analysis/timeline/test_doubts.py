@@ -9,9 +9,13 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, device_activities, incomplete_activity
-from gpudiag.analysis.timeline.validity.examine import _clocks, _missing_ranks
-from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.analysis.timeline.completeness import (
+    DeviceActivity,
+    device_activities,
+    incomplete_activity,
+    ranks_in_words,
+)
+from gpudiag.analysis.timeline.validity import _clocks, _missing_ranks
 from gpudiag.model.timeline import ClockAlignment
 from tests.timeline_builder import TraceBuilder
 

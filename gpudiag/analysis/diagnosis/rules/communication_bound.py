@@ -12,10 +12,13 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.communication_advice import (
+    LINKS,
+    communication_advice,
+    links_in_doubt,
+    unused_nvlink_gb_per_s,
+)
+from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, advice_for, notable, pytorch, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     transports,
     with_transport,

@@ -9,8 +9,16 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    Advice,
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_untraced
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding

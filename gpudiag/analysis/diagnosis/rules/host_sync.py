@@ -10,17 +10,19 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.frames import user_frames
-from gpudiag.analysis.diagnosis.rules.advice import (
+from gpudiag.analysis.diagnosis.places import user_frames
+from gpudiag.analysis.diagnosis.rules.rule import (
     TF_COMPILE,
     TF_SEVERAL_STEPS,
+    CannotTell,
+    Proposal,
     advice_for,
     jax,
     others,
     pytorch,
+    severity_of,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_syncs
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock

@@ -10,8 +10,17 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import before_first_operator
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    TF_DATA,
+    Advice,
+    CannotTell,
+    Proposal,
+    advice_for,
+    notable,
+    others,
+    pytorch,
+    severity_of,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms

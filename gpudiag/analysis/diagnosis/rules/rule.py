@@ -1,15 +1,15 @@
-"""The interface of rules: data, and one pure method that proposes causes to remove."""
+"""The interface of rules: data, one pure method that proposes causes to remove, and advice by framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
@@ -65,3 +65,60 @@ def severity_of(percent: float) -> Severity:
 def notable(gain_ms: float, step_ms: float) -> bool:
     """Return whether savings are worth mentioning."""
     return step_ms > 0 and gain_ms >= NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT
+
+
+class For(msgspec.Struct, frozen=True):
+    """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
+
+    framework: str
+    line: str
+
+    def holds_in(self, framework: str) -> bool:
+        """Return whether users of this framework can follow the line."""
+        return framework not in _NAMED if self.framework == "others" else framework == self.framework
+
+
+def pytorch(line: str) -> For:
+    """Return a line for users of PyTorch alone."""
+    return For("pytorch", line)
+
+
+def tensorflow(line: str) -> For:
+    """Return a line for users of TensorFlow alone."""
+    return For("tensorflow", line)
+
+
+def jax(line: str) -> For:
+    """Return a line for users of JAX alone."""
+    return For("jax", line)
+
+
+def others(line: str) -> For:
+    """Return a line for frameworks other than PyTorch and TensorFlow."""
+    return For("others", line)
+
+
+_NAMED = ("pytorch", "tensorflow")
+
+#: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
+Advice = tuple[str | For, ...]
+
+TF_DATA = tensorflow(
+    "Let tf.data prepare batches ahead: map(…, num_parallel_calls=tf.data.AUTOTUNE), then batch, then "
+    "prefetch(tf.data.AUTOTUNE) as the last of the pipeline; cache() what is decoded once.",
+)
+TF_COMPILE = tensorflow("jit_compile=True (--compile) for the model and its optimizer makes few kernels of many.")
+TF_SEVERAL_STEPS = (
+    "Several steps in one tf.function, or steps_per_execution of model.compile, keep Python and the ends of functions "
+    "out of the step."
+)
+
+
+def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tuple[str, ...]:
+    """Return the lines that fit this framework, with `words` filled into their braces."""
+    texts = (
+        line if isinstance(line, str) else line.line
+        for line in lines
+        if isinstance(line, str) or line.holds_in(framework)
+    )
+    return tuple(text.format(**words) if words else text for text in texts)

@@ -9,8 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_host_copies, with_pinned_copies
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding

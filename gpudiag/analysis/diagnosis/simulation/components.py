@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import OFTEN
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index, Times
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.imbalance import Excess, excess_over_median, excess_over_peers, lower_median
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass

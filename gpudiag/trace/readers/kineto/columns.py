@@ -24,7 +24,6 @@ from gpudiag.model.event import (
     ModuleWork,
 )
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.readers.cuda_calls import roles_without_idle_launches
 from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.event_args import (
     CollectiveFacts,
@@ -37,6 +36,7 @@ from gpudiag.trace.readers.kineto.event_args import (
 from gpudiag.trace.readers.kineto.event_json import Arguments, AutogradArguments, Event, Repairs, decode_arguments
 from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks
 from gpudiag.trace.readers.kineto.times import Times
+from gpudiag.trace.readers.names import roles_without_idle_launches
 from gpudiag.trace.unpack import free_memory_bytes
 
 _T = TypeVar("_T")

@@ -14,8 +14,7 @@ from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBo
 from gpudiag.analysis.diagnosis.simulation import counterfactuals
 from gpudiag.analysis.diagnosis.simulation.contention import _kernels, _names, find_contention
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_pinned_copies, with_transport
-from gpudiag.analysis.diagnosis.simulation.graph import NONE
-from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, recorded_scenario
 from gpudiag.model.event import HostMemory
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of

@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
-from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, notable, pytorch, severity_of
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of

@@ -1,0 +1,354 @@
+"""Explain each bucket of the step by findings, or by its share if nothing is simulated, and order the fixes.
+
+Each share is an upper bound of the savings. Savings themselves are unknown for one recorded step, for a job that cannot
+be simulated, and for one rank of several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.diagnosis.calibration import MOST, NOTABLE_MS, OF_NVLINK, SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.rules.communication_advice import nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.rule import Edit, notable, severity_of
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    with_host_copies,
+    without_allocation,
+    without_communication,
+    without_input,
+    without_launch_cost,
+    without_syncs,
+    without_untraced,
+)
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import length, median
+from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
+from gpudiag.model.attribution import TrackAttribution
+from gpudiag.model.timeline import Timeline
+from gpudiag.units import bus_factor, milliseconds
+
+#: Findings that may keep a device waiting for its host.
+_ON_THE_HOST = (
+    "launch-bound",
+    "host-stall",
+    "straggler",
+    "host-sync",
+    "memory-allocation",
+    "input-bound",
+    "slow-copy",
+    "communication-bound",
+)
+#: What recording does not lengthen, as it is the device's, but may leave without compute beside it.
+_ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
+#: Buckets that a stall accounts for only by a part of its place (`one_place`).
+_OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
+#: Which findings account for a bucket, and what takes all of it away.
+_BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
+    "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
+    "communication_wait": (("straggler", "communication-bound"), (without_communication,)),
+    "copy": (("slow-copy", "communication-bound", "host-sync", "host-stall"), (with_host_copies,)),
+    "input": (("input-bound", "straggler"), (without_input,)),
+    "sync": (
+        (
+            "host-sync",
+            "memory-allocation",
+            "slow-copy",
+            "communication-bound",
+            "straggler",
+            "launch-bound",
+            "host-stall",
+        ),
+        (without_syncs, without_allocation),
+    ),
+    "launch": (_ON_THE_HOST, (without_launch_cost,)),
+    "idle": (_ON_THE_HOST, (without_input, without_untraced, without_launch_cost, without_syncs)),
+}
+#: Bucket → (code, cause, description) of its most likely cause.
+LIKELY = {
+    "communication_transfer": ("communication-bound", "transfer", "communication not overlapped with compute"),
+    "communication_wait": ("straggler", "unknown", "waiting for other ranks"),
+    "copy": ("slow-copy", None, "copies between CPU and GPU"),
+    "input": ("input-bound", "loader", "waiting for data"),
+    "sync": ("host-sync", None, "the CPU waiting for the GPU"),
+    "launch": ("launch-bound", None, "launching kernels from the CPU"),
+    "idle": ("host-stall", None, "a GPU that idles while its CPU records nothing"),
+}
+#: Descriptions on CPU-only runs.
+_ON_CPU = {
+    "copy": "copies",
+    "sync": "waiting in calls that block",
+    "launch": "framework calls between operators",
+    "idle": "time in which the training thread records nothing",
+}
+_UNSEEN = "communication, or waiting in it"
+_ALL_RANKS = (
+    "Record all ranks over the same steps and analyse their traces together, to distinguish waiting for a straggler "
+    "from transferring."
+)
+_MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
+#: The bucket that holds a finding's time.
+_BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
+
+
+def pace_setter(case: Case) -> tuple[dict[str, float], float]:
+    """Return (ms by bucket, step in ms) of the device that waits least for the others, which sets the pace."""
+    track = _pace_track(case)
+    if track is None:
+        return dict.fromkeys(BUCKETS, 0.0), 0.0
+    means = track.buckets_ns.mean(axis=0)
+    return {name: milliseconds(float(ns)) for name, ns in zip(BUCKETS, means, strict=True)}, milliseconds(
+        float(np.mean(track.step_ns))
+    )
+
+
+def _pace_track(case: Case) -> TrackAttribution | None:
+    waiting = BUCKETS.index("communication_wait")
+    tracks = [track for track in case.attribution.tracks if len(track.buckets_ns)]
+    return min(tracks, key=lambda track: float(track.buckets_ns[:, waiting].mean()), default=None)
+
+
+def explain(
+    case: Case, what_if: WhatIf, scored: Sequence[ScoredFinding], findings: Sequence[Finding]
+) -> tuple[Explained, ...]:
+    """Explain each bucket except compute that takes 5 % of the step or more.
+
+    A finding accounts for as much of a bucket as it saves, and the profiler for what it cost the host.
+    """
+    buckets, step_ms = pace_setter(case)
+    return tuple(
+        _explain_bucket(case, what_if, bucket, ms, step_ms, scored, findings)
+        for bucket, ms in buckets.items()
+        if bucket != "compute" and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms
+    )
+
+
+def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bucket's figures
+    case: Case,
+    what_if: WhatIf,
+    bucket: str,
+    ms: float,
+    step_ms: float,
+    scored: Sequence[ScoredFinding],
+    findings: Sequence[Finding],
+) -> Explained:
+    codes, edits = _BY[bucket]
+    accounts = [(finding.code, _accounted_ms(finding, bucket)) for finding in findings if finding.code in codes]
+    accounts = [(code, accounted) for code, accounted in accounts if notable(accounted, step_ms)]
+    names = list(dict.fromkeys(code for code, _ in accounts))
+    queued = _queued_ms(case) if bucket == "idle" else 0.0
+    left = ms - sum(accounted for _, accounted in accounts) - queued
+    enough = max(WARNING_PERCENT / 100 * step_ms, SAME_AMOUNT * ms)
+    if left > enough:
+        recording = min(_recording_ms(what_if, bucket, edits), left)
+        if notable(recording, step_ms):
+            names.append("profiler-overhead")
+            left -= recording
+    if left <= enough:
+        gaps = f"{queued:.1f} ms of it are gaps between kernels that were already queued" if queued else ""
+        return Explained(bucket=bucket, ms=ms, by=tuple(names), note=gaps)
+    behind, note = _hidden(what_if, scored, edits, left)
+    names.extend(code for code in behind if code not in names)
+    return Explained(bucket=bucket, ms=ms, by=tuple(names), unexplained_ms=0.0 if behind else left, note=note)
+
+
+def _accounted_ms(finding: Finding, bucket: str) -> float:
+    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known."""
+    if finding.code == "host-stall" and bucket in _OF_A_PLACE:
+        return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
+    if finding.recoverable_ms_per_step is not None:
+        return finding.recoverable_ms_per_step
+    named = finding.evidence.get("bucket") == bucket
+    return float(finding.evidence.get("exposed_ms", 0.0)) if named else 0.0
+
+
+def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
+    """Return how much of a bucket, per step, recording itself may have caused.
+
+    On the host that is all that recording cost. On the device it is what the bucket lengthens the recorded step by and
+    not the step as it is: a host that is slower while it is recorded leaves less compute to hide behind.
+    """
+    added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
+    if bucket not in _ON_THE_DEVICE or not added:
+        return added
+    recorded, now = (
+        before - without
+        for costs in (what_if.model.recorded, what_if.corrected)
+        for before, without in [what_if.each_step_ms([costs, edits[0](what_if, costs)])]
+    )
+    return min(added, max(recorded - now, 0.0))
+
+
+def _queued_ms(case: Case) -> float:
+    """Return the gaps between queued ops, per step, on the device that sets the pace: no host causes them."""
+    track = _pace_track(case)
+    return 0.0 if track is None else milliseconds(length(track.queued) / len(track.step_ns))
+
+
+def _hidden(
+    what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
+) -> tuple[tuple[str, ...], str]:
+    """Return (codes of the findings that hide it, a note) for time that no finding accounts for."""
+    fixed = what_if.corrected
+    for finding in scored:
+        fixed = finding.proposal.edit(what_if, fixed)
+    without = fixed
+    for edit in edits:
+        without = edit(what_if, without)
+    now, alone, before, after = what_if.each_step_ms(
+        [what_if.corrected, edits[0](what_if, what_if.corrected), fixed, without]
+    )
+    codes = tuple(dict.fromkeys(finding.finding.code for finding in scored))
+    if codes and now - alone < left_ms / 2:
+        return codes, (
+            f"hidden behind {', '.join(codes)}: removing it would save {max(now - alone, 0.0):.1f} ms per step now, "
+            f"and {max(before - after, 0.0):.1f} ms once these are fixed"
+        )
+    return (), (
+        f"no finding explains {left_ms:.1f} ms of it: another path of equal length may exist, so that fixing this "
+        "alone may save nothing"
+    )
+
+
+def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Finding, ...]:
+    """Return findings for the buckets with 5 % of the step or more, largest first, then compute.
+
+    Args:
+        case: the job.
+        reason: why savings cannot be estimated.
+        trusted: whether the recording is complete enough to conclude that compute sets the pace.
+    """
+    buckets, step_ms = pace_setter(case)
+    if step_ms < NOTABLE_MS:
+        return ()
+    findings = [
+        _likely(case, bucket, buckets[bucket], step_ms, reason)
+        for bucket in sorted(LIKELY, key=lambda name: -buckets[name])
+        if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
+    ]
+    percent = 100 * buckets["compute"] / step_ms
+    if trusted and (not findings or percent > 100 * MOST):
+        largest = max(buckets[bucket] for bucket in LIKELY)
+        findings.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
+    return tuple(findings)
+
+
+def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Add communication as a finding if traces of other ranks are missing and no finding covers it.
+
+    A finding without savings is placed before the first finding that saves less than half of its share.
+    """
+    buckets, step_ms = pace_setter(case)
+    ms = buckets["communication_transfer"]
+    missing = len(case.timeline.ranks_present) < case.timeline.world_size
+    reported = any(finding.code == "communication-bound" for finding in findings)
+    if missing and not reported and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
+        reason = "the traces of the other ranks are missing, so that waiting and transferring cannot be distinguished"
+        findings = [*findings, _likely(case, "communication_transfer", ms, step_ms, reason)]
+    return _by_amount(findings)
+
+
+def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
+    for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
+        half = float(share.evidence.get("exposed_ms", 0.0)) / 2
+        smaller = (i for i, finding in enumerate(ordered) if (finding.recoverable_ms_per_step or 0.0) < half)
+        ordered.insert(next(smaller, len(ordered)), share)
+    return ordered
+
+
+def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
+    code, cause, words = LIKELY[bucket]
+    if case.tracks and case.tracks[0].is_cpu:
+        words = _ON_CPU.get(bucket, words)
+    percent = 100 * ms / step_ms
+    evidence: dict[str, object] = {"reason": reason, "exposed_ms": ms, "bucket": bucket}
+    advice = (_MARKED_STEPS,)
+    if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
+        words, cause, advice = _UNSEEN, None, (_ALL_RANKS,)
+        collective = _slowest_collective(case)
+        if collective is not None:
+            evidence |= collective.evidence()
+            words += collective.words()
+    return Finding(
+        code=code,
+        severity=severity_of(percent),
+        ranks=case.timeline.ranks_present,
+        cause=cause,
+        confidence="low",
+        title=f"{words}: up to {ms:.1f} ms ({percent:.0f} % of {_unit_words(case.timeline)})",
+        evidence=evidence,
+        advice=advice,
+    )
+
+
+def _unit_words(timeline: Timeline) -> str:
+    return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
+
+
+class _SlowestCollective(msgspec.Struct, frozen=True):
+    """The collective with the most time; waiting in it counts as transfer."""
+
+    operation: str
+    size_bytes: int
+    busbw_gb_per_s: float
+    link_gb_per_s: float | None
+
+    def evidence(self) -> dict[str, object]:
+        """Return the figures as evidence of a finding."""
+        evidence: dict[str, object] = {
+            "largest_collective": self.operation,
+            "largest_collective_bytes": self.size_bytes,
+            "busbw_gb_per_s": self.busbw_gb_per_s,
+        }
+        if self.link_gb_per_s is not None:
+            evidence["nvlink_gb_per_s"] = self.link_gb_per_s
+        return evidence
+
+    def words(self) -> str:
+        """Return the bandwidths, and whether they point to waiting, as a part of a title."""
+        if self.link_gb_per_s is None:
+            return f" ({self.operation} at {self.busbw_gb_per_s:.3g} GB/s)"
+        waits = ", which points to waiting" * (self.busbw_gb_per_s < OF_NVLINK * self.link_gb_per_s)
+        return f" ({self.operation} at {self.busbw_gb_per_s:.3g} of {self.link_gb_per_s:.0f} GB/s{waits})"
+
+
+def _slowest_collective(case: Case) -> _SlowestCollective | None:
+    best: tuple[float, _SlowestCollective] | None = None
+    for track in case.tracks[:1]:
+        table = track.collectives
+        for index, (operation, _, ranks, size) in enumerate(table.kinds):
+            times = (table.end - table.start)[table.kind == index]
+            factor = bus_factor(operation, ranks or case.timeline.world_size)
+            if size is None or factor is None or not len(times) or median(times) <= 0:
+                continue
+            total = milliseconds(float(np.sum(times)))
+            if best is None or total > best[0]:
+                busbw = size / median(times) * factor
+                best = total, _SlowestCollective(operation, size, busbw, nvlink_gb_per_s(track.device_name))
+    return None if best is None else best[1]
+
+
+def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
+    """Return the fixes in the order reported, without those that save nothing after the ones before them."""
+    costs, chain = what_if.corrected, []
+    for scored in findings:
+        costs = scored.proposal.edit(what_if, costs)
+        chain.append(costs)
+    now = what_if.now_ms
+    kept: list[tuple[ScoredFinding, float]] = []
+    saved = 0.0
+    for scored, together in zip(findings, what_if.savings_ms(chain), strict=True):
+        if notable(together - saved, now):
+            kept.append((scored, now - together))
+            saved = together
+    after = [_BUCKET.get(scored.finding.code, "compute") for scored, _ in kept[1:]]
+    return tuple(
+        Fix(code=scored.finding.code, ranks=scored.finding.ranks, cause=scored.finding.cause, step_ms=ms, then=then)
+        for (scored, ms), then in zip(kept, [*after, "compute"], strict=False)
+    )
