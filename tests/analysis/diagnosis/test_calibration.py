@@ -17,8 +17,8 @@ from gpudiag.analysis.diagnosis import case as case_module
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
-from gpudiag.analysis.diagnosis.hardware.measured import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
+from gpudiag.analysis.diagnosis.hardware.rule import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
 from gpudiag.analysis.diagnosis.rules import straggler
 from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes, unused_nvlink_gb_per_s
