@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import msgspec
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, NOTABLE_MS, OF_NVLINK, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.communication_advice import nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.communication_advice import LargestCollective, largest_collective, nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.rule import Edit, notable, severity_of
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding
@@ -27,11 +26,11 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.intervals import length, median
+from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
 from gpudiag.model.attribution import TrackAttribution
 from gpudiag.model.timeline import Timeline
-from gpudiag.units import bus_factor, milliseconds
+from gpudiag.units import milliseconds
 
 #: Findings that may keep a device waiting for its host.
 _ON_THE_HOST = (
@@ -271,10 +270,18 @@ def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> 
     advice = (_MARKED_STEPS,)
     if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
         words, cause, advice = _UNSEEN, None, (_ALL_RANKS,)
-        collective = _slowest_collective(case)
+        # Waiting in a collective counts as transfer here.
+        collective = largest_collective(case, from_last_arrival=False)
         if collective is not None:
-            evidence |= collective.evidence()
-            words += collective.words()
+            link_gb_per_s = nvlink_gb_per_s(case.tracks[0].device_name)
+            evidence |= {
+                "largest_collective": collective.operation,
+                "largest_collective_bytes": collective.size_bytes,
+                "busbw_gb_per_s": collective.busbw_gb_per_s,
+            }
+            if link_gb_per_s is not None:
+                evidence["nvlink_gb_per_s"] = link_gb_per_s
+            words += _bandwidth_words(collective, link_gb_per_s)
     return Finding(
         code=code,
         severity=severity_of(percent),
@@ -291,47 +298,12 @@ def _unit_words(timeline: Timeline) -> str:
     return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
 
 
-class _SlowestCollective(msgspec.Struct, frozen=True):
-    """The collective with the most time; waiting in it counts as transfer."""
-
-    operation: str
-    size_bytes: int
-    busbw_gb_per_s: float
-    link_gb_per_s: float | None
-
-    def evidence(self) -> dict[str, object]:
-        """Return the figures as evidence of a finding."""
-        evidence: dict[str, object] = {
-            "largest_collective": self.operation,
-            "largest_collective_bytes": self.size_bytes,
-            "busbw_gb_per_s": self.busbw_gb_per_s,
-        }
-        if self.link_gb_per_s is not None:
-            evidence["nvlink_gb_per_s"] = self.link_gb_per_s
-        return evidence
-
-    def words(self) -> str:
-        """Return the bandwidths, and whether they point to waiting, as a part of a title."""
-        if self.link_gb_per_s is None:
-            return f" ({self.operation} at {self.busbw_gb_per_s:.3g} GB/s)"
-        waits = ", which points to waiting" * (self.busbw_gb_per_s < OF_NVLINK * self.link_gb_per_s)
-        return f" ({self.operation} at {self.busbw_gb_per_s:.3g} of {self.link_gb_per_s:.0f} GB/s{waits})"
-
-
-def _slowest_collective(case: Case) -> _SlowestCollective | None:
-    best: tuple[float, _SlowestCollective] | None = None
-    for track in case.tracks[:1]:
-        table = track.collectives
-        for index, (operation, _, ranks, size) in enumerate(table.kinds):
-            times = (table.end - table.start)[table.kind == index]
-            factor = bus_factor(operation, ranks or case.timeline.world_size)
-            if size is None or factor is None or not len(times) or median(times) <= 0:
-                continue
-            total = milliseconds(float(np.sum(times)))
-            if best is None or total > best[0]:
-                busbw = size / median(times) * factor
-                best = total, _SlowestCollective(operation, size, busbw, nvlink_gb_per_s(track.device_name))
-    return None if best is None else best[1]
+def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None) -> str:
+    """Return the bandwidths, and whether they point to waiting, as a part of a title."""
+    if link_gb_per_s is None:
+        return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} GB/s)"
+    waits = ", which points to waiting" * (collective.busbw_gb_per_s < OF_NVLINK * link_gb_per_s)
+    return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} of {link_gb_per_s:.0f} GB/s{waits})"
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:

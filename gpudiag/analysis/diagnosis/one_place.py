@@ -11,7 +11,6 @@ finding, whose `parts_ms` lists its components.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,15 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
-from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, notable, pytorch, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    Advice,
+    Proposal,
+    advice_for,
+    notable,
+    pytorch,
+    severity_of,
+    split_savings,
+)
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -202,7 +209,5 @@ def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, 
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)
     uncopied = replace(unblocked, duration=whole.duration, gap=whole.gap)
-    gains = [min(ms, gain) for ms in what_if.savings_ms([unstalled, unblocked, uncopied])]
-    running = [*itertools.accumulate(gains, max), gain]
-    names = ("pauses", "synchronizations", "copies", "calls")
-    return {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
+    removed = {"pauses": unstalled, "synchronizations": unblocked, "copies": uncopied}
+    return split_savings(what_if, removed, "calls", gain)

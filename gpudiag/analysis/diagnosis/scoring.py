@@ -15,7 +15,6 @@ stay within a quarter of what is reported and if the first stays first, or is re
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 import msgspec
@@ -38,7 +37,7 @@ from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, later_input_ms
+from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_by_rank, later_input_ms, typical_rank
 from gpudiag.model.analysis import UNTRUSTED_CODES, Confidence, Finding, Validity
 from gpudiag.statistics import mean_of
 
@@ -261,13 +260,6 @@ def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[
     return [np.array(savings_ms(what_if.at_cost(what_if.per_event_ns * end), proposals)) for end in ends]
 
 
-class _Wait(msgspec.Struct, frozen=True):
-    """Mean wait per step and half its 95 % interval, in ms."""
-
-    value: float
-    half_width: float
-
-
 def settled(case: Case, finding: Finding) -> Finding:
     """Return the finding with high confidence if the unprofiled steps show the same wait for input.
 
@@ -275,26 +267,23 @@ def settled(case: Case, finding: Finding) -> Finding:
     95 % interval is at most that.
     """
     saved = finding.recoverable_ms_per_step
-    wait = _unprofiled_wait_ms(case, finding)
+    wait_ms, half_width_ms = _unprofiled_wait(case, finding) or (None, 0.0)
     untrusted = UNTRUSTED_CODES & {validity.code for validity in case.timeline.validity}
-    if saved is None or wait is None or untrusted:
+    if saved is None or wait_ms is None or untrusted:
         return finding
-    if abs(wait.value - saved) > SAME_AMOUNT * saved or wait.half_width > SAME_AMOUNT * saved:
+    if abs(wait_ms - saved) > SAME_AMOUNT * saved or half_width_ms > SAME_AMOUNT * saved:
         return finding
-    evidence = {**finding.evidence, "input_wait_ms_without_profiling": wait.value}
+    evidence = {**finding.evidence, "input_wait_ms_without_profiling": wait_ms}
     return msgspec.structs.replace(finding, confidence="high", evidence=evidence)
 
 
-def _unprofiled_wait_ms(case: Case, finding: Finding) -> _Wait | None:
-    """Return the finding's wait for input in unprofiled steps; None if unknown or for other findings."""
-    if case.run is None or len(case.run.ranks) == 0:
-        return None
-    waits = {rank.rank: steps for rank in case.run.ranks if len(steps := exposed_input_ms(rank)) > 1}
+def _unprofiled_wait(case: Case, finding: Finding) -> tuple[float, float] | None:
+    """Return (mean, half its 95 % interval), in ms, of a finding's wait in unprofiled steps; None if unknown."""
+    waits = exposed_input_by_rank(case.run)
     if finding.code == "straggler" and finding.cause == "input":
         half_widths = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]
-        return _Wait(later_input_ms(case.run, finding.ranks), max(half_widths)) if half_widths else None
+        return (later_input_ms(case.run, finding.ranks), max(half_widths)) if half_widths else None
     if finding.code != "input-bound" or not waits:
         return None
-    typical = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
-    mean = mean_of(waits[typical], as_measured=True)
-    return _Wait(mean.value, mean.half_width)
+    mean = mean_of(waits[typical_rank(waits)], as_measured=True)
+    return mean.value, mean.half_width

@@ -471,11 +471,12 @@ def slowed_by_transfer(at: float) -> object:
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
+    what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
-        what_if=Of(graph=Of(device=device)), timeline=Of(world_size=2, ranks_present=(0,)), step_ms=10.0,
+        timeline=Of(world_size=2, ranks_present=(0,)), step_ms=10.0,
         unseen_share=lambda: at, exposed_ms=lambda _: {0: 5.0},
     )  # fmt: skip
-    return type(next(CommunicationBound().examine(case))).__name__
+    return type(next(CommunicationBound().examine(case, what_if))).__name__
 
 
 @CASES.of("OFTEN")
@@ -498,11 +499,12 @@ def late(at: float) -> object:
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
     case = case_of(Job(ranks=2, step=DDP).traces())
+    assert case.what_if is not None
     with (
         mock.patch.object(straggler, "_steady", return_value=True),
         mock.patch.object(WhatIf, "savings_ms", return_value=[10.0, 10 * at]),
     ):
-        proposal: Any = next(straggler.Straggler().examine(case))
+        proposal: Any = next(straggler.Straggler().examine(case, case.what_if))
     return proposal.edit.keywords
 
 

@@ -384,7 +384,7 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
         class Rule:
             code = named
 
-            def examine(self, _case: Any) -> list[Any]:
+            def examine(self, _case: Any, _what_if: Any) -> list[Any]:
                 return [named, CannotTell("of " + named)]
 
         return Rule

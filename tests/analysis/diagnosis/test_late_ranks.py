@@ -323,12 +323,11 @@ def proposed(
         savings_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
     )
     case: Any = SimpleNamespace(
-        what_if=what_if,
         steps=steps,
         one_of_many=lambda: False,
         tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
-    found = [*Straggler().examine(case)]
+    found = [*Straggler().examine(case, what_if)]
     if not found:
         return None
     (one,) = found

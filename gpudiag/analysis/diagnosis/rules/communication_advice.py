@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import (
@@ -15,9 +16,10 @@ from gpudiag.analysis.diagnosis.calibration import (
 )
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice, jax, others, pytorch, tensorflow
-from gpudiag.intervals import Intervals, distinct, union, within
+from gpudiag.intervals import Intervals, distinct, median, union, within
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.units import bus_factor
 
 #: One-way GB/s of all NVLink lanes of a GPU together, by what only boards that always have them are called: half of
 #: what NVIDIA's data sheets say of both ways.
@@ -98,6 +100,45 @@ _TINY = (
     "The transfers are tiny (mostly {bytes} bytes) and take only their latency, so that compression saves nothing. Put "
     "several values into one collective, or communicate them every N steps."
 )
+
+
+class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """The kind of collective with the most time on the first device, with its median time and its bus bandwidth."""
+
+    operation: str
+    size_bytes: int
+    ranks: int
+    median_ns: float
+    busbw_gb_per_s: float
+
+
+def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
+    """Return the kind of collective of known size with the most time on the first device; None without one.
+
+    Args:
+        case: the job.
+        from_last_arrival: whether time counts from the last participant's arrival, else from this device's.
+    """
+    best, most = None, 0.0
+    for track in case.tracks[:1]:
+        table = track.collectives
+        begin = table.last_arrival if from_last_arrival else table.start
+        known = begin != UNKNOWN if from_last_arrival else np.ones(len(begin), np.bool_)
+        for index, (operation, _, ranks, size) in enumerate(table.kinds):
+            time = (table.end - begin)[known & (table.kind == index)]
+            count = ranks or case.timeline.world_size
+            factor = bus_factor(operation, count)
+            if size is None or factor is None or not len(time) or median(time) <= 0 or time.sum() <= most:
+                continue
+            most = float(time.sum())
+            best = LargestCollective(
+                operation=operation,
+                size_bytes=size,
+                ranks=count,
+                median_ns=median(time),
+                busbw_gb_per_s=size / median(time) * factor,
+            )
+    return best
 
 
 def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:

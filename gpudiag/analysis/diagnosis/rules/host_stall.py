@@ -59,10 +59,9 @@ class HostStall:
     code: ClassVar[str] = "host-stall"
     title: ClassVar[str] = "The training thread stalls within the step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which no training thread stalls."""
-        what_if = case.what_if
-        if what_if is not None and what_if.untraced.any():
+        if what_if.untraced.any():
             yield Proposal(edit=without_common_untraced, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:

@@ -55,10 +55,9 @@ class HostSync:
     code: ClassVar[str] = "host-sync"
     title: ClassVar[str] = "The CPU waits for the GPU in every step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which no synchronization blocks."""
-        what_if = case.what_if
-        if what_if is None or not syncs(what_if).any():
+        if not syncs(what_if).any():
             return
         if synchronizing_more(what_if) and any(len(track.collectives) for track in case.tracks):
             return  # a rank that synchronizes more than its peers is a straggler

@@ -69,10 +69,9 @@ class LaunchBound:
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without slow calls, and a step launched as a CUDA graph."""
-        what_if = case.what_if
-        if what_if is None or case.tracks[0].is_cpu:
+        if case.tracks[0].is_cpu:
             return
         if what_if.graph.host.slow.any():
             slow = few_slow_calls(case, case.timeline.ranks_present)

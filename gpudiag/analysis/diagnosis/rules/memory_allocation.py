@@ -53,10 +53,9 @@ class MemoryAllocation:
     code: ClassVar[str] = "memory-allocation"
     title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without allocating or freeing driver memory."""
-        what_if = case.what_if
-        if what_if is None or case.tracks[0].is_cpu:
+        if case.tracks[0].is_cpu:
             return
         host = what_if.graph.host
         if host.allocating.any() or (host.block == HostBlock.RELEASE).any():

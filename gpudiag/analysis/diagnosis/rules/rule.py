@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
@@ -50,7 +52,7 @@ class Rule(Protocol):
     code: ClassVar[str]
     title: ClassVar[str]
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Yield proposals, or the reason why nothing can be told, or nothing."""
         ...
 
@@ -67,6 +69,21 @@ def notable(gain_ms: float, step_ms: float) -> bool:
     return step_ms > 0 and gain_ms >= NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT
 
 
+def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
+    """Split savings into what each part adds, in ms, to those of the parts before it; `rest` has what remains.
+
+    Args:
+        what_if: the job.
+        parts: by name, the scenario without this part and those before it.
+        rest: name of what remains.
+        gain_ms: the savings.
+    """
+    gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
+    running = [0.0, *itertools.accumulate(gains, max), gain_ms]
+    added = (after - before for before, after in itertools.pairwise(running))
+    return dict(zip([*parts, rest], added, strict=True))
+
+
 class For(msgspec.Struct, frozen=True):
     """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
 
@@ -78,26 +95,8 @@ class For(msgspec.Struct, frozen=True):
         return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
-def pytorch(line: str) -> For:
-    """Return a line for users of PyTorch alone."""
-    return For("pytorch", line)
-
-
-def tensorflow(line: str) -> For:
-    """Return a line for users of TensorFlow alone."""
-    return For("tensorflow", line)
-
-
-def jax(line: str) -> For:
-    """Return a line for users of JAX alone."""
-    return For("jax", line)
-
-
-def others(line: str) -> For:
-    """Return a line for frameworks other than PyTorch and TensorFlow."""
-    return For("others", line)
-
-
+#: Lines for users of one framework alone, or of any but PyTorch and TensorFlow.
+pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
 _NAMED = ("pytorch", "tensorflow")
 
 #: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.

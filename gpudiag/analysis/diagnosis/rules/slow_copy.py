@@ -46,10 +46,9 @@ class SlowCopy:
     code: ClassVar[str] = "slow-copy"
     title: ClassVar[str] = "Copies between CPU and GPU lengthen the step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step whose host copies overlap and do not block the host."""
-        what_if = case.what_if
-        if what_if is None or not what_if.graph.device.host_copy.any():
+        if not what_if.graph.device.host_copy.any():
             return
         yield Proposal(edit=with_host_copies, describe=partial(self._describe, case, what_if))
 

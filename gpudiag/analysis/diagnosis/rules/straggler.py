@@ -69,11 +69,8 @@ class Straggler:
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or a few ranks delay all others"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which every rank is equalized to the median of the ranks."""
-        what_if = case.what_if
-        if what_if is None:
-            return
         if case.one_of_many():
             yield CannotTell(
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"
