@@ -13,7 +13,7 @@ is 9 µs of compute, of which gemm has 4 + 2/2 = 5 and relu 2/2 + 3 = 4.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,8 @@ Times = NDArray[np.int64]
 
 #: Shortest wait per step in the summary; shorter ones are normal differences in the begins of collectives.
 _LEAST_WAIT_MS = 0.001
+#: Number of kernels and operators in the summary.
+_MOST_NAMES = 20
 
 Key = tuple[str, str, str, int | None]
 
@@ -153,67 +155,56 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     return tuple(sorted(summaries, key=lambda kind: -kind.per_step * (kind.transfer_us + kind.wait_us)))
 
 
-def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary, ...]:
+def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
     """Return the kernels (CPU tracks: top-level operators) with the most time in the analysed windows, per track."""
-    time: dict[str, float] = defaultdict(float)
-    count: dict[str, float] = defaultdict(float)
-    for track in timeline.tracks:
-        ops, events = track.ops, timeline.traces[track.trace].events
-        share = len(timeline.tracks) * len(track.window_steps)
-        inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
-        names = events.name[ops.row[inside]]
-        duration = (ops.end - ops.start)[inside]
-        _add_up(time, count, share, events.names, names, duration)
     return tuple(
-        KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count[name])
-        for name, ns in _longest(time, most)
+        KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count)
+        for name, ns, count in _longest(timeline, _kernels)
     )
 
 
-def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSummary, ...]:
+def _kernels(track: DeviceTrack, _: EventTable) -> Iterator[tuple[Times, Times]]:
+    ops = track.ops
+    inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
+    yield ops.row[inside], (ops.end - ops.start)[inside]
+
+
+def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
     """Return the operators with the most own time in the host steps of the analysed windows, per track."""
+    return tuple(
+        OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count)
+        for name, ns, count in _longest(timeline, _operators)
+    )
+
+
+def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
+    for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
+        rows = events.rows_on([thread], EventKind.OPERATOR)
+        start, end = events.start_ns[rows], events.end_ns[rows]
+        inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
+        if len(inside):
+            # Operators nested in those of these steps begin before the last of them ends.
+            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
+
+
+def _longest(
+    timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
+) -> list[tuple[str, float, float]]:
+    """Return (name, ns, number) per step and track of the names with the most time; `work_of` yields (rows, ns)."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
         events = timeline.traces[track.trace].events
         share = len(timeline.tracks) * len(track.window_steps)
-        for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
-            rows = events.rows_on([thread], EventKind.OPERATOR)
-            start, end = events.start_ns[rows], events.end_ns[rows]
-            inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
-            if not len(inside):
-                continue
-            # Operators nested in those of these steps begin before the last of them ends.
-            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
-            own = own_lengths(start[nested], end[nested])[inside - inside[0]]
-            _add_up(time, count, share, events.names, events.name[rows[inside]], own)
-    return tuple(
-        OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
-        for name, ns in _longest(time, most)
-    )
-
-
-def _add_up(  # noqa: PLR0917  # two sums by name, and the added values
-    time: dict[str, float],
-    count: dict[str, float],
-    share: int,
-    known: Sequence[str],
-    names: NDArray[np.int32],
-    duration: NDArray[np.int64],
-) -> None:
-    """Add durations and counts of these events, divided by `share`, to the sums of their names.
-
-    Each entry of `names` is an index into `known`.
-    """
-    total = np.bincount(names, weights=duration, minlength=len(known))
-    times = np.bincount(names, minlength=len(known))
-    for index in np.flatnonzero(times).tolist():
-        time[known[index]] += float(total[index]) / share
-        count[known[index]] += int(times[index]) / share
-
-
-def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
-    return sorted(time.items(), key=lambda item: (-item[1], item[0]))[:most]
+        for rows, duration in work_of(track, events):
+            total = np.bincount(events.name[rows], weights=duration)
+            times = np.bincount(events.name[rows])
+            for index in np.flatnonzero(times).tolist():
+                time[events.names[index]] += float(total[index]) / share
+                count[events.names[index]] += int(times[index]) / share
+    longest = sorted(time.items(), key=lambda item: (-item[1], item[0]))[:_MOST_NAMES]
+    return [(name, ns, count[name]) for name, ns in longest]
 
 
 def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:

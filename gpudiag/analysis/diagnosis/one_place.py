@@ -34,6 +34,7 @@ from gpudiag.analysis.diagnosis.rules.rule import (
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import outermost
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
@@ -144,8 +145,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
-    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
-    rows = rows[events.start_ns[rows] >= reach]
+    rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
     modules = events.kind[rows] == EventKind.MODULE
     names = [_FORWARD if of else events.name_of(row) for of, row in zip(modules.tolist(), rows.tolist(), strict=True)]
     return events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns, names

@@ -100,11 +100,8 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     alone = rate_of(base) if base is not None else None
     if rate is None or base is None or alone is None:
         return point
-    if point.devices == 1:
-        # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
-        ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
-    else:
-        ratio = rate.over(alone)
+    # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
+    ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     share = ratio.scaled(1 / point.devices)
     return msgspec.structs.replace(
         point,

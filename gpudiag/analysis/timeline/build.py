@@ -36,7 +36,7 @@ from gpudiag.analysis.timeline.steps import (
     steps_of_launches,
 )
 from gpudiag.analysis.timeline.validity import examine
-from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, outermost, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, HostThread, OpClass, Timeline
 
@@ -276,7 +276,5 @@ def _top_level(rows: NDArray[np.intp], start: Times, end: Times, thread: NDArray
     kept = []
     for _, positions in groups(thread[rows]):
         on_thread = rows[positions]
-        reach = np.maximum.accumulate(end[on_thread])
-        outside = np.concatenate([[True], start[on_thread][1:] >= reach[:-1]])
-        kept.append(on_thread[outside])
+        kept.append(on_thread[outermost(start[on_thread], end[on_thread])])
     return np.sort(np.concatenate(kept)) if kept else rows

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.calibration import ALIKE_OPS, AT_ONCE_NS, FEWEST_REPEATS, PERIOD_APART
-from gpudiag.intervals import Intervals, median, union, within
+from gpudiag.intervals import Intervals, median, outermost, union, within
 from gpudiag.model.event import NO_NUMBER, EventKind, EventTable, Role, StepMarks, Trace
 from gpudiag.model.timeline import DeviceOps, HostSteps
 
@@ -53,7 +53,8 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
         (events.kind == EventKind.ANNOTATION) & (events.role == Role.OTHER),
         events.role == Role.MODULE_CALL,
     ):
-        rows = _outermost(events, np.flatnonzero(on_thread & named))
+        rows = np.flatnonzero(on_thread & named)
+        rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
         rows = rows[events.end_ns[rows] > events.start_ns[rows]]
         values, position, counts = np.unique(events.name[rows], return_inverse=True, return_counts=True)
         if len(values) > 1 and counts.max() > 1:
@@ -83,12 +84,6 @@ def _launch_alike(begins: NDArray[np.int64], launched: NDArray[np.int64]) -> boo
     counts = np.diff(np.searchsorted(launched, begins))
     usual = median(counts)
     return usual > 0 and bool((np.abs(counts - usual) <= ALIKE_OPS * usual).all())
-
-
-def _outermost(events: EventTable, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Select the rows that no other row encloses; rows are of one thread, by start (ties: longer first)."""
-    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
-    return rows[events.start_ns[rows] >= reach]
 
 
 def _marked(events: EventTable, marks: StepMarks) -> HostSteps:

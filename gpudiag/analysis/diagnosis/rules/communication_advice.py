@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.calibration import (
 )
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice, jax, others, pytorch, tensorflow
-from gpudiag.intervals import Intervals, distinct, median, union, within
+from gpudiag.intervals import Intervals, distinct, median, outermost, union, within
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import bus_factor
@@ -238,8 +238,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
             )
             calls = calls[np.argsort(events.start_ns[calls], kind="stable")]
             # Calls nested in the call of a collective do not count.
-            until = np.maximum.accumulate(np.append(0, events.end_ns[calls]))[:-1]
-            calls = calls[until <= events.start_ns[calls]]
+            calls = calls[outermost(events.start_ns[calls], events.end_ns[calls])]
             around = union(Intervals(events.start_ns[others], events.end_ns[others]))
             enclosed = int(within(around, events.start_ns[calls]).sum())
             alone, inside = alone + len(calls) - enclosed, inside + enclosed

@@ -18,7 +18,7 @@ from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.host_time import analysed_span
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.intervals import distinct, own_lengths
+from gpudiag.intervals import distinct, outermost, own_lengths
 from gpudiag.model.event import EventKind, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
@@ -207,10 +207,7 @@ def _between_calls(case: Case, track: DeviceTrack) -> dict[tuple[str, str], tupl
     start = events.start_ns[rows] + track.shift_ns
     rows = rows[any_of(events.thread[rows], *_threads(track)) & (start >= begin) & (start < end)]
     rows = rows[np.lexsort((-events.end_ns[rows], events.start_ns[rows]))]
-    until = np.maximum.accumulate(events.end_ns[rows])
-    outermost = np.ones(len(rows), np.bool_)
-    outermost[1:] = events.start_ns[rows[1:]] >= until[:-1]
-    rows = rows[outermost]
+    rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
     pause = events.start_ns[rows[1:]] - events.end_ns[rows[:-1]]
     pause = np.where(pause > PAUSE_NS, pause, 0)
     pairs = np.stack([events.name[rows[:-1]], events.name[rows[1:]]], axis=1)
