@@ -189,23 +189,16 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
             measured = alignment.offset_ns if abs(alignment.offset_ns) > SAME_CLOCK_NS else 0
             known, new, sign = (a, b, -1) if a in offsets else (b, a, 1)
             offsets[new] = offsets[known] + sign * measured
-            matched = _matched(tracks, pairs, new)
             clocks.append(
                 ClockAlignment(
                     rank=rank_of[new],
                     offset_ns=offsets[new],
                     # An offset that is too small to be corrected counts as residual.
                     residual_ns=max(alignment.residual_ns, abs(alignment.offset_ns - measured)),
-                    matched=matched,
-                    unmatched=_matchable(tracks, new) - matched,
+                    matched=_matched(tracks, pairs, new),
                 )
             )
     return [offsets[track.trace] for track in tracks], clocks
-
-
-def _matchable(tracks: list[TrackCalls], trace: int) -> int:
-    """Count the collectives of one process that could have a partner."""
-    return sum(call.operation not in POINT_TO_POINT for track in tracks if track.trace == trace for call in track.calls)
 
 
 def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:

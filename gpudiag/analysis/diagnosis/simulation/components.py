@@ -139,7 +139,7 @@ def excess(what_if: WhatIf, component: Component) -> Excess:
     if component == "input" and what_if.later_input_ns:
         recorded = _recorded_excess(what_if, amounts, component, each_step=False)
         amounts = amounts - recorded + _limited_to_unprofiled(what_if, recorded)
-    return excess_over_peers(what_if.graph, component, amounts, process, step)
+    return excess_over_peers(what_if.graph, amounts, process, step)
 
 
 def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Index]:
