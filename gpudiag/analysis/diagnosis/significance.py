@@ -228,82 +228,78 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
     profiler's cost and the drift of the host. With unprofiled steps, it includes both their mean and the simulated
     step, because the recorded job may have run differently.
     """
+    case, what_if, chance = significance.case, significance.what_if, significance.chance_ms
     if len(significance.slowest_track_ms) < 2:
         return None
-    value = significance.what_if.corrected_ms + significance.what_if.input_not_recorded_ms
-    missed = abs(significance.what_if.simulated_ms - significance.case.slowest_ms)
+    value = what_if.corrected_ms + what_if.input_not_recorded_ms
+    missed = abs(what_if.simulated_ms - case.slowest_ms)
     if significance.timed_ms:
-        half = math.hypot(significance.chance_ms, missed) + AS_RECORDED * value
+        half = math.hypot(chance, missed) + AS_RECORDED * value
         timed_ms = max(significance.timed_ms, key=statistics.fmean)
         timed, scatter = statistics.fmean(timed_ms), half_width_ms(timed_ms)
         return max(min(value - half, timed - scatter), 0.0), max(value + half, timed + scatter)
-    low, high = _profiler_cost_range_ms(significance)
-    if all(track.is_cpu for track in significance.case.tracks):
-        below, above = -value * math.expm1(-_cpu_drift(significance)), value * math.expm1(_cpu_drift(significance))
+    low, high = _profiler_cost_range_ms(case, what_if)
+    if all(track.is_cpu for track in case.tracks):
+        drift = _cpu_drift(significance.slowest_track_ms)
+        below, above = -value * math.expm1(-drift), value * math.expm1(drift)
     else:
-        fast, slow = _host_drift_ms(significance)
-        below, above = (
-            math.hypot(significance.chance_ms, value - fast),
-            math.hypot(significance.chance_ms, slow - value),
-        )
+        fast, slow = _host_drift_ms(what_if)
+        below, above = math.hypot(chance, value - fast), math.hypot(chance, slow - value)
     return (
         max(value - math.hypot(below, missed, value - low) - _RECORDING_SHARE * value, 0.0),
         value + math.hypot(above, missed, high - value) + _RECORDING_SHARE * value,
     )
 
 
-def _host_drift_ms(significance: Significance) -> tuple[float, float]:
+def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
     """Return (fast, slow): the step, in ms, if the host drifts in either direction.
 
     Host work and waits are scaled, except waits for devices.
     """
-    costs, value = significance.what_if.corrected, significance.what_if.corrected_ms
+    costs, value = what_if.corrected, what_if.corrected_ms
     shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
-    fast, slow = significance.what_if.each_step_ms(
+    fast, slow = what_if.each_step_ms(
         [replace(costs, busy=costs.busy * share, waiting=costs.waiting * share) for share in shares]
     )
     return min(fast, value), max(slow, value)
 
 
-def _profiler_cost_range_ms(significance: Significance) -> tuple[float, float]:
+def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
     """Return the shortest and the longest step, in ms, for the possible costs of the profiler."""
-    usual, typical = (
-        significance.what_if.per_event_ns,
-        PROFILER_SHARE_OF_EVENT * typical_ns_per_event(significance.what_if.graph),
-    )
+    usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
-    cheap, dear = significance.what_if.at_cost(least_ns), significance.what_if.at_cost(most_ns)
+    cheap, dear = what_if.at_cost(least_ns), what_if.at_cost(most_ns)
     # The profiler slows unrecorded host work by the same share as recorded work.
-    host = significance.what_if.graph.host
+    host = what_if.graph.host
     work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)
     share = min(float((host.busy - dear.host_corrected.busy).sum()) / work, 1.0)
-    unrecorded_ms = share * (_host_communication_ms(significance) + _slow_calls_ms(significance))
-    value = significance.what_if.corrected_ms
+    unrecorded_ms = share * (_host_communication_ms(case) + _slow_calls_ms(what_if))
+    value = what_if.corrected_ms
     return max(min(dear.corrected_ms - unrecorded_ms, value), 0.0), max(cheap.corrected_ms, value)
 
 
-def _host_communication_ms(significance: Significance) -> float:
+def _host_communication_ms(case: Case) -> float:
     """Return the ms per step of communication during which no device op and no collective runs, the most of a track."""
+    if all(track.is_cpu for track in case.tracks):
+        return 0.0
     longest_ms = 0.0
-    for track, attributed in zip(significance.case.tracks, significance.case.attribution.tracks, strict=True):
+    for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         running = union(
             Intervals(track.ops.start, track.ops.end), Intervals(track.collectives.start, track.collectives.end)
         )
         alone = subtract(attributed.parts["communication_transfer"], running)
         longest_ms = max(longest_ms, milliseconds(length(alone)) / max(len(attributed.step_ns), 1))
-    return 0.0 if all(track.is_cpu for track in significance.case.tracks) else longest_ms
+    return longest_ms
 
 
-def _slow_calls_ms(significance: Significance) -> float:
+def _slow_calls_ms(what_if: WhatIf) -> float:
     """Return the ms per step in slow calls, of the process that spends most."""
-    graph = significance.what_if.graph
-    slow = np.bincount(graph.host.process, weights=graph.host.slow)
-    return milliseconds(float(slow.max(initial=0.0))) / max(graph.steps, 1)
+    slow = np.bincount(what_if.graph.host.process, weights=what_if.graph.host.slow)
+    return milliseconds(float(slow.max(initial=0.0))) / max(what_if.graph.steps, 1)
 
 
-def _cpu_drift(significance: Significance) -> float:
+def _cpu_drift(steps_ms: Sequence[float]) -> float:
     """Return the drift of the steps of CPU processes at 95 %, as a logarithm."""
-    steps = significance.slowest_track_ms
-    few = student_t(len(steps) - 1) / student_t(_DRIFT_STEPS - 1)
-    return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps) / statistics.fmean(steps), _MOST_DRIFT)
+    few = student_t(len(steps_ms) - 1) / student_t(_DRIFT_STEPS - 1)
+    return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps_ms) / statistics.fmean(steps_ms), _MOST_DRIFT)
