@@ -1,5 +1,7 @@
 """Forecast throughput beyond the measured number of devices, and the duration of a given amount of training.
 
+The step time on n devices is fitted to the measured points:
+
     step(n) = compute + transfer * 2 (n - 1) / n + latency * growth(n)
 
 2 (n - 1) / n is the share of the gradients that crosses each link in an all-reduce (the nccl-tests convention). The
