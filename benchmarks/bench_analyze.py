@@ -66,7 +66,7 @@ from gpudiag.trace.readers.kineto.event_json import Repairs
 from concurrent.futures import ProcessPoolExecutor
 from gpudiag.trace.read import usable_cpus
 from gpudiag.trace.unpack import ReadLimits, read_pieces
-from gpudiag.trace.readers.kineto.pieces import decode_in_pieces
+from gpudiag.trace.readers.kineto.document import decode_in_pieces
 
 
 def decode(path):

@@ -24,7 +24,7 @@ from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import recorded_scenario
 from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.event import NO_CORRELATION, EventTable, Role, StepMarks, Trace

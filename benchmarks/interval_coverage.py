@@ -21,12 +21,10 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
-from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
+from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.app.recordings import least_disturbed
+from gpudiag.app.analyze import least_disturbed
 from gpudiag.errors import GpudiagError
 from gpudiag.model.run import RunRecord
 from gpudiag.model.run_directory import find_run_record

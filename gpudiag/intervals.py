@@ -202,6 +202,17 @@ def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]
     return list(zip(ordered[first].tolist(), np.split(order, first[1:]), strict=True))
 
 
+def outermost(start: Times, end: Times) -> NDArray[np.bool_]:
+    """Return which spans begin when all before them have ended; spans are by start (ties: longer first).
+
+    >>> outermost(np.array([0, 1, 5]), np.array([5, 3, 6])).tolist()
+    [True, False, True]
+    """
+    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, end))[:-1]
+    outside: NDArray[np.bool_] = start >= reach
+    return outside
+
+
 def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray[np.int64]:
     """Return each interval's length without its nested intervals, as int64[n], for starts in order, the longer first.
 

@@ -21,14 +21,14 @@ MOST_LINES = 400
 #: Maximum number of lines per folder, including blank ones. A new feature may take lines from another folder of the
 #: list.
 BUDGET = {
-    "analysis": 15_250,
-    "app": 5_250,
+    "analysis": 14_850,
+    "app": 5_200,
     "commands": 2_750,
     "machine": 2_900,
     "model": 4_700,
     "prediction": 900,
     "report": 7_300,
-    "trace": 5_900,
+    "trace": 5_850,
     "training": 18_850,
     "": 650,
 }

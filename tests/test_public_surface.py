@@ -19,6 +19,7 @@ from tests.cli_process import SECONDS, environment
 
 FRAMEWORKS = ("torch", "tensorflow", "pandas")
 SOME_TRACES = Path(__file__).parent / "traces" / "tiny"
+ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_workers4.pt.trace.json.gz"
 
 
 def test_verbs() -> None:
@@ -119,6 +120,23 @@ def test_help_imports_no_slow_module() -> None:
         [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=SECONDS, check=True
     )
     assert not {"numpy", "msgspec", "rich.console", *FRAMEWORKS} & set(result.stdout.split())
+
+
+@pytest.mark.processes
+def test_analysing_one_rank_loads_at_most_110_modules_of_gpudiag() -> None:
+    check = f"""
+import contextlib, io, sys
+from gpudiag.commands import main as cli
+with contextlib.redirect_stdout(io.StringIO()):
+    code = cli.main(["analyze", "--json", {str(ONE_RANK)!r}])
+print(code, *sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"))
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, env=environment(), timeout=SECONDS, check=True
+    )
+    code, *loaded = result.stdout.split()
+    assert (code, "gpudiag.analysis.diagnosis.engine" in loaded) == ("0", True)
+    assert len(loaded) <= 110, loaded
 
 
 @pytest.mark.processes

@@ -11,10 +11,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from gpudiag.app.recordings import least_disturbed
-from gpudiag.errors import NotATraceError
-from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis
-from gpudiag.model.run_directory import ANALYSIS_FILE, read_json, write_json
+from gpudiag.errors import NotATraceError, UnreadableInputError
+from gpudiag.model.analysis import ANALYSIS_SCHEMA, Analysis, Validity
+from gpudiag.model.event import DEVICE_WORK, Trace
+from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
 
@@ -75,6 +75,38 @@ def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLi
     from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # by now imported
 
     return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
+
+
+def least_disturbed(
+    paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
+) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
+    """Return the kernel-only traces with the full ones' operators; the full ones if a kernel-only one cannot be used.
+
+    On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
+    collective that one rank recorded lightly is no other rank's of the full recording.
+    """
+    directory = find_kernel_only_traces(paths)
+    if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
+        return full, ()
+    try:
+        light = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
+    except UnreadableInputError as error:
+        return full, (_unused(str(error)),)
+    from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
+
+    joined = [with_operators(light[trace.rank], trace) if trace.rank in light else None for trace in full]
+    usable = tuple(trace for trace in joined if trace is not None)
+    if len(usable) < len(full):
+        return full, (_unused("its steps are not those of the full one"),)
+    return usable, ()
+
+
+def _unused(reason: str) -> Validity:
+    return Validity(
+        code="no-light-recording",
+        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which "
+        "slowed the host more. Record again.",
+    )
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:

@@ -8,23 +8,20 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.analysis.attribution.modules import summarise_modules
-from gpudiag.analysis.attribution.portions import summarise_portions
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
     summarise_collectives,
     summarise_devices,
     summarise_kernels,
     summarise_operators,
+    summarise_portions,
     summarise_steps,
     summarise_waits,
 )
-from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
-from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
@@ -33,7 +30,7 @@ from gpudiag.model.attribution import Attribution
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
-from gpudiag.model.run import RunRecord
+from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import find_facts_file, find_inference, find_run_record
 from gpudiag.model.timeline import Timeline
 
@@ -111,7 +108,7 @@ def analysis_of_traces(
         source=_source(paths, run),
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
-        compute=compute_rate(run),
+        compute=_compute_rate(run),
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)
@@ -137,6 +134,14 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
         return load_facts(path), ()
     except UnreadableInputError as error:
         return None, (Validity(code="repaired-input", message=f"the machine's facts are not used: {error}"),)
+
+
+def _compute_rate(run: RunRecord | None) -> ComputeRate | None:
+    if run is None:
+        return None
+    from gpudiag.analysis.attribution.compute_rate import compute_rate  # noqa: PLC0415  # not needed for bare traces
+
+    return compute_rate(run)
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:

@@ -216,14 +216,12 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
         offset_ns: offset added to the rank's times.
         residual_ns: median distance of matched ends after the offset.
         matched: number of matched collectives.
-        unmatched: number of collectives without a match.
     """
 
     rank: int
     offset_ns: int
     residual_ns: int
     matched: int
-    unmatched: int
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ import msgspec
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.model.run_directory import KERNEL_ONLY_TRACES, TRACES_DIR
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.file_names import NameFacts, parse_name
+from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
 #: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are alone

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 import gpudiag
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.attribution.portions import summarise_portions
-from gpudiag.analysis.attribution.summary import summarise_collectives, summarise_kernels
+from gpudiag.analysis.attribution.summary import summarise_collectives, summarise_kernels, summarise_portions
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.timeline import build_timeline

@@ -133,7 +133,6 @@ def test_utilization_is_mean_flops_over_the_slowest_step() -> None:
 
 def test_unknown_figures_are_missing_with_a_reason() -> None:
     some = StepFlops(by_precision={"bf16": 10**12})
-    assert compute_rate(None) is None
     assert compute_rate(run_of(rank_of(None))) is None
     partly = compute_rate(run_of(rank_of(some), rank_of(None, rank=1)))
     assert partly is not None

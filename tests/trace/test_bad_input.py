@@ -154,7 +154,7 @@ def test_long_text_repaired_in_pieces_equals_text_repaired_at_once(
     path = write(tmp_path / "rank0.json", '{"traceEvents": [' + ",\n".join(events) + "]}")
     (whole,) = read_traces([path])
     monkeypatch.setattr("gpudiag.trace.readers.kineto.event_json._REPAIRED_WHOLE", 0)
-    monkeypatch.setattr("gpudiag.trace.readers.kineto.pieces._REPAIRED_AT_ONCE", 1000)
+    monkeypatch.setattr("gpudiag.trace.readers.kineto.document._REPAIRED_AT_ONCE", 1000)
     (pieces,) = read_traces([path])
     assert len(whole.events) == 2000
     assert names(pieces) == names(whole)

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gpudiag.analysis.timeline.validity.device_activity import device_activities, incomplete_activity
+from gpudiag.analysis.timeline.completeness import device_activities, incomplete_activity
 from gpudiag.model.event import EventKind, Role
 from gpudiag.trace import read_traces
-from gpudiag.trace.readers.cuda_calls import role_of_call
+from gpudiag.trace.readers.names import role_of_call
 from tests.trace.documents import TRACES, document, event, kernel, launch, read_one
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.trace import ReadLimits, read_traces, unpack
+from gpudiag.trace.readers.kineto.document import CutShortError, NotInPiecesError, decode_in_pieces
 from gpudiag.trace.readers.kineto.event_json import Document, Event, Repairs, decode_whole
-from gpudiag.trace.readers.kineto.pieces import CutShortError, NotInPiecesError, decode_in_pieces
 from tests.trace.documents import TRACES, document, event
 
 if TYPE_CHECKING:

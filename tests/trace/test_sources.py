@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.errors import NotATraceError, UnreadableInputError, UsageError
 from gpudiag.trace import read_traces
-from gpudiag.trace.file_names import parse_name
+from gpudiag.trace.ranks import parse_name
 from gpudiag.trace.sources import find_sources
 from tests.trace.documents import document, event, write
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.trace.readers.kineto.times import Times, nanoseconds
+from gpudiag.trace.readers.kineto.kinds_and_times import Times, nanoseconds
 from tests.trace.documents import document, event, names, read_one
 
 if TYPE_CHECKING:

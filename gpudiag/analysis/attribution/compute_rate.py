@@ -10,13 +10,13 @@ from gpudiag.prediction.datasheet import peak_tflops
 _WHOLE_PERCENT = 100
 
 
-def compute_rate(run: RunRecord | None) -> ComputeRate | None:
+def compute_rate(run: RunRecord) -> ComputeRate | None:
     """Return the mean rate over ranks; None if no rank counted operations, and with a reason if not all did.
 
     Worked example. Two ranks do 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms: 30
     TFLOP in 100 ms are 300 TFLOP/s per device, of 989: 30 %.
     """
-    if run is None or all(rank.flops is None for rank in run.ranks):
+    if all(rank.flops is None for rank in run.ranks):
         return None
     counted = [rank.flops for rank in run.ranks if rank.flops is not None and not rank.flops.reason]
     if len(counted) < run.world_size:

@@ -1,14 +1,24 @@
-"""Summarise the timeline and attribution per device, wait, collective, kernel and operator."""
+"""Summarise the timeline and attribution per device, wait, collective, kernel and operator.
+
+A bucket is time, and ops overlap. Therefore each instant of a bucket is shared equally by the ops of its kind that run
+at that instant:
+
+    stream 7   |--- gemm ---|
+    stream 8          |-- relu --|
+               0      4     6    9   µs
+
+is 9 µs of compute, of which gemm has 4 + 2/2 = 5 and relu 2/2 + 3 = 4.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import among, distinct, median, own_lengths
+from gpudiag.intervals import Intervals, among, distinct, length, lengths_between, median, own_lengths, subtract, union
 from gpudiag.model.analysis import (
     BUCKETS,
     UNTRUSTED_CODES,
@@ -16,12 +26,13 @@ from gpudiag.model.analysis import (
     Device,
     KernelSummary,
     OperatorSummary,
+    Portion,
     RankClock,
     Steps,
     Wait,
 )
-from gpudiag.model.attribution import Attribution
-from gpudiag.model.event import EventKind
+from gpudiag.model.attribution import Attribution, TrackAttribution
+from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, milliseconds
 
@@ -29,6 +40,13 @@ Times = NDArray[np.int64]
 
 #: Shortest wait per step in the summary; shorter ones are normal differences in the begins of collectives.
 _LEAST_WAIT_MS = 0.001
+#: Number of kernels and operators in the summary.
+_MOST_NAMES = 20
+
+Key = tuple[str, str, str, int | None]
+
+#: The largest portions kept of a bucket; no job has so many kernels, but a damaged file may.
+MOST_PORTIONS = 1000
 
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
@@ -137,70 +155,165 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     return tuple(sorted(summaries, key=lambda kind: -kind.per_step * (kind.transfer_us + kind.wait_us)))
 
 
-def summarise_kernels(timeline: Timeline, most: int = 20) -> tuple[KernelSummary, ...]:
+def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
     """Return the kernels (CPU tracks: top-level operators) with the most time in the analysed windows, per track."""
-    time: dict[str, float] = defaultdict(float)
-    count: dict[str, float] = defaultdict(float)
-    for track in timeline.tracks:
-        ops, events = track.ops, timeline.traces[track.trace].events
-        share = len(timeline.tracks) * len(track.window_steps)
-        inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
-        names = events.name[ops.row[inside]]
-        duration = (ops.end - ops.start)[inside]
-        _add_up(time, count, share, events.names, names, duration)
     return tuple(
-        KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count[name])
-        for name, ns in _longest(time, most)
+        KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count)
+        for name, ns, count in _longest(timeline, _kernels)
     )
 
 
-def summarise_operators(timeline: Timeline, most: int = 20) -> tuple[OperatorSummary, ...]:
+def _kernels(track: DeviceTrack, _: EventTable) -> Iterator[tuple[Times, Times]]:
+    ops = track.ops
+    inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
+    yield ops.row[inside], (ops.end - ops.start)[inside]
+
+
+def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
     """Return the operators with the most own time in the host steps of the analysed windows, per track."""
+    return tuple(
+        OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count)
+        for name, ns, count in _longest(timeline, _operators)
+    )
+
+
+def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
+    for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
+        rows = events.rows_on([thread], EventKind.OPERATOR)
+        start, end = events.start_ns[rows], events.end_ns[rows]
+        inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
+        if len(inside):
+            # Operators nested in those of these steps begin before the last of them ends.
+            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
+            yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
+
+
+def _longest(
+    timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
+) -> list[tuple[str, float, float]]:
+    """Return (name, ns, number) per step and track of the names with the most time; `work_of` yields (rows, ns)."""
     time: dict[str, float] = defaultdict(float)
     count: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
         events = timeline.traces[track.trace].events
         share = len(timeline.tracks) * len(track.window_steps)
-        for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
-            rows = events.rows_on([thread], EventKind.OPERATOR)
-            start, end = events.start_ns[rows], events.end_ns[rows]
-            inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
-            if not len(inside):
-                continue
-            # Operators nested in those of these steps begin before the last of them ends.
-            nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
-            own = own_lengths(start[nested], end[nested])[inside - inside[0]]
-            _add_up(time, count, share, events.names, events.name[rows[inside]], own)
-    return tuple(
-        OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count[name])
-        for name, ns in _longest(time, most)
-    )
-
-
-def _add_up(  # noqa: PLR0917  # two sums by name, and the added values
-    time: dict[str, float],
-    count: dict[str, float],
-    share: int,
-    known: Sequence[str],
-    names: NDArray[np.int32],
-    duration: NDArray[np.int64],
-) -> None:
-    """Add durations and counts of these events, divided by `share`, to the sums of their names.
-
-    Each entry of `names` is an index into `known`.
-    """
-    total = np.bincount(names, weights=duration, minlength=len(known))
-    times = np.bincount(names, minlength=len(known))
-    for index in np.flatnonzero(times).tolist():
-        time[known[index]] += float(total[index]) / share
-        count[known[index]] += int(times[index]) / share
-
-
-def _longest(time: dict[str, float], most: int) -> list[tuple[str, float]]:
-    return sorted(time.items(), key=lambda item: (-item[1], item[0]))[:most]
+        for rows, duration in work_of(track, events):
+            total = np.bincount(events.name[rows], weights=duration)
+            times = np.bincount(events.name[rows])
+            for index in np.flatnonzero(times).tolist():
+                time[events.names[index]] += float(total[index]) / share
+                count[events.names[index]] += int(times[index]) / share
+    longest = sorted(time.items(), key=lambda item: (-item[1], item[0]))[:_MOST_NAMES]
+    return [(name, ns, count[name]) for name, ns in longest]
 
 
 def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
     """Return bool[n]: whether each time, on the common clock, is in a host step of the track's windows."""
     step = np.searchsorted(track.steps.start, start, side="right") - 1
     return (step >= 0) & among(track.steps.number, track.window_steps)[step]
+
+
+def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:
+    """Return the portions of all buckets, largest first within each bucket; tracks in the order of devices."""
+    tracks = len(timeline.tracks)
+    shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(tracks))
+    counts: dict[Key, float] = defaultdict(float)
+    for index, (track, cut) in enumerate(zip(timeline.tracks, attribution.tracks, strict=True)):
+        steps = len(cut.step_ns)
+        if not steps:
+            continue
+        for key, share_ns, begun in _portions_of(track, cut, timeline.traces[track.trace].events):
+            shares[key][index] += milliseconds(share_ns / steps)
+            counts[key] += begun / steps / tracks
+    portions: dict[str, list[Portion]] = defaultdict(list)
+    for key in sorted(shares, key=lambda key: (-float(shares[key].sum()), str(key))):
+        bucket, name, group, size_bytes = key
+        portions[bucket].append(
+            Portion(
+                bucket=bucket,
+                name=name,
+                group=group,
+                size_bytes=size_bytes,
+                per_step=counts[key],
+                device_ms=tuple(shares[key].tolist()),
+            )
+        )
+    return tuple(portion for largest in portions.values() for portion in largest[:MOST_PORTIONS])
+
+
+def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
+    """float64[n], ns: what each of n raw intervals gets of a normal set if each instant is shared equally.
+
+    >>> from gpudiag.intervals import as_set
+    >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))
+    >>> equal_shares(ops, as_set([(0, 9)])).tolist(), equal_shares(ops, as_set([(5, 20)])).tolist()
+    ([5.0, 4.0], [0.5, 3.5])
+    """
+    edges = np.concatenate([ops.start, ops.end, spans.start, spans.end])
+    order = np.argsort(edges, kind="stable")  # four columns that are in order, or nearly
+    opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(spans), len(spans)])[order]
+    covers = np.repeat([0, 0, 1, -1], [len(ops), len(ops), len(spans), len(spans)])[order]
+    running, inside = np.cumsum(opens)[:-1], np.cumsum(covers)[:-1]
+    piece = np.where(running > 0, inside * np.diff(edges[order]) / np.maximum(running, 1), 0.0)
+    done = np.zeros(len(edges))
+    done[order[1:]] = np.cumsum(piece)
+    shares: NDArray[np.float64] = done[len(ops) : 2 * len(ops)] - done[: len(ops)]
+    return shares
+
+
+def _portions_of(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+    """Yield (key, ns over all windows, how many began in them); keys may repeat."""
+    yield from _by_name("compute", OpClass.COMPUTE, track, cut, events)
+    yield from _by_name("copy", OpClass.COPY, track, cut, events)
+    yield from _communication(track, cut, events)
+    for name, spans in (("unmarked-input", cut.unmarked_input), ("queued", cut.queued)):
+        if length(spans):
+            yield ("idle", name, "", None), float(lengths_between(spans, cut.bounds).sum()), 0
+
+
+def _by_name(
+    bucket: str, op_class: OpClass, track: DeviceTrack, cut: TrackAttribution, events: EventTable
+) -> Iterator[tuple[Key, float, int]]:
+    ops = np.flatnonzero(track.ops.op_class == op_class)
+    start = track.ops.start[ops]
+    shares = equal_shares(Intervals(start, track.ops.end[ops]), cut.parts[bucket])
+    yield from _summed_by_name(bucket, events, track.ops.row[ops], shares, _begin_inside(start, cut.bounds))
+
+
+def _summed_by_name(
+    bucket: str, events: EventTable, rows: NDArray[np.int64], shares: NDArray[np.float64], begun: NDArray[np.bool_]
+) -> Iterator[tuple[Key, float, int]]:
+    names = events.name[rows]
+    share_by_name = np.bincount(names, weights=shares, minlength=len(events.names))
+    begun_by_name = np.bincount(names, weights=begun, minlength=len(events.names))
+    # An op beside something that counts first has no share, but is counted.
+    for name in np.flatnonzero((share_by_name > 0) | (begun_by_name > 0)):
+        yield (bucket, events.names[name], "", None), float(share_by_name[name]), int(begun_by_name[name])
+
+
+def _communication(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+    table, ops = track.collectives, track.ops
+    joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
+    waits = equal_shares(Intervals(table.start, joined), cut.parts["communication_wait"])
+    # Communication that is no collective (copies, calls that enqueue a collective) is listed by its op's name.
+    other = np.flatnonzero((ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, table.row))
+    spans = Intervals(np.append(joined, ops.start[other]), np.append(table.end, ops.end[other]))
+    transfers = equal_shares(spans, cut.parts["communication_transfer"])
+    begun = _begin_inside(table.start, cut.bounds)
+    for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
+        of_kind = table.kind == index
+        count = int(begun[of_kind].sum())
+        transfer, wait = transfers[: len(table)][of_kind].sum(), waits[of_kind].sum()
+        for bucket, share in (("communication_transfer", transfer), ("communication_wait", wait)):
+            if share > 0 or count:
+                yield (bucket, operation, group, size_bytes), float(share), count
+    rest = subtract(cut.parts["communication_transfer"], union(spans))
+    if length(rest):
+        yield ("communication_transfer", "host", "", None), float(lengths_between(rest, cut.bounds).sum()), 0
+    begun = _begin_inside(ops.start[other], cut.bounds)
+    yield from _summed_by_name("communication_transfer", events, ops.row[other], transfers[len(table) :], begun)
+
+
+def _begin_inside(start: Times, bounds: Times) -> NDArray[np.bool_]:
+    inside: NDArray[np.bool_] = (start >= bounds[0]) & (start < bounds[-1])
+    return inside

@@ -1,4 +1,4 @@
-"""Compare two analyses: the difference of their step times, and its parts at every level.
+"""Compare two analyses: the difference of their step times, its parts at every level, and its cause.
 
 The eight buckets partition every device window, so the difference of the mean windows is the sum of the differences of
 the mean buckets: no time is counted twice and none is lost. The same holds on each rank. Within a bucket, what kernels,
@@ -7,17 +7,31 @@ collectives and copies contribute is exclusive (`analysis.Portion`), so the port
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from math import fsum
 from statistics import fmean
 from typing import Any
 
-from gpudiag.analysis.comparison.cause import find_cause
-from gpudiag.analysis.comparison.changes import bucket_changes, rank_changes, wait_changes
-from gpudiag.analysis.comparison.compared_analysis import ComparedAnalysis
+import msgspec
+
+from gpudiag.analysis.comparison.changes import ComparedAnalysis, bucket_changes, rank_changes, wait_changes
 from gpudiag.analysis.comparison.run_differences import run_differences
 from gpudiag.model.analysis import Analysis, Finding
-from gpudiag.model.diff import ComparedRun, Diff, FindingChange, Outcome, RunValidity, StepChange, StepKind
+from gpudiag.model.diff import (
+    BucketChange,
+    Cause,
+    ComparedRun,
+    Diff,
+    FindingChange,
+    Outcome,
+    PartChange,
+    RankChange,
+    RunValidity,
+    StepChange,
+    StepKind,
+    WaitChange,
+)
 from gpudiag.statistics import mean_of
 
 #: Fewer steps do not show how steps scatter.
@@ -29,6 +43,11 @@ _SAME: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: (finding.code, finding.cause),
     lambda finding: finding.code,
 )
+WAIT = "communication_wait"
+#: From this share of the difference on, it is mostly about waiting: a straggler of two ranks makes half of it.
+_WAIT_SHARE = 0.4
+#: From this share of something on, it is most of it.
+_MOST = 0.5
 
 
 def compare(before: Analysis, after: Analysis) -> Diff:
@@ -72,16 +91,8 @@ def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepCha
     windows = [mean_over_devices([device.step_times_ms for _, device in side.live.values()]) for side in (old, new)]
     changes = [_step_change("profiled", old.step_ms, new.step_ms, *windows)]
     if before.corrected_mean_ms is not None and after.corrected_mean_ms is not None:
-        changes.append(
-            StepChange(
-                kind="corrected",
-                before_ms=before.corrected_mean_ms,
-                after_ms=after.corrected_mean_ms,
-                difference_ms=after.corrected_mean_ms - before.corrected_mean_ms,
-                percent=_percent(before.corrected_mean_ms, after.corrected_mean_ms),
-                reason="it is simulated, so it has no single steps",
-            )
-        )
+        corrected = _step_change("corrected", before.corrected_mean_ms, after.corrected_mean_ms, (), ())
+        changes.append(msgspec.structs.replace(corrected, reason="it is simulated, so it has no single steps"))
     if before.unprofiled_mean_ms is not None and after.unprofiled_mean_ms is not None:
         times = before.unprofiled_times_ms, after.unprofiled_times_ms
         changes.append(_step_change("unprofiled", before.unprofiled_mean_ms, after.unprofiled_mean_ms, *times))
@@ -98,7 +109,7 @@ def _step_change(
         before_ms=before_ms,
         after_ms=after_ms,
         difference_ms=difference,
-        percent=_percent(before_ms, after_ms),
+        percent=100 * difference / before_ms if before_ms > 0 else None,
         ci95_ms=None if half is None else (difference - half, difference + half),
         reason="" if half is not None else _few(before, after),
     )
@@ -117,10 +128,6 @@ def _few(before: Sequence[float], after: Sequence[float]) -> str:
         which = "both runs" if not (before or after) else "the first run" if not before else "the second run"
         return f"the single step times of {which} were not kept"
     return f"{len(before)} and {len(after)} steps; at least {FEWEST_STEPS} of each are needed"
-
-
-def _percent(before: float, after: float) -> float | None:
-    return 100 * (after - before) / before if before > 0 else None
 
 
 def _outcome(step: StepChange) -> Outcome:
@@ -175,3 +182,79 @@ def _compared(side: ComparedAnalysis) -> ComparedRun:
         software=source.software,
         steps_analysed=analysis.steps.analysed,
     )
+
+
+def find_cause(
+    difference_ms: float,
+    buckets: Sequence[BucketChange],
+    ranks: Sequence[RankChange],
+    waits: Sequence[WaitChange],
+) -> Cause | None:
+    """Find the cause of a difference of mean step times, in its direction.
+
+    Args:
+        difference_ms: of the profiled step.
+        buckets: all eight.
+        ranks: every device of both runs, or none if the runs have different ones.
+        waits: the waits that changed.
+
+    Returns:
+        None if nothing changed in the direction of the difference.
+    """
+    sign = 1.0 if difference_ms > 0 else -1.0
+    waiting = sign * next(bucket.difference_ms for bucket in buckets if bucket.bucket == WAIT)
+    if ranks and waiting > 0 and waiting >= _WAIT_SHARE * abs(difference_ms):
+        straggler = _straggler(sign, ranks, waits)
+        if straggler is not None:
+            return straggler
+    most = max(buckets, key=lambda bucket: sign * bucket.difference_ms)
+    if difference_ms == 0 or sign * most.difference_ms <= 0:
+        return None
+    few = _few_ranks(sign, most.bucket, ranks)
+    change_ms = fmean(rank.buckets_ms[most.bucket] for rank in few) if few else most.difference_ms
+    parts = most.parts if not few else few[0].parts if len(few) == 1 else ()
+    return Cause(
+        bucket=most.bucket,
+        ranks=tuple(sorted({rank.rank for rank in few})),
+        difference_ms=change_ms,
+        part=_main_part(sign, most.bucket, change_ms, parts),
+    )
+
+
+def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
+    """Return the rank for which most of the waiting was, if there is one and its change is known."""
+    by_rank: dict[int, list[float]] = defaultdict(list)
+    for wait in waits:
+        if sign * wait.difference_ms > 0:
+            by_rank[wait.on_rank].append(wait.difference_ms)
+    if not by_rank:
+        return None
+    late = max(by_rank, key=lambda rank: (sign * fsum(by_rank[rank]), -rank))
+    together = fsum(abs(ms) for waits_ms in by_rank.values() for ms in waits_ms)
+    change = next((rank for rank in ranks if rank.rank == late), None)
+    if change is None or abs(fsum(by_rank[late])) < _MOST * together:
+        return None
+    others = (bucket for bucket in change.buckets_ms if bucket != WAIT)
+    bucket = max(others, key=lambda bucket: sign * change.buckets_ms[bucket])
+    if sign * change.buckets_ms[bucket] <= 0:
+        return None
+    return Cause(
+        bucket=bucket,
+        ranks=(late,),
+        difference_ms=change.buckets_ms[bucket],
+        waiting_ms=fmean(by_rank[late]),
+        part=_main_part(sign, bucket, change.buckets_ms[bucket], change.parts),
+    )
+
+
+def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
+    """Return the ranks on which the bucket changed, if they are at most half of them; else none."""
+    largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
+    changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
+    return changed if len(changed) * 2 <= len(ranks) else []
+
+
+def _main_part(sign: float, bucket: str, change_ms: float, parts: Sequence[PartChange]) -> PartChange | None:
+    in_bucket = [part for part in parts if part.bucket == bucket]
+    most = max(in_bucket, key=lambda part: sign * part.difference_ms, default=None)
+    return most if most is not None and sign * most.difference_ms >= _MOST * abs(change_ms) else None

@@ -3,49 +3,57 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import fsum
 
-from gpudiag.analysis.comparison.compared_analysis import ComparedAnalysis
+from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
 #: In recordings of one model (4 x H200, with various faults and strategies), at least 80 % of either's compute is in
 #: kernels of both; in recordings of different models, mostly under 50 % of one's.
 SAME_KERNELS = 0.5
+#: What a difference means; that of a version alone may explain the difference of times.
+_MESSAGES = {
+    "framework": "their kernels and collectives have different names, so only buckets and ranks compare",
+    "workload": "a step does other work, so its time says nothing of a regression",
+    "batch size per device": "a step does other work: compare samples per second",
+    "strategy": "gradients are communicated in another way: compare communication as a whole, not one collective",
+    "devices": "kernels differ in name and speed with the device, so compute compares only as a whole",
+}
 
 
 def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[RunDifference, ...]:
     """Return everything known of both runs that differs; what only one of them knows is not compared."""
-    return tuple(
-        difference
-        for find in (_framework, _workload, _batch_size, _ranks, _strategy, _devices, _software)
-        for difference in find(before, after)
+    old, new = before.analysis.source, after.analysis.source
+    work = (
+        ("framework", before.analysis.framework, after.analysis.framework),
+        ("workload", old.workload, new.workload),
+        ("batch size per device", old.batch_size_per_device, new.batch_size_per_device),
     )
+    machine = (
+        ("strategy", old.strategy, new.strategy),
+        ("devices", _devices(before), _devices(after)),
+        *((f"version of {name}", old.software[name], new.software.get(name)) for name in sorted(old.software)),
+    )
+    kernels = () if old.workload and new.workload else _kernels(before, after)
+    return (*kernels, *_differing(work), *_ranks(before, after), *_differing(machine))
 
 
-def _framework(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    old, new = before.analysis.framework, after.analysis.framework
-    if old != new:
-        yield RunDifference(
-            what="framework",
-            before=old,
-            after=new,
-            message="their kernels and collectives have different names, so only buckets and ranks compare",
-        )
+def _differing(rows: Sequence[tuple[str, str | int | None, str | int | None]]) -> Iterator[RunDifference]:
+    for what, old, new in rows:
+        if old != new and not {old, new} & {None, ""}:
+            yield RunDifference(
+                what=what,
+                before=str(old),
+                after=str(new),
+                message=_MESSAGES.get(what, "this alone may explain the difference"),
+                same_work=what not in {"workload", "batch size per device"},
+            )
 
 
-def _workload(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    old, new = before.analysis.source.workload, after.analysis.source.workload
-    if not (old and new):
-        yield from _kernels(before, after)
-    elif old != new:
-        yield RunDifference(
-            what="workload",
-            before=old,
-            after=new,
-            message="a step does other work, so its time says nothing of a regression",
-            same_work=False,
-        )
+def _devices(side: ComparedAnalysis) -> str:
+    """Return the models of devices; `cpu` or `cuda` if there is no name."""
+    return ", ".join(sorted({device.name or device.device.partition(":")[0] for _, device in side.live.values()}))
 
 
 def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
@@ -75,18 +83,6 @@ def _compute(side: ComparedAnalysis) -> dict[str, float]:
     return times
 
 
-def _batch_size(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    old, new = before.analysis.source.batch_size_per_device, after.analysis.source.batch_size_per_device
-    if old is not None and new is not None and old != new:
-        yield RunDifference(
-            what="batch size per device",
-            before=str(old),
-            after=str(new),
-            message="a step does other work: compare samples per second",
-            same_work=False,
-        )
-
-
 def _ranks(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
     message = "buckets are means over each run's own devices; only ranks that both have are compared"
     old, new = before.analysis.world_size, after.analysis.world_size
@@ -97,41 +93,3 @@ def _ranks(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDif
             ", ".join(map(str, sorted({rank for rank, _ in side.live}))) for side in (before, after)
         )
         yield RunDifference(what="ranks with steps", before=old_ranks, after=new_ranks, message=message)
-
-
-def _strategy(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    old, new = before.analysis.source.strategy, after.analysis.source.strategy
-    if old and new and old != new:
-        yield RunDifference(
-            what="strategy",
-            before=old,
-            after=new,
-            message="gradients are communicated in another way: compare communication as a whole, not one collective",
-        )
-
-
-def _devices(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    """Compare the models of devices; `cpu` or `cuda` if there is no name."""
-    old, new = (
-        ", ".join(sorted({device.name or device.device.partition(":")[0] for _, device in side.live.values()}))
-        for side in (before, after)
-    )
-    if old != new:
-        yield RunDifference(
-            what="devices",
-            before=old,
-            after=new,
-            message="kernels differ in name and speed with the device, so compute compares only as a whole",
-        )
-
-
-def _software(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    old, new = before.analysis.source.software, after.analysis.source.software
-    for name in sorted(old.keys() & new.keys()):
-        if old[name] != new[name]:
-            yield RunDifference(
-                what=f"version of {name}",
-                before=old[name],
-                after=new[name],
-                message="this alone may explain the difference",
-            )

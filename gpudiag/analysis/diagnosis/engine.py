@@ -9,15 +9,12 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.explained import explain
-from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
-from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
-from gpudiag.analysis.diagnosis.conclusions.settled import settled
-from gpudiag.analysis.diagnosis.confidence import grade, survival
+from gpudiag.analysis.diagnosis.explained import explain, path_of_fixes
+from gpudiag.analysis.diagnosis.one_place import in_one_place
 from gpudiag.analysis.diagnosis.registry import CONCLUSION, REVISIONS, RULES, WITHOUT_SIMULATION
 from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
-from gpudiag.analysis.diagnosis.scoring import ScoredFinding, score
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, grade, score, settled, survival
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import unprofiled_longer_ms
@@ -80,7 +77,7 @@ def diagnose(case: Case) -> Diagnosis:
     if what_if is None or reason:
         return _without_simulation(case, reason)
     warnings = {warning.code for warning in case.timeline.validity}
-    proposals, doubts = _ask_rules(case, warnings)
+    proposals, doubts = _ask_rules(case, what_if, warnings)
     scored, insignificant = score(what_if, proposals, Significance(case, what_if))
     doubts.extend(insignificant)
     scored = in_one_place(case, what_if, scored)
@@ -134,7 +131,7 @@ def _without_simulation(case: Case, reason: str) -> Diagnosis:
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)
 
 
-def _ask_rules(case: Case, warnings: set[str]) -> tuple[list[Proposal], list[Validity]]:
+def _ask_rules(case: Case, what_if: WhatIf, warnings: set[str]) -> tuple[list[Proposal], list[Validity]]:
     """Return the proposals of all rules, and the reasons of rules that gave no answer."""
     proposals: list[Proposal] = []
     doubts: list[Validity] = []
@@ -142,7 +139,7 @@ def _ask_rules(case: Case, warnings: set[str]) -> tuple[list[Proposal], list[Val
         if rule.code in _BETWEEN_RANKS and warnings & NOT_ONE_JOB_CODES:
             doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=_NOT_ONE_JOB))
             continue
-        for verdict in rule().examine(case):
+        for verdict in rule().examine(case, what_if):
             if isinstance(verdict, CannotTell):
                 doubts.append(Validity(code=f"cannot-tell:{rule.code}", message=verdict.reason))
             else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes, with_unseen_communication
+from gpudiag.analysis.diagnosis.explained import likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.host_stall import HostStall

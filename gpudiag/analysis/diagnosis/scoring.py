@@ -1,4 +1,4 @@
-"""Score proposals: what the step saves without each cause, in which order to fix them, and which replaces another.
+"""Score proposals: what the step saves without each cause, in which order to fix them, and how sure that is.
 
 Savings alone say what to believe, not what to do. A host that spends 30 ms in its loader and 15 ms launching, for a
 device that needs 31 ms, is 14 ms faster without the loader and 14 ms faster without launching. But nobody can do
@@ -7,6 +7,10 @@ in a job without the waste that was found, with communication and without it.
 
 Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, removing either
 lets the device set the pace. Both are findings, each with its own savings, and each names the other in `instead`.
+
+The variations: each analysed step left out; the profiler's cost at both ends of its interval, unless unprofiled steps
+fix it; and, if the second finding saves as much as the first, that one first. A finding stays the same if its savings
+stay within a quarter of what is reported and if the first stays first, or is replaceable by what comes before it.
 """
 
 from __future__ import annotations
@@ -14,13 +18,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, CLEARLY_MORE, WARNING_PERCENT, WORTH_FIRST
+from gpudiag.analysis.diagnosis.calibration import (
+    AS_RECORDED,
+    BEYOND_CHANCE,
+    CLEARLY_MORE,
+    FAIRLY_SURE,
+    PROFILER_SCATTER,
+    SAME_AMOUNT,
+    SURE,
+    WARNING_PERCENT,
+    WORTH_FIRST,
+)
+from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable
 from gpudiag.analysis.diagnosis.significance import Significance
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.model.analysis import Finding, Validity
+from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_by_rank, later_input_ms, typical_rank
+from gpudiag.model.analysis import UNTRUSTED_CODES, Confidence, Finding, Validity
+from gpudiag.statistics import mean_of
 
 
 class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,3 +195,95 @@ def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
         replace(scored, finding=replace(scored.finding, instead=codes)) if codes else scored
         for scored, codes in zip(findings, instead, strict=True)
     ]
+
+
+def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
+    """Return for each finding, in the order reported, the share of variations that it survives, 0 to 1."""
+    if not findings:
+        return []
+    reported = np.array([scored.savings_ms for scored in findings])
+    variations = [*_without_each_step(what_if, findings), *_at_other_costs(what_if, findings)]
+    kept = np.array([_stays(findings, reported, savings) for savings in variations]).reshape(-1, len(findings))
+    # A single step does not tell how steps vary.
+    share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
+    if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
+        tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
+        share[0] *= len(kept) / (len(kept) + 1) if tie else 1.0
+    return share.tolist()
+
+
+def grade(share: float) -> Confidence:
+    """Name the confidence of a share of variations survived."""
+    if share >= SURE:
+        return "high"
+    return "medium" if share >= FAIRLY_SURE else "low"
+
+
+def _stays(
+    findings: Sequence[ScoredFinding], reported: NDArray[np.float64], savings: NDArray[np.float64]
+) -> NDArray[np.bool_]:
+    stays = np.abs(savings - reported) <= SAME_AMOUNT * reported
+    first, now_first = findings[0], findings[int(np.argmax(savings))]
+    was_behind = first.savings_ms < max(scored.savings_ms for scored in findings)
+    if now_first is not first and not was_behind and first.finding.code not in now_first.finding.instead:
+        stays[0] &= bool(savings[0] >= (1 - AS_RECORDED) * savings.max())
+    return stays
+
+
+def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
+    """Return, for each step left out, what each finding saves over the other steps."""
+    costs = what_if.corrected
+    proposals = [scored.proposal for scored in findings]
+    clean = without_waste(what_if, proposals, [scored.savings_ms for scored in findings])
+    bases = [clean if proposal.kind == "launching" else costs for proposal in proposals]
+    before = what_if.steps_ms(bases)
+    after = what_if.steps_ms([p.edit(what_if, base) for p, base in zip(proposals, bases, strict=True)])
+    by_step = np.array(before) - np.array(after)
+    count = by_step.shape[1]
+    if count < 2:
+        return []
+    whole = by_step.sum(axis=1)
+    # Scaled to the reported savings, because unprofiled steps may be shorter than simulated ones.
+    scale = np.array([scored.savings_ms for scored in findings]) / np.maximum(whole / count, 1e-9)
+    return [scale * (whole - by_step[:, left_out]) / (count - 1) for left_out in range(count)]
+
+
+def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
+    """Return what each finding saves with the profiler's cost at either end of its interval."""
+    if (
+        what_if.unprofiled_ms is not None
+        or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms
+    ):
+        return []
+    proposals = [scored.proposal for scored in findings]
+    ends = (1 - BEYOND_CHANCE * PROFILER_SCATTER, 1 + BEYOND_CHANCE * PROFILER_SCATTER)
+    return [np.array(savings_ms(what_if.at_cost(what_if.per_event_ns * end), proposals)) for end in ends]
+
+
+def settled(case: Case, finding: Finding) -> Finding:
+    """Return the finding with high confidence if the unprofiled steps show the same wait for input.
+
+    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of them, and if half its
+    95 % interval is at most that.
+    """
+    saved = finding.recoverable_ms_per_step
+    wait_ms, half_width_ms = _unprofiled_wait(case, finding) or (None, 0.0)
+    untrusted = UNTRUSTED_CODES & {validity.code for validity in case.timeline.validity}
+    if saved is None or wait_ms is None or untrusted:
+        return finding
+    if abs(wait_ms - saved) > SAME_AMOUNT * saved or half_width_ms > SAME_AMOUNT * saved:
+        return finding
+    evidence = {**finding.evidence, "input_wait_ms_without_profiling": wait_ms}
+    return msgspec.structs.replace(finding, confidence="high", evidence=evidence)
+
+
+def _unprofiled_wait(case: Case, finding: Finding) -> tuple[float, float] | None:
+    """Return (mean, half its 95 % interval), in ms, of a finding's wait in unprofiled steps; None if unknown."""
+    waits = exposed_input_by_rank(case.run)
+    if finding.code == "straggler" and finding.cause == "input":
+        half_widths = [mean_of(waits[rank], as_measured=True).half_width for rank in finding.ranks if rank in waits]
+        return (later_input_ms(case.run, finding.ranks), max(half_widths)) if half_widths else None
+    if finding.code != "input-bound" or not waits:
+        return None
+    mean = mean_of(waits[typical_rank(waits)], as_measured=True)
+    return mean.value, mean.half_width

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 import msgspec
@@ -148,10 +148,20 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
     return timed.input_ms if _on_cpu(rank) else ()
 
 
+def exposed_input_by_rank(run: RunRecord | None) -> dict[int, tuple[float, ...]]:
+    """Return `exposed_input_ms` by rank, only of ranks with several such steps."""
+    return {rank.rank: steps for rank in _ranks(run) if len(steps := exposed_input_ms(rank)) > 1}
+
+
+def typical_rank(waits: Mapping[int, Sequence[float]]) -> int:
+    """Return the rank whose mean wait is the lower median."""
+    return sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
+
+
 def unprofiled_input(run: RunRecord | None) -> UnprofiledInput | None:
     """Return the wait for input in unprofiled steps; None if unknown."""
     ranks = [rank for rank in _ranks(run) if rank.timed is not None]
-    waits = [statistics.fmean(steps) for rank in ranks if len(steps := exposed_input_ms(rank)) > 1]
+    waits = [statistics.fmean(steps) for steps in exposed_input_by_rank(run).values()]
     fetching = [statistics.fmean(rank.timed.input_ms) for rank in ranks if rank.timed and rank.timed.input_ms]
     if not waits or len(fetching) < len(ranks):
         return None
@@ -185,10 +195,10 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     """
     ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
-    waits = {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
+    waits = exposed_input_by_rank(run)
     if len(waits) < max(len(ranks), 2) or step_ms <= 0:
         return None
-    usual = sorted(waits, key=lambda rank: statistics.fmean(waits[rank]))[(len(waits) - 1) // 2]
+    usual = typical_rank(waits)
     bounds = []
     if 100 * statistics.fmean(waits[usual]) >= WARNING_PERCENT * step_ms:
         bounds.append({rank: _excess_ms(steps, waits[usual]) for rank, steps in waits.items()})

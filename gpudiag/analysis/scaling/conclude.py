@@ -9,8 +9,7 @@ import msgspec
 
 from gpudiag.analysis.scaling import devices
 from gpudiag.analysis.scaling.forecast import durations, prospect
-from gpudiag.analysis.scaling.speedup import curve, rate_of, with_speedups
-from gpudiag.analysis.scaling.trust import doubtful, with_scatter, without_conclusions
+from gpudiag.analysis.scaling.speedup import curve, doubtful, rate_of, with_scatter, with_speedups, without_conclusions
 from gpudiag.analysis.scaling.waterfall import closes, measured_waterfall, waterfall
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import (

@@ -26,29 +26,22 @@ def alone(points: Iterable[PointRecord], names: Sequence[str]) -> tuple[AloneGpu
         points: all points.
         names: model names of the GPUs, by index; empty for CPU processes.
     """
-    known = sorted(
-        (point for point in points if point.alone and rate_of(point) is not None),
-        key=lambda point: point.device_indices,
-    )
-    rates = [point.samples_per_s or 0.0 for point in known]
+    known = [(point, rate) for point in points if point.alone and (rate := rate_of(point)) is not None]
     if len(known) < 2:
         return ()
-    median = statistics.median(rates)
+    median = statistics.median(rate.value for _, rate in known)
     gpus = []
-    for point, rate in zip(known, rates, strict=True):
-        estimate = rate_of(point)
-        assert estimate is not None  # noqa: S101  # selected above
-        relative = rate / median
-        odd = abs(relative - 1) > max(ODD, estimate.relative_half_width)
+    for point, rate in sorted(known, key=lambda measured: measured[0].device_indices):
+        relative = rate.value / median
         index = point.device_indices[0]
         gpus.append(
             AloneGpu(
                 index=index,
                 name=names[index] if index < len(names) else "CPU process",
                 point=point.id,
-                samples_per_s=rate,
+                samples_per_s=rate.value,
                 relative=relative,
-                odd=odd,
+                odd=abs(relative - 1) > max(ODD, rate.relative_half_width),
             )
         )
     return tuple(gpus)

@@ -36,9 +36,8 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_transfer_time,
     without_untraced,
 )
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds

@@ -1,18 +1,32 @@
-"""Compute speedup and efficiency against a baseline that differs only in the number of devices."""
+"""Compute speedup and efficiency against a baseline, and judge whether points and baselines are reliable.
+
+Each start of a job gets different cores and memory, so that the mean step time varies more between starts than the
+steps of one start suggest. Example: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 ms in
+another, with little scatter in each. Therefore every point is started twice, and the scatter widens its interval.
+
+Efficiency is a ratio to one device. If the host slowed that device, several devices appear to exceed 100 %, and the
+ratio describes the host instead of the scaling. A doubtful baseline is reported, and no conclusion is drawn from it.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Collection, Iterable
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
-from gpudiag.statistics import Estimate
+from gpudiag.statistics import Estimate, student_t
 
 #: Baseline of each curve.
 _Baselines = dict[tuple[object, ...], PointRecord]
+#: Assumed relative scatter between starts if it was not measured.
+_REPEATS = 0.005
+#: Largest relative difference between starts, and relative half-width of the interval, of a usable baseline.
+_APART = 0.10
 
 
 def rate_of(point: PointRecord) -> Estimate | None:
@@ -86,11 +100,8 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     alone = rate_of(base) if base is not None else None
     if rate is None or base is None or alone is None:
         return point
-    if point.devices == 1:
-        # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
-        ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
-    else:
-        ratio = rate.over(alone)
+    # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
+    ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     share = ratio.scaled(1 / point.devices)
     return msgspec.structs.replace(
         point,
@@ -100,3 +111,127 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
         efficiency=share.value,
         efficiency_ci95=(share.low, share.high),
     )
+
+
+def with_scatter(points: Iterable[PointRecord]) -> list[PointRecord]:
+    """Widen the points' intervals by the scatter between starts.
+
+    The scatter is pooled over all points of one workload and setting, because two starts of a single point give a poor
+    estimate (Student's t with one degree of freedom is 12.7).
+    """
+    known = list(points)
+    groups: dict[tuple[object, ...], list[PointRecord]] = {}
+    for point in known:
+        groups.setdefault(setting(point), []).append(point)
+    scatter = {key: _scatter(members) for key, members in groups.items()}
+    return [_widened(point, *scatter[setting(point)]) for point in known]
+
+
+def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
+    """Return the relative standard deviation between starts, and its degrees of freedom."""
+    squares, freedom = 0.0, 0
+    for point in points:
+        logs = [math.log(start.samples_per_s) for start in point.starts if start.samples_per_s > 0]
+        if len(logs) > 1:
+            squares += statistics.variance(logs) * (len(logs) - 1)
+            freedom += len(logs) - 1
+    return (math.sqrt(squares / freedom), freedom) if freedom else (_REPEATS, math.inf)
+
+
+def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
+    rate = rate_of(point)
+    if rate is None:
+        return point
+    error = student_t(freedom) * scatter / math.sqrt(max(1, len(point.starts)))
+    rate = rate.over(Estimate(value=1.0, low=1 - error, high=1 + error, freedom=freedom))
+    seen = [start.samples_per_s for start in point.starts]
+    ends = min([rate.low, *seen]), max([rate.high, *seen])
+    return msgspec.structs.replace(point, ci95=ends, freedom=None if math.isinf(rate.freedom) else rate.freedom)
+
+
+def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> dict[str, str]:
+    """Return the ids of one-device points that are unusable as baselines, each with the reason.
+
+    Args:
+        points: all points, with their intervals widened.
+        need_peers: frameworks and strategies that cannot run on one device.
+    """
+    alone = [point for point in points if point.devices == 1 and rate_of(point) is not None]
+    reasons = {point.id: reason for point in alone if (reason := _unstable(point))}
+    for pair in itertools.combinations(alone, 2):
+        if _same_training(*pair) and _far_apart(*pair):
+            for point in pair:
+                reasons.setdefault(point.id, f"alone it took {_steps_slowest_first(pair)}")
+    for point in with_speedups(points, need_peers):
+        if point.baseline is not None and _beyond_ideal(point):
+            reached = f"{point.devices} devices reach {100 * (point.efficiency or 0):.0f} % of {point.devices} times it"
+            reasons.setdefault(point.baseline, f"{reached}, and no known effect makes them faster than alone")
+    return reasons
+
+
+def _steps_slowest_first(pair: tuple[PointRecord, PointRecord]) -> str:
+    by_rate = sorted(pair, key=lambda point: point.samples_per_s or 0.0)
+    return " and ".join(f"{point.step_ms or 0:.3g} ms as {point.strategy}" for point in by_rate)
+
+
+def _beyond_ideal(point: PointRecord) -> bool:
+    beyond = point.efficiency_ci95 is not None and point.efficiency_ci95[0] > 1.0
+    return beyond and point.mode == "weak" and point.devices > 1
+
+
+def _unstable(point: PointRecord) -> str | None:
+    """Return why a one-device point is unusable as a baseline, regardless of other points; None if it is usable."""
+    rates = [start.samples_per_s for start in point.starts]
+    if len(rates) > 1 and max(rates) > (1 + _APART) * min(rates):
+        times = max(rates) / min(rates)
+        apart = f"{100 * (times - 1):.0f} %" if times < 2 else f"a factor of {times:.1f}"
+        return f"{len(rates)} starts of it differ by {apart}"
+    rate = rate_of(point)
+    if rate is not None and rate.relative_half_width > _APART:
+        return f"its throughput is certain only to ±{100 * rate.relative_half_width:.0f} %"
+    if point.paced_by_host:
+        return "its CPU limits it, not the device: more devices change the CPU's work"
+    return None
+
+
+def _same_training(a: PointRecord, b: PointRecord) -> bool:
+    """Return whether two points differ in the strategy alone; on one device that changes the time by a few percent."""
+    same = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
+    return same and a.strategy != b.strategy and a.device_indices == b.device_indices
+
+
+def _far_apart(a: PointRecord, b: PointRecord) -> bool:
+    rate_a, rate_b = rate_of(a), rate_of(b)
+    if rate_a is None or rate_b is None:
+        return False
+    ratio = rate_a.over(rate_b)
+    return abs(math.log(ratio.value)) > _APART and not ratio.low <= 1.0 <= ratio.high
+
+
+def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[PointRecord]:
+    """Remove speedup and efficiency from the points whose baseline is doubtful."""
+    return [
+        msgspec.structs.replace(point, speedup=None, speedup_ci95=None, efficiency=None, efficiency_ci95=None)
+        if point.baseline in doubts
+        else point
+        for point in points
+    ]
+
+
+def again(
+    points: Sequence[PointRecord], starts: int, need_peers: Collection[tuple[str, str]] = ()
+) -> list[PointRecord]:
+    """Return the measured points to start again: those with too few starts, or else doubtful baselines, once each.
+
+    Args:
+        points: all points.
+        starts: number of starts that each point needs.
+        need_peers: frameworks and strategies that cannot run on one device.
+    """
+    few = [point for point in points if rate_of(point) is not None and max(1, len(point.starts)) < starts]
+    if few:
+        return few
+    doubts = doubtful(with_scatter(points), need_peers)
+    used = {point.baseline for point in with_speedups(points, need_peers) if point.devices > 1}
+    doubted = used & set(doubts)
+    return [point for point in points if point.id in doubted and max(1, len(point.starts)) == starts]

@@ -8,19 +8,35 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.blocking_communication import awaited_inside
-from gpudiag.analysis.timeline.collectives import Matching, TrackCalls, match_collectives, track_calls
-from gpudiag.analysis.timeline.communication import Spans, communication_spans, launched_within
-from gpudiag.analysis.timeline.host import host_threads, pageable_copy_calls
-from gpudiag.analysis.timeline.launches import device_ops, runtime_call_of
-from gpudiag.analysis.timeline.participants import without_lone_communication
-from gpudiag.analysis.timeline.steps import marked_steps, steps_of_launches
+from gpudiag.analysis.timeline.collectives import (
+    Matching,
+    TrackCalls,
+    match_collectives,
+    track_calls,
+    without_lone_communication,
+)
+from gpudiag.analysis.timeline.completeness import covered_share, device_activities
+from gpudiag.analysis.timeline.host import (
+    Spans,
+    awaited_inside,
+    communication_spans,
+    device_ops,
+    host_threads,
+    launched_within,
+    pageable_copy_calls,
+    runtime_call_of,
+)
+from gpudiag.analysis.timeline.mixed_runs import without_claims, without_copies
+from gpudiag.analysis.timeline.steps import (
+    Windows,
+    common_steps,
+    device_windows,
+    host_windows,
+    marked_steps,
+    steps_of_launches,
+)
 from gpudiag.analysis.timeline.validity import examine
-from gpudiag.analysis.timeline.validity.coverage import covered_share
-from gpudiag.analysis.timeline.validity.device_activity import device_activities
-from gpudiag.analysis.timeline.validity.duplicates import without_claims, without_copies
-from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
-from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, among, distinct, groups, outermost, subtract, union
 from gpudiag.model.event import DEVICE_WORK, HOST, EventKind, Role, Trace, any_of, framework_of
 from gpudiag.model.timeline import UNKNOWN, DeviceOps, DeviceTrack, HostSteps, HostThread, OpClass, Timeline
 
@@ -260,7 +276,5 @@ def _top_level(rows: NDArray[np.intp], start: Times, end: Times, thread: NDArray
     kept = []
     for _, positions in groups(thread[rows]):
         on_thread = rows[positions]
-        reach = np.maximum.accumulate(end[on_thread])
-        outside = np.concatenate([[True], start[on_thread][1:] >= reach[:-1]])
-        kept.append(on_thread[outside])
+        kept.append(on_thread[outermost(start[on_thread], end[on_thread])])
     return np.sort(np.concatenate(kept)) if kept else rows

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import msgspec
 
 from gpudiag.analysis.scaling.measured import together
-from gpudiag.analysis.scaling.trust import again
+from gpudiag.analysis.scaling.speedup import again
 from gpudiag.app.scale.points import NEED_PEERS, Point
 from gpudiag.app.scale.store import Store
 from gpudiag.model.benchmarks.scale_request import ScaleRequest

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.attribution import attribute, portions
-from gpudiag.analysis.attribution.portions import equal_shares, summarise_portions
+from gpudiag.analysis.attribution import attribute, summary
+from gpudiag.analysis.attribution.summary import equal_shares, summarise_portions
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.intervals import Intervals, as_set, intersect, length, union
@@ -24,7 +24,7 @@ SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: 
 
 
 def test_examples_hold() -> None:
-    assert doctest.testmod(portions).failed == 0
+    assert doctest.testmod(summary).failed == 0
 
 
 @given(SPANS, SPANS)

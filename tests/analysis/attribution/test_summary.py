@@ -97,14 +97,14 @@ def test_kernels_and_operators_with_the_most_time() -> None:
         ("gemm", 0.04, 1),
         ("norm", 0.01, 2),
     ]
-    assert [one.name for one in summarise_kernels(found, most=1)] == ["gemm"]
+    assert [one.name for one in summarise_kernels(found)[:1]] == ["gemm"]
     operators = summarise_operators(found)
     assert [(one.name, near(one.own_ms_per_step), one.per_step) for one in operators] == [
         ("aten::mm", 0.006, 1),
         ("aten::empty", 0.004, 1),
         ("aten::norm", 0.003, 2),
     ]
-    assert [one.name for one in summarise_operators(found, most=2)] == ["aten::mm", "aten::empty"]
+    assert [one.name for one in summarise_operators(found)[:2]] == ["aten::mm", "aten::empty"]
 
 
 def test_clocks_by_rank() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.timeline import build_timeline
 
 if TYPE_CHECKING:

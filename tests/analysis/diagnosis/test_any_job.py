@@ -40,7 +40,7 @@ from tests.examples import examples
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
-    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+    from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 
 #: What the search for the settled turn may leave, relative.
 SETTLED = 2e-3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import backward_passes
+from gpudiag.analysis.diagnosis.simulation.host_time import backward_passes
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.units import NS_PER_MS

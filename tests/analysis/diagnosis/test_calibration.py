@@ -12,36 +12,36 @@ import msgspec
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, scoring
+from gpudiag.analysis.diagnosis import calibration, engine, places, scoring
+from gpudiag.analysis.diagnosis import case as case_module
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
-from gpudiag.analysis.diagnosis.hardware.measured import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
+from gpudiag.analysis.diagnosis.hardware.rule import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
 from gpudiag.analysis.diagnosis.rules import straggler
-from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes
+from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes, unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
 from gpudiag.analysis.diagnosis.rules.rule import notable, severity_of
-from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation import (
     build,
     components,
     contention,
     counterfactuals,
+    cpu_chain,
+    host_chain,
     profiler_cost,
     schedule,
     streams,
 )
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.chains import cpu_chain, host_chain
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import untraced_from_ns
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if, fit_step_time
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.host_time import untraced_from_ns
 from gpudiag.analysis.diagnosis.simulation.imbalance import Excess
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if, fit_step_time
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import EMPTY, Intervals
 from gpudiag.model import timeline as model_of_timeline
@@ -110,16 +110,16 @@ def what_if_of(job: Job) -> WhatIf:
     return what_if
 
 
-# Severity and confidence.
+# Severity and scoring.
 
 CASES.of("WARNING_PERCENT")(severity_of)
 CASES.of("CRITICAL_PERCENT")(severity_of)
 CASES.of("NOTABLE_PERCENT")(lambda at: notable(at, 100.0))
 CASES.of("NOTABLE_MS")(lambda at: notable(at, 1.0))
-CASES.of("SURE")(confidence.grade)
-CASES.of("FAIRLY_SURE")(confidence.grade)
+CASES.of("SURE")(scoring.grade)
+CASES.of("FAIRLY_SURE")(scoring.grade)
 CASES.of("BEYOND_CHANCE")(
-    lambda at: Excess(part="input", by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # standard error: 1
+    lambda at: Excess(by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # standard error: 1
 )
 
 
@@ -129,7 +129,7 @@ def weighed(kind: str, gain_ms: float) -> Any:
 
 @CASES.of("SAME_AMOUNT")
 def same_amount(at: float) -> object:
-    return confidence._stays([weighed("waste", 10.0)], np.array([10.0]), np.array([10.0 * (1 + at)])).tolist()
+    return scoring._stays([weighed("waste", 10.0)], np.array([10.0]), np.array([10.0 * (1 + at)])).tolist()
 
 
 @CASES.of("AS_RECORDED")
@@ -173,7 +173,7 @@ def timed_or_corrected(at: float) -> object:
 def unlike(at: float) -> object:
     track = Of(window_steps=np.arange(6), rank=0)
     of = Of(tracks=[track], attribution=Of(tracks=[Of(step_ns=np.array([1000.0] * 5 + [1000 * at]))]))
-    return bool(outlier_steps._outlier_steps(of))  # type: ignore[arg-type]
+    return bool(case_module._outlier_steps(of))  # type: ignore[arg-type]
 
 
 @CASES.of("FEWEST_STEPS_LEFT")
@@ -183,7 +183,7 @@ def few_left(at: int) -> object:
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
         case = run_of(case_of(job.traces()), [10.0, 10.1, 9.9])
-    return outlier_steps.without_outlier_steps(case).steps < len(timeline.tracks[0].window_steps)
+    return case_module.without_outlier_steps(case).steps < len(timeline.tracks[0].window_steps)
 
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
@@ -471,11 +471,12 @@ def slowed_by_transfer(at: float) -> object:
 @CASES.of("MOSTLY_UNSEEN")
 def unseen(at: float) -> object:
     device = Of(op_class=np.array([OpClass.COMMUNICATION]))
+    what_if: Any = Of(graph=Of(device=device))
     case: Any = Of(
-        what_if=Of(graph=Of(device=device)), timeline=Of(world_size=2, ranks_present=(0,)), step_ms=10.0,
+        timeline=Of(world_size=2, ranks_present=(0,)), step_ms=10.0,
         unseen_share=lambda: at, exposed_ms=lambda _: {0: 5.0},
     )  # fmt: skip
-    return type(next(CommunicationBound().examine(case))).__name__
+    return type(next(CommunicationBound().examine(case, what_if))).__name__
 
 
 @CASES.of("OFTEN")
@@ -498,11 +499,12 @@ def late(at: float) -> object:
 @CASES.of("JITTER")
 def another_each_step(at: float) -> object:
     case = case_of(Job(ranks=2, step=DDP).traces())
+    assert case.what_if is not None
     with (
         mock.patch.object(straggler, "_steady", return_value=True),
         mock.patch.object(WhatIf, "savings_ms", return_value=[10.0, 10 * at]),
     ):
-        proposal: Any = next(straggler.Straggler().examine(case))
+        proposal: Any = next(straggler.Straggler().examine(case, case.what_if))
     return proposal.edit.keywords
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.rules.rule import Proposal
-from gpudiag.analysis.diagnosis.scoring import ScoredFinding
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, grade, survival
 from gpudiag.model.analysis import Finding
 
 if TYPE_CHECKING:

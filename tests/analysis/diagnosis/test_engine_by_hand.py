@@ -10,7 +10,6 @@ import pytest
 
 from gpudiag.analysis.diagnosis import engine
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.likely import _by_amount, likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.engine import (
     _graded,
     _in_recorded_terms,
@@ -18,6 +17,7 @@ from gpudiag.analysis.diagnosis.engine import (
     _reason_not_to_simulate,
     _weakened,
 )
+from gpudiag.analysis.diagnosis.explained import _by_amount, likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.model.analysis import BUCKETS, Finding, Validity
 from gpudiag.model.timeline import UNKNOWN
@@ -384,7 +384,7 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
         class Rule:
             code = named
 
-            def examine(self, _case: Any) -> list[Any]:
+            def examine(self, _case: Any, _what_if: Any) -> list[Any]:
                 return [named, CannotTell("of " + named)]
 
         return Rule

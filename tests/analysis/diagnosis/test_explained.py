@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.conclusions import explained
-from gpudiag.analysis.diagnosis.conclusions.explained import explain, pace_setter
+from gpudiag.analysis.diagnosis import explained
+from gpudiag.analysis.diagnosis.explained import explain, pace_setter
 from gpudiag.intervals import EMPTY, as_set
 from gpudiag.model.analysis import BUCKETS, Finding
 from gpudiag.units import NS_PER_MS

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.significance import half_width_ms
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.significance import half_width_ms, interval_ms
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.intervals import as_set
 from gpudiag.units import NS_PER_MS
 

@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.rules import late_cause, straggler
-from gpudiag.analysis.diagnosis.rules.late_cause import cause_of, stall_by_own_pauses
-from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses
+from gpudiag.analysis.diagnosis.rules.late_cause import MoreOperators, OwnPauses, cause_of, stall_by_own_pauses
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
-from gpudiag.analysis.diagnosis.simulation import fit_profiler_cost
+from gpudiag.analysis.diagnosis.simulation import what_if as what_if_module
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
 
@@ -325,12 +323,11 @@ def proposed(
         savings_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
     )
     case: Any = SimpleNamespace(
-        what_if=what_if,
         steps=steps,
         one_of_many=lambda: False,
         tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
-    found = [*Straggler().examine(case)]
+    found = [*Straggler().examine(case, what_if)]
     if not found:
         return None
     (one,) = found
@@ -414,9 +411,9 @@ def test_a_replay_is_held_to_what_was_timed(
         noted.append((name, told))
         return of
 
-    monkeypatch.setattr(fit_profiler_cost, "fit_step_time", lambda of, step_ms: noting(of, "steps", step_ms))
-    monkeypatch.setattr(fit_profiler_cost, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
-    monkeypatch.setattr(fit_profiler_cost, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
+    monkeypatch.setattr(what_if_module, "fit_step_time", lambda of, step_ms: noting(of, "steps", step_ms))
+    monkeypatch.setattr(what_if_module, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
+    monkeypatch.setattr(what_if_module, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
     trace = TraceBuilder().steps(5, 1000, lambda one: one.operator(0, 500).compute(100, 900, launch=(50, 60)))
     found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked

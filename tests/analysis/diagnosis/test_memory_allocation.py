@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.model.event import Role
-from gpudiag.trace.readers.cuda_calls import role_of_call
+from gpudiag.trace.readers.names import role_of_call
 from tests.analysis.diagnosis.cases import diagnosis_of
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, kernels, memory
 from tests.conftest import WHOLE

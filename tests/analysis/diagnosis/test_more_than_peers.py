@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.rules.more_than_peers import OwnPauses, own_pauses
+from gpudiag.analysis.diagnosis.rules.late_cause import OwnPauses, own_pauses
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, kernels, read_back, silence
 from tests.timeline_builder import TraceBuilder

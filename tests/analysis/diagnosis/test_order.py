@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.diagnosis.calibration import AS_RECORDED
-from gpudiag.analysis.diagnosis.confidence import _stays
-from gpudiag.analysis.diagnosis.scoring import in_order
+from gpudiag.analysis.diagnosis.scoring import _stays, in_order
 from gpudiag.model.analysis import Finding
 
 GAINS = st.lists(st.tuples(st.sampled_from(["waste", "communication"]), st.integers(950, 1050)), max_size=6)

@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.records import run_of
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, silence

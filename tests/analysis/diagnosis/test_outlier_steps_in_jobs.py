@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.conclusions.likely import likely_causes
-from gpudiag.analysis.diagnosis.outlier_steps import without_outlier_steps
+from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
+from gpudiag.analysis.diagnosis.explained import likely_causes
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.records import run_of
 from tests.timeline_builder import TraceBuilder

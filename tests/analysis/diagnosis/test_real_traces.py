@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.cases import case_of
 

@@ -11,8 +11,7 @@ import pytest
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.stages import analysis_of_traces
 from gpudiag.report.header import real_step_ms
@@ -22,7 +21,7 @@ from tests.builders import analysis, device
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+    from gpudiag.analysis.diagnosis.simulation.graph import Scenario
     from gpudiag.model.event import Trace
     from gpudiag.model.timeline import Timeline
 

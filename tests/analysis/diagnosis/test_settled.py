@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.conclusions.settled import settled
+from gpudiag.analysis.diagnosis.scoring import settled
 from gpudiag.model.analysis import Finding, Validity
 from tests.analysis.diagnosis.rule_examples.jobs import Job, fetch, kernels
 from tests.analysis.diagnosis.test_unprofiled_steps import timed

@@ -12,8 +12,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.calibration import PROFILER_NS_PER_EVENT
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.interval import interval_ms
-from gpudiag.analysis.diagnosis.significance import Significance
+from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from tests.analysis.diagnosis.cases import case_of

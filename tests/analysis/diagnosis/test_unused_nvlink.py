@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.communication_advice import unused_nvlink_gb_per_s
 from gpudiag.app.analyze import analyze
 from gpudiag.model.facts import Link
 from tests.analysis.diagnosis.cases import case_of

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
-from gpudiag.analysis.diagnosis.frames import innermost, time_in, user_frames
-from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, more_operators
+from gpudiag.analysis.diagnosis.explained import path_of_fixes
+from gpudiag.analysis.diagnosis.places import innermost, time_in, user_frames
+from gpudiag.analysis.diagnosis.rules.late_cause import MoreOperators, more_operators
 from gpudiag.model.event import Role
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.test_scoring import cause, scored, summed

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpudiag.analysis.scaling import devices
-from gpudiag.analysis.scaling.fit import fit
-from gpudiag.analysis.scaling.forecast import durations, prospect
+from gpudiag.analysis.scaling.forecast import durations, fit, prospect
 from gpudiag.analysis.scaling.speedup import with_speedups
 from gpudiag.analysis.scaling.waterfall import measured_waterfall, waterfall
 from gpudiag.model.benchmarks.scale_request import Network, Wanted

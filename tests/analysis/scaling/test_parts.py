@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
+from gpudiag.analysis.diagnosis.simulation.what_if import build_what_if
 from gpudiag.analysis.scaling.parts import scale_to_timed, step_parts
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts

@@ -16,7 +16,7 @@ import pytest
 from gpudiag.analysis.scaling.conclude import conclude
 from gpudiag.analysis.scaling.forecast import prospect
 from gpudiag.analysis.scaling.measured import together
-from gpudiag.analysis.scaling.trust import again, doubtful, with_scatter
+from gpudiag.analysis.scaling.speedup import again, doubtful, with_scatter
 from gpudiag.app.scale.points import NEED_PEERS
 from gpudiag.model.benchmarks.scale_request import Network, Wanted
 from gpudiag.model.benchmarks.scaling import PointRecord, RecordedSteps, Scaling, StartResult, StepParts

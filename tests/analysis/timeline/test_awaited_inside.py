@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.analysis.timeline.blocking_communication import awaited_inside
+from gpudiag.analysis.timeline.host import awaited_inside
 from tests.timeline_builder import TRAINING, TraceBuilder
 
 #: Hands over from 1100 to 1150.

@@ -10,12 +10,11 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gpudiag.analysis.timeline import alignment, calibration, steps
+from gpudiag.analysis.timeline import alignment, calibration, completeness, mixed_runs, steps
 from gpudiag.analysis.timeline.alignment import CollectiveSequence, _equally_good, _Fit, _fit
-from gpudiag.analysis.timeline.validity import coverage, duplicates, mixed_runs
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity
-from gpudiag.analysis.timeline.validity.examine import _clocks, _steps
-from gpudiag.analysis.timeline.windows import device_windows
+from gpudiag.analysis.timeline.completeness import DeviceActivity
+from gpudiag.analysis.timeline.steps import device_windows
+from gpudiag.analysis.timeline.validity import _clocks, _steps
 from gpudiag.model.event import Role
 from gpudiag.model.timeline import UNKNOWN, HostSteps
 from gpudiag.units import NS_PER_MS, NS_PER_US
@@ -105,7 +104,7 @@ def same_recording(at: int) -> object:
     events.__len__.return_value = 200
     events.columns.return_value = {"end_ns": events.end_ns}
     first, second = (Of(source=source, origin_ns=0, events=events) for source in ("a", "b"))
-    return duplicates._original(second, [first])  # type: ignore[arg-type, list-item]
+    return mixed_runs._original(second, [first])  # type: ignore[arg-type, list-item]
 
 
 @CASES.of("RUNS_APART_NS")
@@ -126,8 +125,8 @@ def clock_since_1970(at: float) -> object:
 @CASES.of("THIN_SHARE")
 def recorded_share(at: float) -> object:
     track: Any = Of(rank=0, trace=0, bounds=np.array([0, 1]))
-    with mock.patch.object(coverage, "_recorded_share", return_value=at):
-        return bool(coverage.thin_recording([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
+    with mock.patch.object(completeness, "_recorded_share", return_value=at):
+        return bool(completeness.thin_recording([Of(framework="pytorch")], [track]))  # type: ignore[list-item]
 
 
 @CASES.of("COVERED_SHARE")
@@ -137,8 +136,8 @@ def represented_share(at: float) -> object:
     track: Any = Of(
         is_cpu=False, bounds=busy, ops=ops, collectives=None, steps=Of(source="ProfilerStep", thread=1), threads={}
     )
-    with mock.patch.object(coverage, "covered_share", return_value=at):
-        return bool(coverage.partial_coverage([track]))
+    with mock.patch.object(completeness, "covered_share", return_value=at):
+        return bool(completeness.partial_coverage([track]))
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:

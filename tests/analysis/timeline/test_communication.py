@@ -8,7 +8,7 @@ import pytest
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.blocking_communication import awaited_inside
+from gpudiag.analysis.timeline.host import awaited_inside
 from gpudiag.model.event import Role
 from gpudiag.model.timeline import OpClass
 from tests.trace.documents import document, event, kernel, launch, read_one

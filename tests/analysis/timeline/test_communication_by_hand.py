@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.communication import _holds, copies_beside, launched_within
+from gpudiag.analysis.timeline.host import _holds, copies_beside, launched_within
 from gpudiag.intervals import as_set
 from gpudiag.model.event import EventKind, Role
 from tests.timeline_builder import TRAINING, TraceBuilder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.validity.coverage import covered_share
+from gpudiag.analysis.timeline.completeness import covered_share
 from gpudiag.trace import read_traces
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.cases import diagnosis_of

@@ -9,9 +9,13 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, device_activities, incomplete_activity
-from gpudiag.analysis.timeline.validity.examine import _clocks, _missing_ranks
-from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.analysis.timeline.completeness import (
+    DeviceActivity,
+    device_activities,
+    incomplete_activity,
+    ranks_in_words,
+)
+from gpudiag.analysis.timeline.validity import _clocks, _missing_ranks
 from gpudiag.model.timeline import ClockAlignment
 from tests.timeline_builder import TraceBuilder
 
@@ -147,7 +151,7 @@ def test_missing_ranks_have_no_trace_or_are_in_groups() -> None:
 @pytest.mark.parametrize(("residual", "skewed"), [(100_000, False), (100_001, True)])
 def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: bool) -> None:
     clocks = [
-        ClockAlignment(rank=rank, offset_ns=0, residual_ns=ns, matched=5, unmatched=0)
+        ClockAlignment(rank=rank, offset_ns=0, residual_ns=ns, matched=5)
         for rank, ns in ((1, 50_000), (2, residual), (3, 60_000))
     ]
     found = _clocks(Matching([], [], clocks, set(), False))

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.validity.mixed_runs import mixed_runs
+from gpudiag.analysis.timeline.mixed_runs import mixed_runs
 from gpudiag.app.analyze import analyze
 from gpudiag.model.event import CollectiveCall
 from gpudiag.model.timeline import UNKNOWN

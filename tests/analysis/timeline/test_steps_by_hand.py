@@ -9,8 +9,14 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.timeline import build_timeline
-from gpudiag.analysis.timeline.steps import _busiest_thread, _repeating
-from gpudiag.analysis.timeline.windows import Windows, common_steps, device_windows, host_windows
+from gpudiag.analysis.timeline.steps import (
+    Windows,
+    _busiest_thread,
+    _repeating,
+    common_steps,
+    device_windows,
+    host_windows,
+)
 from tests.timeline_builder import TraceBuilder
 
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, SAME_CLOCK, WARNING_PERCENT
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list
+from gpudiag.analysis.diagnosis.hardware.rule import gpu_list
 from gpudiag.model.analysis import Finding, Severity
 from gpudiag.model.facts import Facts, Gpu
 
@@ -79,7 +78,6 @@ def _finding(model: str, domain: str, domain_name: str, limit_name: str, by_mhz:
             "limit": limit_name,
             "mhz": {str(index): mhz for mhz, indices in by_mhz.items() for index in sorted(indices)},
             "percent": round(percent, 1),
-            "reason": NO_TRACE,
         },
         advice=(
             f"See the limits with `nvidia-smi -q -d CLOCK -i {','.join(map(str, slower))}`.",

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.measured import gpu_index
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import first_four
+from gpudiag.analysis.diagnosis.hardware.rule import first_four, gpu_index
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts
 
@@ -49,7 +47,6 @@ class CorruptTransfer:
                 evidence={
                     "gpus": _gpus(copies),
                     "paths": distinct,
-                    "reason": NO_TRACE,
                 },
                 advice=(
                     "Do not train over this path, and trust no result that came over it.",

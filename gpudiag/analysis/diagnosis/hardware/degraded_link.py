@@ -1,4 +1,4 @@
-"""`degraded-link`: a link that carries less than it is made for."""
+"""`degraded-link`: a link that carries less than it is made for, PCIe or NVLink."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ from gpudiag.analysis.diagnosis.calibration import (
     NARROW_GB_PER_S,
     PROVES_FULL_WIDTH,
 )
-from gpudiag.analysis.diagnosis.hardware.measured import host_rates, raw_gb_per_s
-from gpudiag.analysis.diagnosis.hardware.nvlink_health import nvlink_findings
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list_with_models, gradient_cost
+from gpudiag.analysis.diagnosis.hardware.rule import (
+    Pair,
+    gpu_list,
+    gpu_list_with_models,
+    gradient_cost,
+    host_rates,
+    pair_list,
+    peer_rates,
+    raw_gb_per_s,
+)
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts, Gpu, PcieLink
 
@@ -116,7 +122,6 @@ def _finding(signs: tuple[str, ...], gpus: list[Gpu], facts: Facts, rates: HostR
             "gb_per_s": slowest,
             "measured_gb_per_s": {str(i): values for i, values in measured.items()},
             "siblings_gb_per_s": round(median(siblings), 3) if siblings else None,
-            "reason": NO_TRACE,
         },
         advice=_advice(signs, indices),
     )
@@ -181,3 +186,89 @@ def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
         "Reseat the card, then swap it with a fast one: a fault that stays put is the slot's, riser's or cable's.",
         "See `dmesg | grep -i -e aer -e pcie` for corrected errors, and the firmware for the slot's lanes.",
     )
+
+
+def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
+    """Return the findings about NVLink: lanes that are down, then slow pairs."""
+    return (*_lanes_down(facts), *_slow_pairs(facts))
+
+
+def _lanes_down(facts: Facts) -> list[Finding]:
+    models: dict[str, dict[int, int]] = defaultdict(dict)
+    for gpu in facts.gpus:
+        # No lane up means no bridge, which is a choice; lanes up beside lanes down are a fault.
+        up = sum(lane.active for lane in gpu.nvlinks)
+        if up:
+            models[gpu.name][gpu.index] = up
+    findings = []
+    for model, active in models.items():
+        most = max(active.values())
+        fewer = {index: lanes for index, lanes in active.items() if lanes < most}
+        if not fewer:
+            continue
+        worst = min(fewer.values())
+        findings.append(
+            Finding(
+                code=DegradedLink.code,
+                severity="warning",
+                cause="nvlink-lanes",
+                confidence="high",
+                title=(
+                    f"{gpu_list(fewer)} ({model}): {worst} NVLink lanes up where the others have {most}. NCCL builds "
+                    f"its rings for the weakest GPU, so every all-reduce runs at {100 * worst / most:.0f} % of the rate"
+                ),
+                evidence={
+                    "gpus": sorted(fewer),
+                    "active_lanes": {str(index): lanes for index, lanes in active.items()},
+                    "gb_per_s": None,
+                },
+                advice=(
+                    f"See which: `nvidia-smi nvlink -s -i {','.join(map(str, sorted(fewer)))}`, errors with `-e`.",
+                    "Restart nvidia-fabricmanager (NVSwitch machines) or reseat the bridge, then reset the GPUs.",
+                    "If lanes stay down, the baseboard or the bridge needs service.",
+                ),
+            )
+        )
+    return findings
+
+
+def _slow_pairs(facts: Facts) -> list[Finding]:
+    kinds = {(link.a, link.b): link.kind for link in facts.links if link.lanes > 0}
+    by_kind: dict[str, dict[Pair, float]] = defaultdict(dict)
+    ceilings: dict[Pair, float] = {}
+    for ends, record in peer_rates(facts, peer_access=True, direction="one_way").items():
+        pair = (min(ends), max(ends))
+        if pair in kinds:
+            rates = by_kind[kinds[pair]]
+            rates[pair] = min(rates.get(pair, record.gb_per_s), record.gb_per_s)
+            if record.ceiling_gb_per_s:
+                ceilings[pair] = record.ceiling_gb_per_s
+    findings = []
+    for kind, rates in by_kind.items():
+        least = LINK_OF_SIBLINGS * median(rates.values())
+        slow = [pair for pair, rate in rates.items() if rate < max(least, LINK_OF_CEILING * ceilings.get(pair, 0.0))]
+        if not slow:
+            continue
+        worst = min(slow, key=lambda pair: rates[pair])
+        findings.append(
+            Finding(
+                code=DegradedLink.code,
+                severity="warning",
+                cause="nvlink-rate",
+                confidence="high",
+                title=(
+                    f"NVLink between GPUs {pair_list(slow)} ({kind}) carries {rates[worst]:.0f} GB/s at worst, where "
+                    f"pairs of its kind carry {max(rates.values()):.0f}; {gradient_cost(rates[worst])}"
+                ),
+                evidence={
+                    "gpus": sorted({index for pair in slow for index in pair}),
+                    "pairs": [{"a": a, "b": b, "gb_per_s": rates[a, b]} for a, b in slow],
+                    "gb_per_s": rates[worst],
+                },
+                advice=(
+                    "See error counters with `nvidia-smi nvlink -e`: replays and recoveries that grow name the lane.",
+                    "Reseat the bridge or reset the GPUs and the fabric manager; then measure again.",
+                ),
+            )
+        )
+    return findings

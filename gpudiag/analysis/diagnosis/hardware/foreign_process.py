@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import CONTEXT_BYTES
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import first_four, gpu_list
+from gpudiag.analysis.diagnosis.hardware.rule import first_four, gpu_list
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts, GpuProcess
 
@@ -57,7 +56,6 @@ def _finding(holders: list[tuple[int, GpuProcess]], *, heavy: bool) -> Finding:
                 {"gpu": index, "pid": process.pid, "name": process.name, "memory_bytes": process.memory_bytes}
                 for index, process in holders
             ],
-            "reason": NO_TRACE,
         },
         advice=(
             f"See whose it is: `ps -fp {','.join(map(str, sorted(distinct)))}` (on the host, if this is a container).",

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.measured import host_rates
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import pair_list
+from gpudiag.analysis.diagnosis.hardware.rule import host_rates, pair_list
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts, Link
 
@@ -60,7 +58,6 @@ class NoPeerAccess:
                     "pairs": [[link.a, link.b] for link in denied],
                     "driver_reasons": by_reason,
                     "ring_without_them": ring,
-                    "reason": NO_TRACE,
                 },
                 advice=_advice(facts, reasons, ring=ring, all_denied=len(denied) == len(links)),
             ),

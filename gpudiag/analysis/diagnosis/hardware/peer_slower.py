@@ -7,13 +7,17 @@ from typing import ClassVar
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import MOST, PEER_SLOWER
-from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, TO_DEVICE, host_rates, peer_rates
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import gradient_cost, pair_list
+from gpudiag.analysis.diagnosis.hardware.rule import (
+    FROM_DEVICE,
+    TO_DEVICE,
+    Pair,
+    gradient_cost,
+    host_rates,
+    pair_list,
+    peer_rates,
+)
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
-
-Pair = tuple[int, int]
 
 
 class PeerSlowerThanHost:
@@ -70,7 +74,6 @@ class PeerSlowerThanHost:
                     ],
                     "iommu": facts.host.iommu,
                     "acs": facts.host.acs,
-                    "reason": NO_TRACE,
                 },
                 advice=(
                     _setting(kinds),

@@ -6,9 +6,17 @@ from collections import defaultdict
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import ONE_DIRECTION, ONE_LINK
-from gpudiag.analysis.diagnosis.hardware.measured import FROM_DEVICE, all_at_once, gpu_index, host_rates, peer_rates
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
+from gpudiag.analysis.diagnosis.hardware.rule import (
+    FROM_DEVICE,
+    Pair,
+    all_at_once,
+    gpu_index,
+    gpu_list,
+    gradient_cost,
+    host_rates,
+    pair_list,
+    peer_rates,
+)
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts
 
@@ -85,7 +93,6 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
             "path": record.path,
             "alone_gb_per_s": round(alone, 3),
             "together_gb_per_s": round(total, 3),
-            "reason": NO_TRACE,
         },
         advice=_advice(members),
     )
@@ -94,7 +101,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 def _pairwise(facts: Facts) -> list[Finding]:
     """Return pairs whose copies, over PCIe or staged, gain nothing from a second direction in any measured mode."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
-    judged: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):
         one_way = peer_rates(facts, peer_access=peer_access, direction="one_way")
         for (a, b), record in peer_rates(facts, peer_access=peer_access, direction="both_ways").items():
@@ -127,7 +134,6 @@ def _pairwise(facts: Facts) -> list[Finding]:
                     "one_way_gb_per_s": round(single, 3),
                     "both_ways_gb_per_s": round(both, 3),
                     "other_pairs": pair_list(healthy),
-                    "reason": NO_TRACE,
                 },
                 advice=_advice([a, b]),
             )
@@ -162,7 +168,6 @@ def _one_direction(facts: Facts) -> list[Finding]:
                 "path": "host",
                 "one_way_gb_per_s": {str(index): round(alone, 3) for index, (alone, _) in slow.items()},
                 "both_ways_gb_per_s": {str(index): round(both, 3) for index, (_, both) in slow.items()},
-                "reason": NO_TRACE,
             },
             advice=(
                 "GPUs with one copy engine (some GeForce models) are built so: deviceQuery shows asyncEngineCount.",

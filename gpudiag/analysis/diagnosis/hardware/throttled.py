@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import ClassVar
 
-from gpudiag.analysis.diagnosis.hardware.rule import NO_TRACE
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list
+from gpudiag.analysis.diagnosis.hardware.rule import gpu_list
 from gpudiag.model import throttle
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts, Gpu
@@ -62,7 +61,6 @@ def _finding(reasons: tuple[str, ...], gpus: list[Gpu]) -> Finding:
             "temperature_c": {str(gpu.index): gpu.temperature_c for gpu in gpus},
             "power_watts": {str(gpu.index): gpu.power_watts for gpu in gpus},
             "sm_mhz": {str(gpu.index): gpu.sm_clock.current_mhz for gpu in gpus},
-            "reason": NO_TRACE,
         },
         advice=(
             "Watch it during training: `nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE -l 1`.",

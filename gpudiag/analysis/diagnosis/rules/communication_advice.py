@@ -4,16 +4,36 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import MOST, SAME_AMOUNT, TINY_TRANSFER_BYTES
+from gpudiag.analysis.diagnosis.calibration import (
+    LARGE_TRANSFER_BYTES,
+    MOST,
+    OF_NVLINK,
+    SAME_AMOUNT,
+    TINY_TRANSFER_BYTES,
+)
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import Advice, jax, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.unused_nvlink import nvlink_gb_per_s
-from gpudiag.intervals import Intervals, distinct, union, within
+from gpudiag.analysis.diagnosis.rules.rule import Advice, jax, others, pytorch, tensorflow
+from gpudiag.intervals import Intervals, distinct, median, outermost, union, within
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.units import bus_factor
 
+#: One-way GB/s of all NVLink lanes of a GPU together, by what only boards that always have them are called: half of
+#: what NVIDIA's data sheets say of both ways.
+_GB_PER_S = (
+    ("B200", 900.0),
+    ("H200", 450.0),
+    ("H100 80GB HBM3", 450.0),
+    ("A100-SXM4", 300.0),
+    ("V100-SXM2", 150.0),
+    ("V100-SXM3", 150.0),
+    ("P100-SXM2", 80.0),
+)
+#: Boards in PCIe slots, joined by bridges if at all.
+_IN_SLOTS = ("NVL", "PCIe")
 #: Operations of sharded parameters.
 _SHARDED = frozenset({"all_gather", "reduce_scatter"})
 #: Operations in which one rank sends to or receives from all others.
@@ -82,6 +102,79 @@ _TINY = (
 )
 
 
+class LargestCollective(msgspec.Struct, frozen=True, kw_only=True):
+    """The kind of collective with the most time on the first device, with its median time and its bus bandwidth."""
+
+    operation: str
+    size_bytes: int
+    ranks: int
+    median_ns: float
+    busbw_gb_per_s: float
+
+
+def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollective | None:
+    """Return the kind of collective of known size with the most time on the first device; None without one.
+
+    Args:
+        case: the job.
+        from_last_arrival: whether time counts from the last participant's arrival, else from this device's.
+    """
+    best, most = None, 0.0
+    for track in case.tracks[:1]:
+        table = track.collectives
+        begin = table.last_arrival if from_last_arrival else table.start
+        known = begin != UNKNOWN if from_last_arrival else np.ones(len(begin), np.bool_)
+        for index, (operation, _, ranks, size) in enumerate(table.kinds):
+            time = (table.end - begin)[known & (table.kind == index)]
+            count = ranks or case.timeline.world_size
+            factor = bus_factor(operation, count)
+            if size is None or factor is None or not len(time) or median(time) <= 0 or time.sum() <= most:
+                continue
+            most = float(time.sum())
+            best = LargestCollective(
+                operation=operation,
+                size_bytes=size,
+                ranks=count,
+                median_ns=median(time),
+                busbw_gb_per_s=size / median(time) * factor,
+            )
+    return best
+
+
+def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:
+    """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
+
+    Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
+    what a path through the host carries. None where that is not so, or not known.
+    """
+    rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
+    least = min((rate for rate in rates if rate is not None), default=0.0)
+    if None in rates or size_bytes < LARGE_TRANSFER_BYTES or busbw_gb_per_s > OF_NVLINK * least:
+        return None
+    return least if _on_one_machine(case) and _linked(case) else None
+
+
+def nvlink_gb_per_s(name: str) -> float | None:
+    """Return the one-way NVLink bandwidth of a board of this name, in GB/s; None if unknown."""
+    if any(word in name for word in _IN_SLOTS):
+        return None
+    return next((rate for board, rate in _GB_PER_S if board in name), None)
+
+
+def _on_one_machine(case: Case) -> bool:
+    """Return whether all ranks share a machine, by the run's record or else by different device numbers."""
+    if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
+        return False
+    if case.run is not None and case.run.ranks:
+        return len({rank.host for rank in case.run.ranks}) == 1
+    return len({track.device for track in case.tracks}) == len(case.tracks)
+
+
+def _linked(case: Case) -> bool:
+    """Return False if the machine is known to have no NVLink."""
+    return case.facts is None or not case.facts.links or any(link.lanes for link in case.facts.links)
+
+
 def communication_advice(case: Case, *, by_calls: bool = False) -> Advice:
     """Return advice for the job's communication: DDP, sharded (FSDP, ZeRO), rooted, or user-defined.
 
@@ -145,8 +238,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
             )
             calls = calls[np.argsort(events.start_ns[calls], kind="stable")]
             # Calls nested in the call of a collective do not count.
-            until = np.maximum.accumulate(np.append(0, events.end_ns[calls]))[:-1]
-            calls = calls[until <= events.start_ns[calls]]
+            calls = calls[outermost(events.start_ns[calls], events.end_ns[calls])]
             around = union(Intervals(events.start_ns[others], events.end_ns[others]))
             enclosed = int(within(around, events.start_ns[calls]).sum())
             alone, inside = alone + len(calls) - enclosed, inside + enclosed

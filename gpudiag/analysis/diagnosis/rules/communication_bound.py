@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST, MOSTLY_UNSEEN, NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, pytorch
-from gpudiag.analysis.diagnosis.rules.communication_advice import LINKS, communication_advice, links_in_doubt
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
-from gpudiag.analysis.diagnosis.rules.unused_nvlink import unused_nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.communication_advice import (
+    LINKS,
+    communication_advice,
+    largest_collective,
+    links_in_doubt,
+    unused_nvlink_gb_per_s,
+)
+from gpudiag.analysis.diagnosis.rules.rule import (
+    CannotTell,
+    Proposal,
+    advice_for,
+    notable,
+    pytorch,
+    severity_of,
+    split_savings,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     transports,
     with_transport,
@@ -26,11 +36,10 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_transfer_time,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.intervals import median
 from gpudiag.model.analysis import Finding
 from gpudiag.model.probed import probed_busbw, transport_of
-from gpudiag.model.timeline import UNKNOWN, OpClass
-from gpudiag.units import bus_factor, milliseconds
+from gpudiag.model.timeline import OpClass
+from gpudiag.units import milliseconds
 
 _PEER_ACCESS = (
     "Turn on peer access between the GPUs: their NVLink is many times faster than the busbw reached, which is typical "
@@ -62,11 +71,8 @@ class CommunicationBound:
     code: ClassVar[str] = "communication-bound"
     title: ClassVar[str] = "Communication lengthens the step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without the cost of communication."""
-        what_if = case.what_if
-        if what_if is None:
-            return
         device = what_if.graph.device
         communication = device.op_class == OpClass.COMMUNICATION
         missing = set(range(case.timeline.world_size)) - set(case.timeline.ranks_present)
@@ -93,7 +99,11 @@ class CommunicationBound:
         transfer = device.transfer[matched]
         per_step = graph.steps * len(case.tracks)
         bucket_copy = milliseconds((device.end - device.start)[what_if.model.bucket_copy].sum() / per_step)
-        largest = _largest(case)
+        largest = largest_collective(case, from_last_arrival=True)
+        probed = None
+        if largest is not None and case.facts is not None:
+            kind = largest.operation, largest.size_bytes, largest.ranks
+            probed = probed_busbw(case.facts, *kind, transport_of(case.run))
         parts = _parts(what_if, gain)
         evidence: dict[str, object] = {
             "collectives_per_step": int(matched.sum()) / per_step,
@@ -103,7 +113,14 @@ class CommunicationBound:
         if bucket_copy:
             evidence["bucket_copies_ms_per_step"] = bucket_copy
         if largest is not None:
-            evidence |= largest.evidence()
+            evidence |= {
+                "largest_collective": largest.operation,
+                "largest_collective_bytes": largest.size_bytes,
+                "largest_collective_transfer_ms": milliseconds(largest.median_ns),
+                "busbw_gb_per_s": largest.busbw_gb_per_s,
+            }
+        if probed is not None:
+            evidence["probe_busbw_gb_per_s"] = probed
         # With full overlap, a step is at least as long as its transfers.
         longest = float(np.bincount(device.track[matched], weights=transfer).max(initial=0.0)) / graph.steps
         evidence["savings_ms_with_full_overlap"] = min(
@@ -112,9 +129,9 @@ class CommunicationBound:
         faster = _faster_transports(case, what_if)
         if faster:
             evidence["savings_ms_at_probed"] = faster
-        reached = (None, None) if largest is None else (largest.busbw_gb_per_s, largest.probe_busbw_gb_per_s)
+        reached = None if largest is None else largest.busbw_gb_per_s
         by_calls = parts["CPU calls"] > MOST * gain
-        in_doubt = not by_calls and links_in_doubt(case, *reached)
+        in_doubt = not by_calls and links_in_doubt(case, reached, probed)
         advice = (*((LINKS,) if in_doubt else ()), *communication_advice(case, by_calls=by_calls))
         if faster.keys() - {transport_of(case.run)}:
             advice = (*advice, _OTHER_TRANSPORT)
@@ -147,12 +164,14 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)
     uncontended = without_transfer(what_if, exposed)
-    unpacked = without_bucket_copy(what_if, uncontended)
-    gains = [min(ms, gain) for ms in what_if.savings_ms([uncalled, exposed, uncontended, unpacked])]
-    running = [*itertools.accumulate(gains, max), gain]
-    names = ("CPU calls", "exposed", "kernels slowed beside it", "copying buckets", "copies and waits")
-    parts = {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
-    return {name: parts[name] for name in ("exposed", "copying buckets", "kernels slowed beside it", *names)}
+    removed = {
+        "CPU calls": uncalled,
+        "exposed": exposed,
+        "kernels slowed beside it": uncontended,
+        "copying buckets": without_bucket_copy(what_if, uncontended),
+    }
+    parts = split_savings(what_if, removed, "copies and waits", gain)
+    return {name: parts[name] for name in ("exposed", "copying buckets", "kernels slowed beside it", *parts)}
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
@@ -169,55 +188,3 @@ def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
         if notable(gain, what_if.corrected_ms):
             gains[transport] = gain
     return dict(sorted(gains.items(), key=lambda item: -item[1]))
-
-
-class _Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """A kind of collective with its median transfer time in the step."""
-
-    operation: str
-    size_bytes: int
-    transfer_ms: float
-    busbw_gb_per_s: float
-    probe_busbw_gb_per_s: float | None
-
-    def evidence(self) -> dict[str, object]:
-        """Return the measured figures as evidence."""
-        evidence: dict[str, object] = {
-            "largest_collective": self.operation,
-            "largest_collective_bytes": self.size_bytes,
-            "largest_collective_transfer_ms": self.transfer_ms,
-            "busbw_gb_per_s": self.busbw_gb_per_s,
-        }
-        if self.probe_busbw_gb_per_s is not None:
-            evidence["probe_busbw_gb_per_s"] = self.probe_busbw_gb_per_s
-        return evidence
-
-
-def _largest(case: Case) -> _Collective | None:
-    """Return the kind of collective with the most transfer time on the first device."""
-    best: tuple[float, _Collective] | None = None
-    for track in case.tracks[:1]:
-        table = track.collectives
-        known = table.last_arrival != UNKNOWN
-        for index, (operation, _, ranks, size) in enumerate(table.kinds):
-            chosen = known & (table.kind == index)
-            count = ranks or case.timeline.world_size
-            factor = bus_factor(operation, count)
-            if not chosen.any() or size is None or factor is None:
-                continue
-            time = (table.end - table.last_arrival)[chosen]
-            typical, total = median(time), float(time.sum())
-            if typical <= 0 or (best is not None and total <= best[0]):
-                continue
-            probed = None
-            if case.facts is not None:
-                probed = probed_busbw(case.facts, operation, size, count, transport_of(case.run))
-            collective = _Collective(
-                operation=operation,
-                size_bytes=size,
-                transfer_ms=milliseconds(typical),
-                busbw_gb_per_s=size / typical * factor,
-                probe_busbw_gb_per_s=probed,
-            )
-            best = total, collective
-    return None if best is None else best[1]

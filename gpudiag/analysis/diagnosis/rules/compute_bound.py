@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, others, pytorch, tensorflow
+from gpudiag.analysis.diagnosis.rules.rule import advice_for, others, pytorch, tensorflow
 from gpudiag.model.analysis import Confidence, Finding
 
 _ADVICE = (

@@ -9,8 +9,16 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import Place, main_place, stalls
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    Advice,
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_untraced
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
@@ -51,10 +59,9 @@ class HostStall:
     code: ClassVar[str] = "host-stall"
     title: ClassVar[str] = "The training thread stalls within the step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which no training thread stalls."""
-        what_if = case.what_if
-        if what_if is not None and what_if.untraced.any():
+        if what_if.untraced.any():
             yield Proposal(edit=without_common_untraced, describe=partial(self._describe, case, what_if))
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:

@@ -10,17 +10,19 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.frames import user_frames
-from gpudiag.analysis.diagnosis.rules.advice import (
+from gpudiag.analysis.diagnosis.places import user_frames
+from gpudiag.analysis.diagnosis.rules.rule import (
     TF_COMPILE,
     TF_SEVERAL_STEPS,
+    CannotTell,
+    Proposal,
     advice_for,
     jax,
     others,
     pytorch,
+    severity_of,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import synchronizing_more, syncs
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_syncs
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
@@ -53,10 +55,9 @@ class HostSync:
     code: ClassVar[str] = "host-sync"
     title: ClassVar[str] = "The CPU waits for the GPU in every step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which no synchronization blocks."""
-        what_if = case.what_if
-        if what_if is None or not syncs(what_if).any():
+        if not syncs(what_if).any():
             return
         if synchronizing_more(what_if) and any(len(track.collectives) for track in case.tracks):
             return  # a rank that synchronizes more than its peers is a straggler

@@ -10,11 +10,20 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import before_first_operator
-from gpudiag.analysis.diagnosis.rules.advice import TF_DATA, Advice, advice_for, others, pytorch
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    TF_DATA,
+    Advice,
+    CannotTell,
+    Proposal,
+    advice_for,
+    notable,
+    others,
+    pytorch,
+    severity_of,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common_input
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_ms, input_ms_above_most, loader_steps_ms
+from gpudiag.analysis.diagnosis.unprofiled_steps import exposed_input_by_rank, input_ms_above_most, loader_steps_ms
 from gpudiag.model.analysis import Finding
 from gpudiag.model.run import RunRecord
 from gpudiag.statistics import mean_of
@@ -60,11 +69,8 @@ class InputBound:
     code: ClassVar[str] = "input-bound"
     title: ClassVar[str] = "The devices wait for data loading"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which no rank waits for data."""
-        what_if = case.what_if
-        if what_if is None:
-            return
         host = what_if.graph.host
         if float(host.input.sum() + host.before_first_op.sum()) == 0:
             return
@@ -109,7 +115,7 @@ def unmarked_words(case: Case) -> str:
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Replace the recorded wait for input by the unprofiled one if the recording shows little of it."""
     step_ms = case.unprofiled_ms
-    waits = _unprofiled_waits(case)
+    waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
         return list(findings)
     saved, rank = _common_wait(case, waits)
@@ -142,12 +148,6 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
     )
     remaining = [finding for finding in findings if finding is not recorded and not _is_same_wait(finding, saved)]
     return sorted([unprofiled, *remaining], key=lambda finding: -(finding.recoverable_ms_per_step or 0.0))
-
-
-def _unprofiled_waits(case: Case) -> dict[int, tuple[float, ...]]:
-    """Return each rank's waits for input in unprofiled steps, in ms; only ranks with several such steps."""
-    ranks = () if case.run is None else case.run.ranks
-    return {rank.rank: steps for rank in ranks if len(steps := exposed_input_ms(rank)) > 1}
 
 
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:

@@ -9,16 +9,18 @@ from typing import ClassVar
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.places import few_slow_calls
-from gpudiag.analysis.diagnosis.rules.advice import (
+from gpudiag.analysis.diagnosis.rules.rule import (
     TF_COMPILE,
     TF_SEVERAL_STEPS,
+    CannotTell,
+    Proposal,
     advice_for,
     jax,
     others,
     pytorch,
+    severity_of,
     tensorflow,
 )
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import as_cuda_graph, without_common_slow_calls
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import median
@@ -67,10 +69,9 @@ class LaunchBound:
     code: ClassVar[str] = "launch-bound"
     title: ClassVar[str] = "The CPU launches kernels too slowly"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without slow calls, and a step launched as a CUDA graph."""
-        what_if = case.what_if
-        if what_if is None or case.tracks[0].is_cpu:
+        if case.tracks[0].is_cpu:
             return
         if what_if.graph.host.slow.any():
             slow = few_slow_calls(case, case.timeline.ranks_present)

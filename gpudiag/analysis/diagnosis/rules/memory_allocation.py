@@ -8,11 +8,18 @@ from functools import partial
 from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import analysed_span
+from gpudiag.analysis.diagnosis.rules.rule import (
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_allocation
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock
+from gpudiag.analysis.diagnosis.simulation.host_time import analysed_span
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
@@ -46,10 +53,9 @@ class MemoryAllocation:
     code: ClassVar[str] = "memory-allocation"
     title: ClassVar[str] = "The CPU allocates and frees GPU memory in every step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step without allocating or freeing driver memory."""
-        what_if = case.what_if
-        if what_if is None or case.tracks[0].is_cpu:
+        if case.tracks[0].is_cpu:
             return
         host = what_if.graph.host
         if host.allocating.any() or (host.block == HostBlock.RELEASE).any():

@@ -1,15 +1,17 @@
-"""The interface of rules: data, and one pure method that proposes causes to remove."""
+"""The interface of rules: data, one pure method that proposes causes to remove, and advice by framework."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import ClassVar, Literal, Protocol
 
 import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import CRITICAL_PERCENT, NOTABLE_MS, NOTABLE_PERCENT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
@@ -50,7 +52,7 @@ class Rule(Protocol):
     code: ClassVar[str]
     title: ClassVar[str]
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Yield proposals, or the reason why nothing can be told, or nothing."""
         ...
 
@@ -65,3 +67,57 @@ def severity_of(percent: float) -> Severity:
 def notable(gain_ms: float, step_ms: float) -> bool:
     """Return whether savings are worth mentioning."""
     return step_ms > 0 and gain_ms >= NOTABLE_MS and 100 * gain_ms / step_ms >= NOTABLE_PERCENT
+
+
+def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
+    """Split savings into what each part adds, in ms, to those of the parts before it; `rest` has what remains.
+
+    Args:
+        what_if: the job.
+        parts: by name, the scenario without this part and those before it.
+        rest: name of what remains.
+        gain_ms: the savings.
+    """
+    gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
+    running = [0.0, *itertools.accumulate(gains, max), gain_ms]
+    added = (after - before for before, after in itertools.pairwise(running))
+    return dict(zip([*parts, rest], added, strict=True))
+
+
+class For(msgspec.Struct, frozen=True):
+    """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
+
+    framework: str
+    line: str
+
+    def holds_in(self, framework: str) -> bool:
+        """Return whether users of this framework can follow the line."""
+        return framework not in _NAMED if self.framework == "others" else framework == self.framework
+
+
+#: Lines for users of one framework alone, or of any but PyTorch and TensorFlow.
+pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
+_NAMED = ("pytorch", "tensorflow")
+
+#: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
+Advice = tuple[str | For, ...]
+
+TF_DATA = tensorflow(
+    "Let tf.data prepare batches ahead: map(…, num_parallel_calls=tf.data.AUTOTUNE), then batch, then "
+    "prefetch(tf.data.AUTOTUNE) as the last of the pipeline; cache() what is decoded once.",
+)
+TF_COMPILE = tensorflow("jit_compile=True (--compile) for the model and its optimizer makes few kernels of many.")
+TF_SEVERAL_STEPS = (
+    "Several steps in one tf.function, or steps_per_execution of model.compile, keep Python and the ends of functions "
+    "out of the step."
+)
+
+
+def advice_for(framework: str, lines: Iterable[str | For], **words: str) -> tuple[str, ...]:
+    """Return the lines that fit this framework, with `words` filled into their braces."""
+    texts = (
+        line if isinstance(line, str) else line.line
+        for line in lines
+        if isinstance(line, str) or line.holds_in(framework)
+    )
+    return tuple(text.format(**words) if words else text for text in texts)

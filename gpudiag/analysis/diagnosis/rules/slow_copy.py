@@ -9,8 +9,16 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import advice_for, jax, others, pytorch, tensorflow
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_host_copies, with_pinned_copies
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
@@ -38,10 +46,9 @@ class SlowCopy:
     code: ClassVar[str] = "slow-copy"
     title: ClassVar[str] = "Copies between CPU and GPU lengthen the step"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step whose host copies overlap and do not block the host."""
-        what_if = case.what_if
-        if what_if is None or not what_if.graph.device.host_copy.any():
+        if not what_if.graph.device.host_copy.any():
             return
         yield Proposal(edit=with_host_copies, describe=partial(self._describe, case, what_if))
 

@@ -10,9 +10,7 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import ALSO_LATE, JITTER, MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.frames import time_in
-from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for
+from gpudiag.analysis.diagnosis.places import before_first_operator, main_place, slow_operators, stalls, time_in
 from gpudiag.analysis.diagnosis.rules.host_stall import stall_advice
 from gpudiag.analysis.diagnosis.rules.input_bound import (
     AFTER_THE_UPDATE,
@@ -25,11 +23,13 @@ from gpudiag.analysis.diagnosis.rules.late_cause import (
     CPU_ADVICE,
     JITTER_ADVICE,
     OWN_WORK,
+    MoreOperators,
+    OwnPauses,
     cause_of,
+    more_operators,
     stall_by_own_pauses,
 )
-from gpudiag.analysis.diagnosis.rules.more_than_peers import MoreOperators, OwnPauses, more_operators
-from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import Advice, CannotTell, Proposal, advice_for, notable, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, Component
 from gpudiag.analysis.diagnosis.simulation.components import excess as excess_of
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
@@ -69,11 +69,8 @@ class Straggler:
     code: ClassVar[str] = "straggler"
     title: ClassVar[str] = "One or a few ranks delay all others"
 
-    def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
         """Propose a step in which every rank is equalized to the median of the ranks."""
-        what_if = case.what_if
-        if what_if is None:
-            return
         if case.one_of_many():
             yield CannotTell(
                 "one rank's trace cannot show whether a rank comes late: give the traces of all ranks of the same steps"

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import QUEUED_NS
-from gpudiag.analysis.diagnosis.simulation.chains.cpu_chain import build_cpu_chain, collective_ops
-from gpudiag.analysis.diagnosis.simulation.chains.host_chain import Chain, build_chain
+from gpudiag.analysis.diagnosis.simulation.cpu_chain import build_cpu_chain, collective_ops
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph, HostNodes, Index, Times
+from gpudiag.analysis.diagnosis.simulation.host_chain import Chain, build_chain
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps, analysed_ops
 from gpudiag.intervals import distinct, median
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import OFTEN
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index, Times
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.imbalance import Excess, excess_over_median, excess_over_peers, lower_median
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass
@@ -140,7 +139,7 @@ def excess(what_if: WhatIf, component: Component) -> Excess:
     if component == "input" and what_if.later_input_ns:
         recorded = _recorded_excess(what_if, amounts, component, each_step=False)
         amounts = amounts - recorded + _limited_to_unprofiled(what_if, recorded)
-    return excess_over_peers(what_if.graph, component, amounts, process, step)
+    return excess_over_peers(what_if.graph, amounts, process, step)
 
 
 def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Index]:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, NOTABLE_PERCENT, QUEUED_NS
-from gpudiag.analysis.diagnosis.simulation.communication import remainder
 from gpudiag.analysis.diagnosis.simulation.components import (
     COMPONENTS,
     amount,
@@ -20,8 +19,8 @@ from gpudiag.analysis.diagnosis.simulation.components import (
     waiting_more,
     without_waiting,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Times
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.job_model import remainder
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.event import HostMemory, any_of
 from gpudiag.model.facts import QUEUED, Facts

@@ -85,12 +85,10 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     """The excess of each rank's component of the step over the lower median over ranks.
 
     Attributes:
-        part: the component.
         by_rank: rank → ns per step.
         by_step: rank → ns of each step, compared with the ranks' median in that step.
     """
 
-    part: str
     by_rank: dict[int, float]
     by_step: dict[int, tuple[float, ...]]
 
@@ -102,13 +100,12 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
         return mean.value >= BEYOND_CHANCE * mean.standard_error
 
 
-def excess_over_peers(graph: Graph, part: str, amount: Times, process: Index, step: Index) -> Excess:
+def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) -> Excess:
     """Return the excess of each rank.
 
     Args:
         graph: the job's graph.
-        part: the component.
-        amount: float64[k], ns of it at each node or op.
+        amount: float64[k], ns of a component at each node or op.
         process, step: int64[k], of each.
     """
     steps = max(graph.steps, 1)
@@ -120,7 +117,6 @@ def excess_over_peers(graph: Graph, part: str, amount: Times, process: Index, st
     reference = float(lower_median(totals[used]))
     by_step = by_process - lower_median(by_process[used])
     return Excess(
-        part=part,
         by_rank={rank: float(totals[process] - reference) for process, rank in graph.ranks.items()},
         by_step={rank: tuple(by_step[process].tolist()) for process, rank in graph.ranks.items()},
     )

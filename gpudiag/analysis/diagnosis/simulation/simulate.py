@@ -20,8 +20,7 @@ from enum import IntEnum, auto
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Times
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
 #: The simulation has converged if no chain's or stream's advance differs from that of the iteration before by more than

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpudiag.errors import GpudiagError
 from gpudiag.model.event import Trace
-from gpudiag.trace.file_names import parse_name
+from gpudiag.trace.ranks import parse_name
 from gpudiag.trace.readers.kineto.document import read_kineto
 from gpudiag.trace.unpack import ReadLimits, read_head
 

@@ -24,8 +24,6 @@ from gpudiag.model.event import (
     ModuleWork,
 )
 from gpudiag.model.sanitize import with_escapes
-from gpudiag.trace.readers.cuda_calls import roles_without_idle_launches
-from gpudiag.trace.readers.kineto import categories
 from gpudiag.trace.readers.kineto.event_args import (
     CollectiveFacts,
     SyncFacts,
@@ -35,8 +33,18 @@ from gpudiag.trace.readers.kineto.event_args import (
     sync_facts,
 )
 from gpudiag.trace.readers.kineto.event_json import Arguments, AutogradArguments, Event, Repairs, decode_arguments
+from gpudiag.trace.readers.kineto.kinds_and_times import (
+    Times,
+    called_accelerator,
+    is_known,
+    is_profiler_span,
+    kind_of,
+    kind_of_operator,
+    operators_accelerator,
+    unread_accelerator,
+)
 from gpudiag.trace.readers.kineto.roles import roles_of, roles_with_hooks
-from gpudiag.trace.readers.kineto.times import Times
+from gpudiag.trace.readers.names import roles_without_idle_launches
 from gpudiag.trace.unpack import free_memory_bytes
 
 _T = TypeVar("_T")
@@ -66,8 +74,8 @@ class _KindCodes(dict[str, int]):
     """Code of each category met: its `EventKind`, `_SKIP` or `_PROFILER`."""
 
     def __missing__(self, category: str) -> int:
-        kind = categories.kind_of(category)
-        other = _PROFILER if categories.is_profiler_span(category) else _SKIP
+        kind = kind_of(category)
+        other = _PROFILER if is_profiler_span(category) else _SKIP
         self[category] = code = other if kind is None else int(kind)
         return code
 
@@ -82,7 +90,7 @@ class _NameIndex(dict[str, int]):
 
     def __missing__(self, name: str) -> int:
         self[name] = index = len(self)
-        self.operator_kind.append(categories.kind_of_operator(name))
+        self.operator_kind.append(kind_of_operator(name))
         self.describes_collective.append(describes_collective(name))
         return index
 
@@ -187,12 +195,12 @@ class Columns:
         return sorted(
             with_escapes(word)
             for word, code in self._codes.items()
-            if code == _SKIP and word and not categories.is_known(word) and not categories.unread_accelerator(word)
+            if code == _SKIP and word and not is_known(word) and not unread_accelerator(word)
         )
 
     def activity_not_read(self) -> list[str]:
         """Return the accelerators whose activity was recorded but not read."""
-        return sorted({device for word in self._codes if (device := categories.unread_accelerator(word)) is not None})
+        return sorted({device for word in self._codes if (device := unread_accelerator(word)) is not None})
 
     def unread_devices(self, table: EventTable) -> tuple[str, ...]:
         """Return the accelerators with recorded activity or calls that no reader reads.
@@ -201,8 +209,8 @@ class Columns:
         """
         devices: set[str | None] = {*self.activity_not_read()}
         if not len(table.rows_of(*DEVICE_WORK)):
-            devices |= {categories.called_accelerator(category) for category in self._codes}
-            devices |= {categories.operators_accelerator(name) for name in table.names}
+            devices |= {called_accelerator(category) for category in self._codes}
+            devices |= {operators_accelerator(name) for name in table.names}
         return tuple(sorted(device for device in devices if device is not None))
 
     def finish(self, notes: list[str]) -> Finished | None:

@@ -14,9 +14,14 @@ from numpy.typing import NDArray
 from gpudiag.intervals import Intervals, among, distinct, subtract, union
 from gpudiag.model.analysis import WorkloadKind
 from gpudiag.model.event import NO_NUMBER, Direction, EventKind, EventTable, HostMemory, Role, StepMarks, any_of
-from gpudiag.trace.readers.cuda_calls import role_of_call
 from gpudiag.trace.readers.kineto.event_args import HOST_COLLECTIVES
-from gpudiag.trace.readers.names import events_named, is_optimizer_kernel, is_training_kernel, kernel_operation
+from gpudiag.trace.readers.names import (
+    events_named,
+    is_optimizer_kernel,
+    is_training_kernel,
+    kernel_operation,
+    role_of_call,
+)
 
 #: Step marks in order of preference. Each pattern captures the step number if the mark has one.
 _STEP_MARKS = (

@@ -29,7 +29,7 @@ from gpudiag.model.event import (
     Trace,
     in_order,
 )
-from gpudiag.trace.readers.cuda_calls import count_unrecorded_graphs
+from gpudiag.trace.readers.names import count_unrecorded_graphs
 from gpudiag.trace.readers.xspace.logical import trace_per_logical_device
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, executor_waits

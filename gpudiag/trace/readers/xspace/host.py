@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from gpudiag.intervals import distinct
 from gpudiag.model.analysis import WorkloadKind
 from gpudiag.model.event import EventKind, Role
-from gpudiag.trace.readers.cuda_calls import role_of_call
-from gpudiag.trace.readers.names import is_training_kernel
+from gpudiag.trace.readers.names import is_training_kernel, role_of_call
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 

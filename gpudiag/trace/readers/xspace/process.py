@@ -22,13 +22,13 @@ from gpudiag.model.event import (
     StepMarks,
     Trace,
 )
-from gpudiag.trace.readers.cuda_calls import (
+from gpudiag.trace.readers.names import (
     count_unrecorded_graphs,
     is_graph_launch,
     is_memset,
+    kernel_operation,
     roles_without_idle_launches,
 )
-from gpudiag.trace.readers.names import kernel_operation
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames, feeds_devices, find_communication
 from gpudiag.trace.readers.xspace.host import (
     NO_STEP,

@@ -8,10 +8,19 @@ import msgspec
 import pytest
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
-from gpudiag.analysis.diagnosis.hardware.measured import all_at_once, gpu_index, host_rates, peer_rates, raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
 from gpudiag.analysis.diagnosis.hardware.peer_slower import _setting
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gpu_list_with_models, gradient_cost, pair_list
+from gpudiag.analysis.diagnosis.hardware.rule import (
+    all_at_once,
+    gpu_index,
+    gpu_list,
+    gpu_list_with_models,
+    gradient_cost,
+    host_rates,
+    pair_list,
+    peer_rates,
+    raw_gb_per_s,
+)
 from gpudiag.model import throttle
 from gpudiag.model.facts import Bandwidth, Clock, Facts, Gpu, GpuProcess, Host, Link, NvLink, PcieLink
 from tests.analysis.diagnosis.rule_examples.machines import (

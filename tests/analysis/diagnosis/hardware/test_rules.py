@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
 from gpudiag.analysis.diagnosis.hardware.no_peer_access import has_ring
-from gpudiag.analysis.diagnosis.hardware.words import gpu_list, gradient_cost, pair_list
+from gpudiag.analysis.diagnosis.hardware.rule import gpu_list, gradient_cost, pair_list
 from gpudiag.model.analysis import FINDING_CODES, Finding
 from gpudiag.model.facts import Facts, GpuProcess, Host, Link
 from tests.analysis.diagnosis.rule_examples import examples_by_code
@@ -31,11 +31,9 @@ def parameters(kind: Literal["FIRES", "SILENT"]) -> list[ParameterSet]:
 
 @pytest.mark.parametrize(("rule", "facts"), parameters("FIRES"))
 def test_fires(rule: FactsRule, facts: Facts) -> None:
-    findings = rule.examine(facts)
-    assert findings
-    for finding in findings:
+    assert {finding.code for finding in rule.examine(facts)} == {rule.code}
+    for finding in examine_facts(facts):
         assert_usable(finding, facts)
-        assert finding.code == rule.code
 
 
 @pytest.mark.parametrize(("rule", "facts"), parameters("SILENT"))

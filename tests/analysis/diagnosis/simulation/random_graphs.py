@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, DeviceNodes, Graph
 from gpudiag.model.timeline import OpClass
 
 if TYPE_CHECKING:
-    from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+    from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 
 STREAMS = 2
 LAST_OF_STREAM = (0, 1)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.conclusions.explained import _recording_ms
-from gpudiag.analysis.diagnosis.simulation.chains.blocking_copies import blocking_copies
+from gpudiag.analysis.diagnosis.explained import _recording_ms
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     with_host_copies,
     without_launch_cost,
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.host_time import blocking_copies
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import _section_of_step
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.rule_examples.jobs import Job, host_copy, item, kernels, python, read_back, silence

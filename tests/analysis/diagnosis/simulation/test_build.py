@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis.simulation import host_chain
 from gpudiag.analysis.diagnosis.simulation.build import _latency_and_gap, _peers, _shifted, build_graph
-from gpudiag.analysis.diagnosis.simulation.chains import host_chain
-from gpudiag.analysis.diagnosis.simulation.communication import _devices, contention_free_gaps
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.job_model import _devices, contention_free_gaps
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of

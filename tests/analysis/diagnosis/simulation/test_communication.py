@@ -7,8 +7,7 @@ import pytest
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_communication, without_input, without_transfer
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
 from gpudiag.analysis.timeline import build_timeline
 from tests.timeline_builder import TraceBuilder
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.communication import CommunicationWork, bucket_copy_ops, communication_work
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.job_model import CommunicationWork, bucket_copy_ops, communication_work
 from gpudiag.intervals import EMPTY, Intervals, as_set, union
 from gpudiag.model.event import HOST, Role
 from gpudiag.model.timeline import OpClass

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.rules import communication_bound
+from gpudiag.analysis.diagnosis.rules.communication_advice import LargestCollective
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound, _faster_transports, _parts
 from gpudiag.analysis.diagnosis.simulation import counterfactuals
 from gpudiag.analysis.diagnosis.simulation.contention import _kernels, _names, find_contention
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import with_pinned_copies, with_transport
-from gpudiag.analysis.diagnosis.simulation.graph import NONE
-from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, recorded_scenario
 from gpudiag.model.event import HostMemory
 from gpudiag.model.timeline import UNKNOWN, OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
@@ -254,11 +254,11 @@ def said(
     )
     tracks = [SimpleNamespace(), SimpleNamespace()]
     case: Any = SimpleNamespace(
-        tracks=tracks, run=None, step_ms=100.0,
+        tracks=tracks, run=None, facts=None, step_ms=100.0,
         timeline=SimpleNamespace(framework="pytorch", ranks_present=(0, 1), world_size=2),
         exposed_ms=lambda _: {0: 3.0},
     )  # fmt: skip
-    patch.setattr(communication_bound, "_largest", lambda _: largest)
+    patch.setattr(communication_bound, "largest_collective", lambda _, **__: largest)
     patch.setattr(communication_bound, "_parts", lambda *_: {"CPU calls": calls})
     patch.setattr(communication_bound, "_faster_transports", lambda *_: faster or {})
     patch.setattr(communication_bound, "transport_of", lambda _: "mine")
@@ -294,9 +294,7 @@ def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> No
     ]
     assert [("gradient_as_bucket_view" in advice(bucket_copy=ms)) for ms in (0.99, 1.0)] == [False, True]
     assert "gradient_as_bucket_view" not in advice(bucket_copy=1.0, calls=9.0)
-    of: Any = SimpleNamespace(
-        busbw_gb_per_s=1.0, probe_busbw_gb_per_s=None, size_bytes=8, evidence=lambda: {"largest": 1}
-    )
+    of = LargestCollective(operation="all_reduce", size_bytes=8, ranks=2, median_ns=1e6, busbw_gb_per_s=1.0)
     assert "Turn on peer access" in said(monkeypatch, largest=of, nvlink=450.0).advice[0]
-    assert said(monkeypatch, largest=of).evidence["largest"] == 1
+    assert said(monkeypatch, largest=of).evidence["largest_collective_transfer_ms"] == 1
     assert "nvlink_gb_per_s" not in said(monkeypatch, largest=of).evidence

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.simulation import counterfactuals
-from gpudiag.analysis.diagnosis.simulation.communication import CommunicationWork, remainder
 from gpudiag.analysis.diagnosis.simulation.components import (
     amount,
     common,
@@ -19,8 +18,8 @@ from gpudiag.analysis.diagnosis.simulation.components import (
     synchronizing_more,
     syncs,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
-from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.job_model import CommunicationWork, remainder
 from gpudiag.model.timeline import OpClass
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, graph_of, host_of
 

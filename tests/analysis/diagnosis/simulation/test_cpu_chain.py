@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.chains.cpu_chain import _attach_enqueues, _waits, collective_ops
+from gpudiag.analysis.diagnosis.simulation.cpu_chain import _attach_enqueues, _waits, collective_ops
 from gpudiag.analysis.diagnosis.simulation.graph import NONE
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.intervals import as_set

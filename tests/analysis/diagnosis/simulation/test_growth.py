@@ -7,7 +7,7 @@ import tracemalloc
 from typing import TYPE_CHECKING
 
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.scenario import recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import recorded_scenario
 from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, kernels

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.chains.host_chain import (
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
+from gpudiag.analysis.diagnosis.simulation.host_chain import (
     _attach_launches,
     _block_kinds,
     _block_targets,
@@ -20,7 +21,6 @@ from gpudiag.analysis.diagnosis.simulation.chains.host_chain import (
     _with_copies,
     step_index,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
 from gpudiag.analysis.diagnosis.simulation.streams import AwaitedOps
 from gpudiag.intervals import EMPTY, as_set
 from gpudiag.model.event import Role

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
+from gpudiag.analysis.diagnosis.simulation.host_time import (
     analysed_span,
     before_first_ops,
     lengths_in_turn,

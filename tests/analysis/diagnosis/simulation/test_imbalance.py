@@ -114,14 +114,13 @@ def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])
     graph = graph_of(host_of(process=[0, 2, 3]), steps=2, ranks={0: 5, 2: 6, 3: 7})
-    found = excess_over_peers(graph, "launch", amount, process, step)
+    found = excess_over_peers(graph, amount, process, step)
     assert found == Excess(
-        part="launch",
         by_rank={5: 0.0, 6: -15.0, 7: 30.0},
         by_step={5: (-10.0, 10.0), 6: (0.0, -30.0), 7: (60.0, 0.0)},
     )
     without_steps = graph_of(host_of(process=[0, 1]), steps=0)
-    assert excess_over_peers(without_steps, "sync", np.array([1.0, 3]), np.array([0, 1]), np.array([0, 0])).by_rank == {
+    assert excess_over_peers(without_steps, np.array([1.0, 3]), np.array([0, 1]), np.array([0, 0])).by_rank == {
         0: 0,
         1: 2,
     }
@@ -139,10 +138,10 @@ def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
     ],
 )
 def test_rank_is_steady_if_excess_is_significant(steps: tuple[float, ...], *, steady: bool) -> None:
-    assert Excess(part="launch", by_rank={0: 1.0}, by_step={0: steps}).steady(0) == steady
+    assert Excess(by_rank={0: 1.0}, by_step={0: steps}).steady(0) == steady
 
 
 @pytest.mark.parametrize(("low", "steady"), [(1.01, True), (0.99, False)])
 def test_steady_excess_is_twice_its_standard_error(low: float, *, steady: bool) -> None:
     """The standard error of steps 1 and 3 is half their distance, 1, and their mean 2."""
-    assert Excess(part="launch", by_rank={}, by_step={0: (low, 3.0)}).steady(0) == steady
+    assert Excess(by_rank={}, by_step={0: (low, 3.0)}).steady(0) == steady

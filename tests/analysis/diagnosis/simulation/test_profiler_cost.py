@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import (
-    fit_host_time,
-    fit_step_time,
-    limit_each_host,
-)
 from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import (
     HostPace,
@@ -23,7 +18,12 @@ from gpudiag.analysis.diagnosis.simulation.profiler_cost import (
     typical_ns_per_event,
     usual_ns_per_event,
 )
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.simulation.what_if import (
+    WhatIf,
+    fit_host_time,
+    fit_step_time,
+    limit_each_host,
+)
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.units import NS_PER_MS
 from tests.analysis.diagnosis.simulation.few_nodes import graph_of, host_of

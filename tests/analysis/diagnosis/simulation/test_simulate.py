@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from gpudiag.analysis.diagnosis.simulation.graph import NONE
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario, recorded_scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Scenario, recorded_scenario
 from gpudiag.analysis.diagnosis.simulation.schedule import RunKind, Schedule
 from gpudiag.analysis.diagnosis.simulation.simulate import System, simulate
 from tests.analysis.diagnosis.simulation.few_nodes import device_of, host_of

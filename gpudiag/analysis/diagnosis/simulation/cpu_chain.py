@@ -22,9 +22,9 @@ from typing import NamedTuple
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import MOST
-from gpudiag.analysis.diagnosis.simulation.chains.host_chain import Chain, step_index
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import analysed_span, lengths_in_turn, split_untraced
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Index
+from gpudiag.analysis.diagnosis.simulation.host_chain import Chain, step_index
+from gpudiag.analysis.diagnosis.simulation.host_time import analysed_span, lengths_in_turn, split_untraced
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps
 from gpudiag.intervals import Intervals, among, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role

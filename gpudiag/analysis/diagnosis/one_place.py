@@ -11,7 +11,6 @@ finding, whose `parts_ms` lists its components.
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,13 +21,20 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, pytorch
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
-from gpudiag.analysis.diagnosis.rules.rule import Proposal, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.rule import (
+    Advice,
+    Proposal,
+    advice_for,
+    notable,
+    pytorch,
+    severity_of,
+    split_savings,
+)
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock
-from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import outermost
 from gpudiag.model.analysis import Finding
 from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
@@ -139,8 +145,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
-    reach = np.maximum.accumulate(np.append(np.iinfo(np.int64).min, events.end_ns[rows]))[:-1]
-    rows = rows[events.start_ns[rows] >= reach]
+    rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
     modules = events.kind[rows] == EventKind.MODULE
     names = [_FORWARD if of else events.name_of(row) for of, row in zip(modules.tolist(), rows.tolist(), strict=True)]
     return events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns, names
@@ -204,7 +209,5 @@ def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, 
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)
     uncopied = replace(unblocked, duration=whole.duration, gap=whole.gap)
-    gains = [min(ms, gain) for ms in what_if.savings_ms([unstalled, unblocked, uncopied])]
-    running = [*itertools.accumulate(gains, max), gain]
-    names = ("pauses", "synchronizations", "copies", "calls")
-    return {name: after - before for name, before, after in zip(names, [0.0, *running], running, strict=False)}
+    removed = {"pauses": unstalled, "synchronizations": unblocked, "copies": uncopied}
+    return split_savings(what_if, removed, "calls", gain)

@@ -1,4 +1,8 @@
-"""Explain each bucket of the step by the findings, so that the table and the verdict agree."""
+"""Explain each bucket of the step by findings, or by its share if nothing is simulated, and order the fixes.
+
+Each share is an upper bound of the savings. Savings themselves are unknown for one recorded step, for a job that cannot
+be simulated, and for one rank of several.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import MOST, NOTABLE_MS, OF_NVLINK, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.rules.rule import Edit, notable
+from gpudiag.analysis.diagnosis.rules.communication_advice import LargestCollective, largest_collective, nvlink_gb_per_s
+from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
+from gpudiag.analysis.diagnosis.rules.rule import Edit, notable, severity_of
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     with_host_copies,
@@ -21,8 +27,9 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import length
-from gpudiag.model.analysis import BUCKETS, Explained, Finding
+from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
 from gpudiag.model.attribution import TrackAttribution
+from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
 #: Findings that may keep a device waiting for its host.
@@ -61,6 +68,31 @@ _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "launch": (_ON_THE_HOST, (without_launch_cost,)),
     "idle": (_ON_THE_HOST, (without_input, without_untraced, without_launch_cost, without_syncs)),
 }
+#: Bucket → (code, cause, description) of its most likely cause.
+LIKELY = {
+    "communication_transfer": ("communication-bound", "transfer", "communication not overlapped with compute"),
+    "communication_wait": ("straggler", "unknown", "waiting for other ranks"),
+    "copy": ("slow-copy", None, "copies between CPU and GPU"),
+    "input": ("input-bound", "loader", "waiting for data"),
+    "sync": ("host-sync", None, "the CPU waiting for the GPU"),
+    "launch": ("launch-bound", None, "launching kernels from the CPU"),
+    "idle": ("host-stall", None, "a GPU that idles while its CPU records nothing"),
+}
+#: Descriptions on CPU-only runs.
+_ON_CPU = {
+    "copy": "copies",
+    "sync": "waiting in calls that block",
+    "launch": "framework calls between operators",
+    "idle": "time in which the training thread records nothing",
+}
+_UNSEEN = "communication, or waiting in it"
+_ALL_RANKS = (
+    "Record all ranks over the same steps and analyse their traces together, to distinguish waiting for a straggler "
+    "from transferring."
+)
+_MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
+#: The bucket that holds a finding's time.
+_BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
 def pace_setter(case: Case) -> tuple[dict[str, float], float]:
@@ -179,4 +211,116 @@ def _hidden(
     return (), (
         f"no finding explains {left_ms:.1f} ms of it: another path of equal length may exist, so that fixing this "
         "alone may save nothing"
+    )
+
+
+def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Finding, ...]:
+    """Return findings for the buckets with 5 % of the step or more, largest first, then compute.
+
+    Args:
+        case: the job.
+        reason: why savings cannot be estimated.
+        trusted: whether the recording is complete enough to conclude that compute sets the pace.
+    """
+    buckets, step_ms = pace_setter(case)
+    if step_ms < NOTABLE_MS:
+        return ()
+    findings = [
+        _likely(case, bucket, buckets[bucket], step_ms, reason)
+        for bucket in sorted(LIKELY, key=lambda name: -buckets[name])
+        if 100 * buckets[bucket] >= WARNING_PERCENT * step_ms
+    ]
+    percent = 100 * buckets["compute"] / step_ms
+    if trusted and (not findings or percent > 100 * MOST):
+        largest = max(buckets[bucket] for bucket in LIKELY)
+        findings.append(ComputeBound.without_savings(case, buckets["compute"], percent, 100 * largest / step_ms))
+    return tuple(findings)
+
+
+def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Add communication as a finding if traces of other ranks are missing and no finding covers it.
+
+    A finding without savings is placed before the first finding that saves less than half of its share.
+    """
+    buckets, step_ms = pace_setter(case)
+    ms = buckets["communication_transfer"]
+    missing = len(case.timeline.ranks_present) < case.timeline.world_size
+    reported = any(finding.code == "communication-bound" for finding in findings)
+    if missing and not reported and step_ms > 0 and 100 * ms >= WARNING_PERCENT * step_ms:
+        reason = "the traces of the other ranks are missing, so that waiting and transferring cannot be distinguished"
+        findings = [*findings, _likely(case, "communication_transfer", ms, step_ms, reason)]
+    return _by_amount(findings)
+
+
+def _by_amount(findings: Sequence[Finding]) -> list[Finding]:
+    ordered = [finding for finding in findings if finding.recoverable_ms_per_step is not None]
+    for share in (finding for finding in findings if finding.recoverable_ms_per_step is None):
+        half = float(share.evidence.get("exposed_ms", 0.0)) / 2
+        smaller = (i for i, finding in enumerate(ordered) if (finding.recoverable_ms_per_step or 0.0) < half)
+        ordered.insert(next(smaller, len(ordered)), share)
+    return ordered
+
+
+def _likely(case: Case, bucket: str, ms: float, step_ms: float, reason: str) -> Finding:
+    code, cause, words = LIKELY[bucket]
+    if case.tracks and case.tracks[0].is_cpu:
+        words = _ON_CPU.get(bucket, words)
+    percent = 100 * ms / step_ms
+    evidence: dict[str, object] = {"reason": reason, "exposed_ms": ms, "bucket": bucket}
+    advice = (_MARKED_STEPS,)
+    if bucket == "communication_transfer" and len(case.timeline.ranks_present) < case.timeline.world_size:
+        words, cause, advice = _UNSEEN, None, (_ALL_RANKS,)
+        # Waiting in a collective counts as transfer here.
+        collective = largest_collective(case, from_last_arrival=False)
+        if collective is not None:
+            link_gb_per_s = nvlink_gb_per_s(case.tracks[0].device_name)
+            evidence |= {
+                "largest_collective": collective.operation,
+                "largest_collective_bytes": collective.size_bytes,
+                "busbw_gb_per_s": collective.busbw_gb_per_s,
+            }
+            if link_gb_per_s is not None:
+                evidence["nvlink_gb_per_s"] = link_gb_per_s
+            words += _bandwidth_words(collective, link_gb_per_s)
+    return Finding(
+        code=code,
+        severity=severity_of(percent),
+        ranks=case.timeline.ranks_present,
+        cause=cause,
+        confidence="low",
+        title=f"{words}: up to {ms:.1f} ms ({percent:.0f} % of {_unit_words(case.timeline)})",
+        evidence=evidence,
+        advice=advice,
+    )
+
+
+def _unit_words(timeline: Timeline) -> str:
+    return {"step": "a step", "repeated-unit": "a repeated unit", "recording": "the recording"}[timeline.unit]
+
+
+def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None) -> str:
+    """Return the bandwidths, and whether they point to waiting, as a part of a title."""
+    if link_gb_per_s is None:
+        return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} GB/s)"
+    waits = ", which points to waiting" * (collective.busbw_gb_per_s < OF_NVLINK * link_gb_per_s)
+    return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} of {link_gb_per_s:.0f} GB/s{waits})"
+
+
+def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
+    """Return the fixes in the order reported, without those that save nothing after the ones before them."""
+    costs, chain = what_if.corrected, []
+    for scored in findings:
+        costs = scored.proposal.edit(what_if, costs)
+        chain.append(costs)
+    now = what_if.now_ms
+    kept: list[tuple[ScoredFinding, float]] = []
+    saved = 0.0
+    for scored, together in zip(findings, what_if.savings_ms(chain), strict=True):
+        if notable(together - saved, now):
+            kept.append((scored, now - together))
+            saved = together
+    after = [_BUCKET.get(scored.finding.code, "compute") for scored, _ in kept[1:]]
+    return tuple(
+        Fix(code=scored.finding.code, ranks=scored.finding.ranks, cause=scored.finding.cause, step_ms=ms, then=then)
+        for (scored, ms), then in zip(kept, [*after, "compute"], strict=False)
     )

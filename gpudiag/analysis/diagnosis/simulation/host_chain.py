@@ -13,16 +13,16 @@ from gpudiag.analysis.diagnosis.calibration import (
     HELD_UP_FACTOR,
     HELD_UP_NS,
 )
-from gpudiag.analysis.diagnosis.simulation.chains.blocking_copies import blocking_copies
-from gpudiag.analysis.diagnosis.simulation.chains.host_time import (
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, HostNodes, Index, Times
+from gpudiag.analysis.diagnosis.simulation.host_time import (
     UntracedTime,
     analysed_span,
+    blocking_copies,
     lengths_in_turn,
     present_threads,
     slow_calls,
     split_untraced,
 )
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, HostNodes, Index, Times
 from gpudiag.analysis.diagnosis.simulation.streams import AwaitedOps, TrackOps, find_dependencies
 from gpudiag.intervals import Intervals, among, distinct, intersect, length, median, union
 from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable, Role, Trace, any_of

@@ -1,4 +1,4 @@
-"""Collect all doubts about a timeline."""
+"""Collect all doubts about a timeline: what makes it untrustworthy, and what to record instead."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Sequence, Set
 
 from gpudiag.analysis.timeline.calibration import FEW_STEPS, SAME_CLOCK_NS
 from gpudiag.analysis.timeline.collectives import Matching
-from gpudiag.analysis.timeline.validity.coverage import partial_coverage, thin_recording
-from gpudiag.analysis.timeline.validity.device_activity import DeviceActivity, incomplete_activity
-from gpudiag.analysis.timeline.validity.mixed_runs import mixed_runs
-from gpudiag.analysis.timeline.validity.wording import ranks_in_words
+from gpudiag.analysis.timeline.completeness import (
+    DeviceActivity,
+    incomplete_activity,
+    partial_coverage,
+    ranks_in_words,
+    thin_recording,
+)
+from gpudiag.analysis.timeline.mixed_runs import mixed_runs
 from gpudiag.model.analysis import Validity
 from gpudiag.model.event import Trace, framework_of
 from gpudiag.model.timeline import DeviceTrack

@@ -1,1 +1,0 @@
-"""Conclude from scored findings: their place, their certainty, what they explain and what is left."""

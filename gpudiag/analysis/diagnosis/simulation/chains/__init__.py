@@ -1,1 +1,0 @@
-"""Build host chains: what the host threads of each process do, in order."""
