@@ -21,6 +21,7 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
+LINES_DIR = "lines"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
