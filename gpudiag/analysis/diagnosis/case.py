@@ -9,6 +9,7 @@ import numpy as np
 
 from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.source_lines import CaseLines
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
     devices_set_pace,
     fastest_host_ms,
@@ -19,6 +20,7 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import RunRecord
+from gpudiag.model.source_lines.log import LineLogs
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
 
@@ -32,6 +34,7 @@ class Case:
         attribution: buckets of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
+        line_logs: line events of the run's processes.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -39,6 +42,7 @@ class Case:
     attribution: Attribution
     facts: Facts | None = None
     run: RunRecord | None = None
+    line_logs: LineLogs | None = None
     outlier_steps: str = ""
 
     @cached_property
@@ -53,6 +57,11 @@ class Case:
             unprofiled_input=unprofiled_input(self.run),
             recorded_ms=self.slowest_ms,
         )
+
+    @cached_property
+    def lines(self) -> CaseLines | None:
+        """Return the lines of the user's source; None if none were recorded."""
+        return CaseLines(self.timeline, self.line_logs) if self.line_logs is not None and self.line_logs.ranks else None
 
     @cached_property
     def step_ms(self) -> float:

@@ -13,6 +13,7 @@ from gpudiag.analysis.diagnosis.conclusions.explained import explain
 from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
 from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
 from gpudiag.analysis.diagnosis.conclusions.settled import settled
+from gpudiag.analysis.diagnosis.conclusions.sources import with_input_lines, with_sources
 from gpudiag.analysis.diagnosis.confidence import grade, survival
 from gpudiag.analysis.diagnosis.registry import CONCLUSION, REVISIONS, RULES, WITHOUT_SIMULATION
 from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
@@ -83,10 +84,11 @@ def diagnose(case: Case) -> Diagnosis:
     proposals, doubts = _ask_rules(case, warnings)
     scored, insignificant = score(what_if, proposals, Significance(case, what_if))
     doubts.extend(insignificant)
-    scored = in_one_place(case, what_if, scored)
+    scored = with_sources(case, what_if, in_one_place(case, what_if, scored))
     findings = _graded(what_if, scored)
     for revise in REVISIONS:
         findings = revise(case, findings)
+    findings = with_input_lines(case, findings)
     explained = explain(case, what_if, scored, findings)
     unexplained = [bucket for bucket in explained if bucket.unexplained_ms]
     conclusive = not doubts and not warnings & _UNSURE_OF_COMPUTE and not unexplained
