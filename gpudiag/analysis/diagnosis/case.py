@@ -61,7 +61,11 @@ class Case:
     @cached_property
     def lines(self) -> CaseLines | None:
         """Return the lines of the user's source; None if none were recorded."""
-        return CaseLines(self.timeline, self.line_logs) if self.line_logs is not None and self.line_logs.ranks else None
+        if self.line_logs is None or not self.line_logs.ranks:
+            return None
+        ranks = () if self.run is None else self.run.ranks
+        unprofiled = {rank.rank: rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None}
+        return CaseLines(self.timeline, self.line_logs, unprofiled)
 
     @cached_property
     def step_ms(self) -> float:

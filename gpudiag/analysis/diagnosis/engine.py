@@ -10,6 +10,7 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.conclusions.explained import explain
+from gpudiag.analysis.diagnosis.conclusions.one_line import in_one_line
 from gpudiag.analysis.diagnosis.conclusions.one_place import in_one_place
 from gpudiag.analysis.diagnosis.conclusions.path import path_of_fixes
 from gpudiag.analysis.diagnosis.conclusions.settled import settled
@@ -84,7 +85,7 @@ def diagnose(case: Case) -> Diagnosis:
     proposals, doubts = _ask_rules(case, warnings)
     scored, insignificant = score(what_if, proposals, Significance(case, what_if))
     doubts.extend(insignificant)
-    scored = with_sources(case, what_if, in_one_place(case, what_if, scored))
+    scored = with_sources(case, what_if, in_one_line(case, what_if, in_one_place(case, what_if, scored)))
     findings = _graded(what_if, scored)
     for revise in REVISIONS:
         findings = revise(case, findings)

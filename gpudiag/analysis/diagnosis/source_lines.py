@@ -5,18 +5,22 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.simulation.chains.host_time import untraced_time
-from gpudiag.analysis.lines.choose import location, main_line
+from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, subtree
 from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
-from gpudiag.intervals import Intervals, complement, intersect, union
+from gpudiag.analysis.lines.walk import ROOT
+from gpudiag.intervals import Intervals, among, complement, intersect, union
+from gpudiag.model.event import Role
 from gpudiag.model.source_lines.log import LineLogs
 from gpudiag.model.source_lines.records import SourceLine, SourceLocation
 from gpudiag.model.timeline import DeviceTrack, Timeline
+from gpudiag.units import NS_PER_MS
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import HostNodes
@@ -27,15 +31,38 @@ _MOST_NODES, _COVERED = 3000, 0.98
 Times = NDArray[np.float64]
 
 
+class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the loop that the step can do without, on all ranks.
+
+    Attributes:
+        source: the line.
+        ms: time per step without the profiler, in the line and below; the median over ranks.
+        times: times of the line and the lines below it, as normal sets by index of the trace.
+        untraced: the part of `times` without operators and calls.
+        begin_ns: begin of the analysed steps, by index of the trace.
+    """
+
+    source: SourceLocation
+    ms: float
+    times: dict[int, Intervals]
+    untraced: dict[int, Intervals]
+    begin_ns: dict[int, int]
+
+
 class CaseLines:
     """The lines of every process of a job.
+
+    Args:
+        timeline: the job's device tracks.
+        logs: line events of its processes.
+        step_ms: mean unprofiled step, by rank.
 
     Attributes:
         ranks: lines of each process, by index of its trace.
         workers: lines of the DataLoader workers of a process, by index of its trace.
     """
 
-    def __init__(self, timeline: Timeline, logs: LineLogs) -> None:
+    def __init__(self, timeline: Timeline, logs: LineLogs, step_ms: dict[int, float]) -> None:
         self._timeline = timeline
         self._tracks: dict[int, DeviceTrack] = {track.trace: track for track in reversed(timeline.tracks)}
         self.ranks: dict[int, ProcessTimes] = {}
@@ -43,7 +70,7 @@ class CaseLines:
         for trace, track in self._tracks.items():
             log = logs.ranks.get(track.rank)
             if log is not None and log.sections:
-                self.ranks[trace] = ProcessTimes(log)
+                self.ranks[trace] = ProcessTimes(log, step_ms.get(track.rank))
                 self.workers[trace] = [ProcessTimes(worker) for worker in logs.workers_of(track.rank)]
 
     @cached_property
@@ -91,10 +118,53 @@ class CaseLines:
             best = total, None if node is None else location(process, node)
         return best[1]
 
+    def removable(self, least_share: float) -> list[LineInSteps]:
+        """Return the lines that are not training and take this share of the step or more, longest first.
+
+        A line that only one of several ranks runs is not among them, because it makes a straggler.
+        """
+        processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
+        if not processes or len(processes) < len(self._tracks):
+            return []
+        tables = {trace: _by_path(process) for trace, process in processes.items()}
+        first = min(processes)
+        process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
+        lines = []
+        for top in other_work(process, least_ns):
+            below = subtree(process, top)
+            amounts = np.zeros(len(process.tree.parent))
+            amounts[below] = process.self_ns[below].mean(axis=1)
+            node = main_line(process, amounts)
+            if node is None:
+                continue
+            path = path_of(process, top)
+            nodes = {trace: tables[trace][path][0] for trace in processes if path in tables[trace]}
+            total = [float(processes[trace].total_ns[other].mean()) for trace, other in nodes.items()]
+            total += [0.0] * (len(processes) - len(nodes))
+            if float(np.median(total)) < least_ns:
+                continue
+            lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
+        return sorted(lines, key=lambda line: -line.ms)
+
+    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
+        times, untraced = {}, {}
+        for trace, node in nodes.items():
+            below = np.array(subtree(self.ranks[trace], node), np.int64)
+            times[trace] = self.placed[trace].of(below)
+            untraced[trace] = self._untraced(trace).of(below)
+        begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
+        return LineInSteps(source=source, ms=ms, times=times, untraced=untraced, begin_ns=begin)
+
     def _untraced(self, trace: int) -> LinesOnTrace:
-        """Return the stretches of lines in which the training thread runs no operator and no call."""
+        """Return the stretches of lines in which the training thread runs no operator and no call.
+
+        Between two step marks gpudiag itself runs, within the line that ends the step.
+        """
         track, events = self._tracks[trace], self._timeline.traces[trace].events
-        return self.placed[trace].inside(untraced_time(track, events))
+        marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
+        marks = marks[among(events.start_ns[marks] + track.shift_ns, track.steps.start)]
+        steps = union(Intervals(events.start_ns[marks] + track.shift_ns, events.end_ns[marks] + track.shift_ns))
+        return self.placed[trace].inside(intersect(untraced_time(track, events), steps))
 
     def of_input(self, ranks: set[int]) -> SourceLocation | None:
         """Return the line that makes batches: of a worker if there are workers, else of the training thread."""
@@ -102,7 +172,7 @@ class CaseLines:
             if self._tracks[trace].rank not in ranks:
                 continue
             for worker in self.workers[trace]:
-                slowest = main_line(worker, worker.self_ns.mean(axis=1)) if worker.steps else None
+                slowest = main_line(worker, _within_lines(worker)) if worker.steps else None
                 if slowest is not None:
                     return location(worker, slowest)
             amounts = process.self_ns.mean(axis=1) if process.steps else np.zeros(len(process.tree.parent))
@@ -153,17 +223,19 @@ class CaseLines:
         begin, end = int(tracks[0].bounds[0]), int(tracks[0].bounds[-1])
         busy = union(*(Intervals(track.ops.start, track.ops.end) for track in tracks))
         idle = intersect(complement(busy, begin, end), Intervals(np.array([begin]), np.array([end])))
-        return lines.time_inside(idle, len(self.ranks[trace].tree.parent)) / len(tracks[0].window_steps)
+        idle_ns = lines.time_inside(idle, len(self.ranks[trace].tree.parent))
+        idle_ns /= len(tracks[0].window_steps)
+        return np.asarray(idle_ns, np.float64)
+
+
+def _within_lines(process: ProcessTimes) -> Times:
+    """float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
+    amounts = process.self_ns.mean(axis=1)
+    amounts[ROOT] = 0.0
+    return amounts
 
 
 def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
     """Return path of (file, line) → (node, mean ns per step in the line itself)."""
     mean = process.self_ns.mean(axis=1)
-    codes, tree = process.log.codes, process.tree
-    return {
-        tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node)): (
-            node,
-            float(mean[node]),
-        )
-        for node in range(1, len(tree.parent))
-    }
+    return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

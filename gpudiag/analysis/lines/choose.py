@@ -12,7 +12,7 @@ from gpudiag.analysis.lines.walk import ROOT
 from gpudiag.model.source_lines.records import SourceLocation
 
 #: Minimum share of the time in the chosen line and below.
-MOST = 0.6
+MOST = 0.5
 
 Times = NDArray[np.float64]
 
@@ -36,6 +36,49 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
         node = process.tree.parent[node]
     in_loop = len(process.tree.path(node)) >= _own_depth(process)
     return node if node != ROOT and in_loop else None
+
+
+def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
+    """Return the outermost lines of the user within the loop that do not train, and take `least_ns` per step or more.
+
+    These are lines of the loop that neither fetch, compute nor update, and hooks in backward: functions that no other
+    line calls, because checkpointing calls functions of the forward pass again.
+    """
+    tree = process.tree
+    mean = process.total_ns.mean(axis=1)
+    depth = _own_depth(process)
+    paths = {node: tree.path(node) for node in range(1, len(tree.parent))}
+    kinds = {node: [tree.kind(above) for above in path] for node, path in paths.items()}
+    training = {node: any(kind in {"forward", "optimizer", "input"} for kind in kinds[node]) for node in paths}
+    forward = {tree.position[node][0] for node in paths if training[node] and "backward" not in kinds[node]}
+    trains = {above for node, path in paths.items() if tree.kind(node) != "other" for above in path}
+    chosen: list[int] = []
+    for node, path in paths.items():  # a caller is always before its callees
+        if len(path) < depth or mean[node] < least_ns or training[node] or not _is_own(process, node):
+            continue
+        if node in trains or any(above in chosen for above in path):
+            continue
+        code = process.log.codes[tree.position[node][0]]
+        in_backward = "backward" in kinds[node]
+        if in_backward and (tree.position[node][0] in forward or code.function.endswith("backward")):
+            continue
+        chosen.append(node)
+    return chosen
+
+
+def subtree(process: ProcessTimes, node: int) -> list[int]:
+    """Return a node and all nodes below it."""
+    chosen = {node}
+    for other in range(node + 1, len(process.tree.parent)):  # a caller is always before its callees
+        if process.tree.parent[other] in chosen:
+            chosen.add(other)
+    return sorted(chosen)
+
+
+def path_of(process: ProcessTimes, node: int) -> tuple[tuple[str, int], ...]:
+    """Return (file, line) of the lines from the program's first to this one."""
+    tree, codes = process.tree, process.log.codes
+    return tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node))
 
 
 def summed(process: ProcessTimes, amounts: Times) -> Times:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import Walked
-from gpudiag.intervals import Intervals, lengths_inside
+from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
 #: Maximum median deviation from the median difference; a larger one means other steps.
@@ -47,6 +47,11 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
             end=np.minimum(self.end[stretch], times.end[index]),
             node=self.node[stretch],
         )
+
+    def of(self, nodes: NDArray[np.int64]) -> Intervals:
+        """Return the times of these lines as a normal set."""
+        chosen = np.isin(self.node, nodes) & (self.end > self.start)
+        return union(Intervals(self.start[chosen], self.end[chosen]))
 
     def by_node(self, begin_ns: float, end_ns: float) -> dict[int, float]:
         """Return node → ns of the time from `begin_ns` to `end_ns`."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.lines.walk import ROOT, LineTree, Walked, walk
 from gpudiag.model.source_lines.log import LogSection, ProcessLines
+from gpudiag.units import NS_PER_MS
 
 #: Steps that record every line, if there are more.
 _DISCOVERY_STEPS = 2
@@ -25,10 +26,12 @@ _DISCOVERY_STEPS = 2
 _EVENT_NS = {"events": 400, "traced": 700}
 #: Maximum share of a line's time in the first steps that recording its events cost.
 _MAX_EVENT_SHARE = 0.6
+#: The same, of the steps that are reported.
+_MAX_EVENT_SHARE_LATER = 0.95
 #: A line is omitted if it has less than this share of its events of the first steps.
 _OMITTED_SHARE = 0.3
 #: Minimum events per step of an omitted line; rarer lines are not omitted, they just did not run.
-_OMITTED_EVENTS = 5
+_OMITTED_EVENTS = 1
 
 Times = NDArray[np.float64]
 
@@ -36,14 +39,20 @@ Times = NDArray[np.float64]
 class ProcessTimes:
     """Lines of one process, and the time of each.
 
+    Args:
+        log: the process's log.
+        step_ms: mean unprofiled step. If traced steps take longer, the difference is what `sys.settrace` costs, and is
+            divided by the number of events and calls.
+
     Attributes:
         log: the process's log.
         tree: the lines, from all sections.
         sections: the sections with the lines of each.
     """
 
-    def __init__(self, log: ProcessLines) -> None:
+    def __init__(self, log: ProcessLines, step_ms: float | None = None) -> None:
         self.log = log
+        self._step_ms = step_ms
         self.tree = LineTree()
         self.sections: list[tuple[LogSection, Walked]] = [
             (section, walk(self.tree, log, section)) for section in log.sections
@@ -65,9 +74,27 @@ class ProcessTimes:
         recorded = self._recorded_ns
         first = self._discovery_steps
         later = recorded[:, first:].copy()
+        if self.log.by == "traced" and self._step_ms is not None and later.size:
+            self._remove_cost(later, first)
         if first and later.shape[1]:
             self._give_back(later)
         return later
+
+    def _remove_cost(self, later: Times, first: int) -> None:
+        """Remove the cost of tracing from the steps after the first ones; changes `later`."""
+        walked = self.alone
+        assert walked is not None  # noqa: S101  # `later` has steps
+        bounds = np.array(walked.step_ns)
+        weight = np.ones(len(walked.node))
+        for index, calls in walked.calls.items():
+            weight[max(index, 0)] += calls
+        step = np.searchsorted(bounds, np.array(walked.time_ns), side="right") - 1
+        inside = (step >= first) & (step < len(bounds) - 1)
+        weights = np.zeros_like(later)
+        np.add.at(weights, (np.array(walked.node)[inside], step[inside] - first), weight[inside])
+        excess_ns = later.sum(axis=0).mean() - (self._step_ms or 0.0) * NS_PER_MS
+        per_event = max(0.0, excess_ns) / max(1.0, weights.sum(axis=0).mean())
+        later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
 
     @cached_property
     def total_ns(self) -> Times:

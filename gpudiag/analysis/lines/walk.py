@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudiag.model.source_lines.log import CALL, LEAVE, STEP, WORK, LogSection, ProcessLines
+from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, STEP, WORK, LogSection, ProcessLines
 from gpudiag.model.source_lines.records import LineWork
 
 #: The node of time outside of any line of the user.
@@ -83,13 +83,13 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
         time_ns: times at which the current line changes, ascending.
         node: the node that is current from each time on.
         step_ns: times at which steps end, the first one at the section's beginning.
-        events: number of events of each node.
+        calls: by index of `time_ns`, calls of functions that are not recorded, from that time on.
     """
 
     time_ns: list[int]
     node: list[int]
     step_ns: list[int]
-    events: Counter[int]
+    calls: dict[int, int]
 
 
 class _Stack:
@@ -146,18 +146,20 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
     steps = [at_ns for at_ns, _, value in section.events.rows() if value == STEP]
     times: list[int] = []
     nodes: list[int] = []
-    events: Counter[int] = Counter()
+    calls: Counter[int] = Counter()
     for at_ns, thread, code, value in _merged(section):
+        if value <= CALLS:
+            calls[len(nodes) - 1] = CALLS - value
+            continue
         if value in WORK:
             follower.work(thread, WORK[value])
             continue
         if value != STEP and not follower.move(thread, code, value):
             continue
         node = follower.current
-        events[node] += value > 0
         times.append(at_ns)
         nodes.append(node)
-    return Walked(time_ns=times, node=nodes, step_ns=steps, events=events)
+    return Walked(time_ns=times, node=nodes, step_ns=steps, calls=calls)
 
 
 class _Follower:

@@ -8,6 +8,9 @@ import msgspec
 
 from gpudiag.model.quantities import Count, Milliseconds, Ordinal
 
+#: Maximum length of a line's code in a title, in characters.
+_LONGEST_CODE = 60
+
 #: What a line calls, as far as known.
 LineWork = Literal["input", "forward", "backward", "optimizer", "other"]
 #: The process that runs the line: that of the training thread, or a DataLoader's worker.
@@ -32,8 +35,14 @@ class SourceLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     @property
     def words(self) -> str:
         """Return `train.py:12 torch.save(…)`."""
-        short = f"{self.file.rpartition('/')[2]}:{self.line}"
-        return f"{short} `{self.text}`" if self.text else short
+        code = self.text.partition("  #")[0].rstrip()
+        code = code if len(code) <= _LONGEST_CODE else f"{code[: _LONGEST_CODE - 1]}…"
+        return f"{self.place} `{code}`" if code else self.place
+
+    @property
+    def place(self) -> str:
+        """Return `train.py:12`."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
 
 
 class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

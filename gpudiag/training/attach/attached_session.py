@@ -117,6 +117,7 @@ class AttachedSession:
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
+        self._measurement.mark_lines()
         take_input_ns()  # discards fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True

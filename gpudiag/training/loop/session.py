@@ -202,6 +202,7 @@ class Session:
             if fetched == length:
                 return  # so that finding the end is no step of its own
             with Range(STEP, number=self._number):
+                self._measurement.mark_lines()
                 begin_ns = time.perf_counter_ns()
                 with Range(INPUT):
                     try:

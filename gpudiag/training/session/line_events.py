@@ -26,6 +26,8 @@ from typing import Any
 
 #: Entries that are no line number.
 CALL, LEAVE, STEP = -1, -2, -3
+#: `CALLS` - n: n functions that are not recorded were called since the entry before.
+CALLS = -1000
 #: Entries that say which work the current line calls.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 
@@ -129,11 +131,11 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
     return (MonitoredEvents(free[0]), "") if free else (None, "other tools use the interpreter's monitoring")
 
 
-def events_to_disable(entries: list[Entry], loop: set[CodeType]) -> set[tuple[CodeType, int]]:
+def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
     """Return the (code, line) events to disable, those with the least time per event first.
 
     Line 0 stands for the calls and returns of a function, whose lines are disabled with them. Events of the loop's own
-    frames are kept, except lines that run often.
+    frames are kept, except lines that run often. Without `by_line`, all events of a function are disabled together.
     """
     if len(entries) < 2:
         return set()
@@ -145,10 +147,10 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType]) -> set[tuple[Co
     spent: Counter[tuple[CodeType, int]] = Counter()
     for (at_ns, code, value), following in itertools.pairwise(entries):
         if code is not None:
-            key = (code, max(value, 0))
+            key = (code, max(value, 0) if by_line else 0)
             counts[key] += 1
             spent[key] += following[0] - at_ns
-            if value > 0:
+            if key[1]:
                 spent[code, 0] += following[0] - at_ns
     total = counts.total()
     disabled: set[tuple[CodeType, int]] = set()
@@ -271,6 +273,8 @@ class TracedEvents:
         self._works = _works()
         self._loop: list[FrameType] = []
         self._closed: set[CodeType] = set()
+        #: Calls of other functions since the last event, each of which `sys.settrace` slows.
+        self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
 
@@ -296,7 +300,12 @@ class TracedEvents:
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if not discovering:
             loop = {frame.f_code for frame in self._loop}
-            self._closed |= {code for code, line in events_to_disable(entries, loop) if line} - loop
+            self._closed |= {code for code, _ in events_to_disable(entries, loop, by_line=False)}
+
+    def _note_calls(self) -> None:
+        if self._calls:
+            self._entries.append((self._entries[-1][0], None, CALLS - self._calls))
+            self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
         code = frame.f_code
@@ -305,13 +314,16 @@ class TracedEvents:
             self._entries.append((time.perf_counter_ns(), None, work))
             return None
         if not is_own(code.co_filename) or len(self._entries) > self._limit:
+            self._calls += 1
             return None
+        self._note_calls()
         self._entries.append((time.perf_counter_ns(), code, CALL))
         if code in self._closed:
             frame.f_trace_lines = False
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        self._note_calls()
         if event == "line":
             if len(self._entries) > self._limit:
                 frame.f_trace_lines = False

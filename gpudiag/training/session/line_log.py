@@ -100,6 +100,12 @@ class LineLog:
         self._step_begin = len(entries)
         entries.append((time.perf_counter_ns(), None, STEP))
 
+    def mark(self) -> None:
+        """Set the time of the last step's end to now, when the profiler's mark of the next step begins."""
+        entries = self.sections[-1][1] if self.sections else []
+        if entries and entries[-1][2] == STEP:
+            entries[-1] = (time.perf_counter_ns(), None, STEP)
+
     def end(self) -> None:
         """End the section."""
         self._stop("")

@@ -147,6 +147,11 @@ class RankMeasurement:
             logger.warning("gpudiag stops measuring: %s", self.error)
         return not self.over
 
+    def mark_lines(self) -> None:
+        """Relate the line events to the profiler's mark of the step, which has just begun."""
+        if self._lines is not None:
+            self._lines.mark()
+
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
         """Save the measurements; `error` is the exception that ended the training, if any.
 

@@ -45,6 +45,8 @@ def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 def _line(case: Case, what_if: WhatIf, scored: ScoredFinding) -> SourceLocation | None:
     assert case.lines is not None  # noqa: S101  # the callers check
     finding = scored.finding
+    if finding.source is not None:
+        return finding.source
     if finding.code == "straggler" and len(finding.ranks) == 1:
         return case.lines.of_straggler(finding.ranks[0])
     if finding.code not in _ON_THE_HOST:
