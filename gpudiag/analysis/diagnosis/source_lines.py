@@ -223,9 +223,9 @@ class CaseLines:
         begin, end = int(tracks[0].bounds[0]), int(tracks[0].bounds[-1])
         busy = union(*(Intervals(track.ops.start, track.ops.end) for track in tracks))
         idle = intersect(complement(busy, begin, end), Intervals(np.array([begin]), np.array([end])))
-        idle_ns = lines.time_inside(idle, len(self.ranks[trace].tree.parent))
+        idle_ns = np.array(lines.time_inside(idle, len(self.ranks[trace].tree.parent)), np.float64)
         idle_ns /= len(tracks[0].window_steps)
-        return np.asarray(idle_ns, np.float64)
+        return idle_ns
 
 
 def _within_lines(process: ProcessTimes) -> Times:

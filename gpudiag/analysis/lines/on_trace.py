@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.lines.times import ProcessTimes
-from gpudiag.analysis.lines.walk import Walked
+from gpudiag.analysis.lines.walk import NO_LINE, Walked
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.units import NS_PER_MS
 
@@ -91,7 +91,9 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
     if spread > _MAX_SPREAD_NS or len(walked.time_ns) < 2:
         return None
     time = np.array(walked.time_ns, np.int64) + int(shift)
-    return LinesOnTrace(start=time[:-1], end=time[1:], node=np.array(walked.node[:-1], np.int64))
+    node = np.array(walked.node[:-1], np.int64)
+    lines = node != NO_LINE
+    return LinesOnTrace(start=time[:-1][lines], end=time[1:][lines], node=node[lines])
 
 
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:

@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.lines.walk import ROOT, LineTree, Walked, walk
+from gpudiag.analysis.lines.walk import NO_LINE, ROOT, LineTree, Walked, walk
 from gpudiag.model.source_lines.log import LogSection, ProcessLines
 from gpudiag.units import NS_PER_MS
 
@@ -89,9 +89,10 @@ class ProcessTimes:
         for index, calls in walked.calls.items():
             weight[max(index, 0)] += calls
         step = np.searchsorted(bounds, np.array(walked.time_ns), side="right") - 1
-        inside = (step >= first) & (step < len(bounds) - 1)
+        node = np.array(walked.node)
+        inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
         weights = np.zeros_like(later)
-        np.add.at(weights, (np.array(walked.node)[inside], step[inside] - first), weight[inside])
+        np.add.at(weights, (node[inside], step[inside] - first), weight[inside])
         excess_ns = later.sum(axis=0).mean() - (self._step_ms or 0.0) * NS_PER_MS
         per_event = max(0.0, excess_ns) / max(1.0, weights.sum(axis=0).mean())
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
@@ -131,7 +132,7 @@ class ProcessTimes:
         bounds = np.array(walked.step_ns)
         time, node = np.array(walked.time_ns), np.array(walked.node)
         step = np.searchsorted(bounds, time, side="right") - 1
-        inside = (step[:-1] >= 0) & (step[:-1] < len(bounds) - 1)
+        inside = (step[:-1] >= 0) & (step[:-1] < len(bounds) - 1) & (node[:-1] != NO_LINE)
         recorded = np.zeros((nodes, len(bounds) - 1))
         # A step's end is an event too, so that no stretch belongs to two steps.
         np.add.at(recorded, (node[:-1][inside], step[:-1][inside]), np.diff(time)[inside])
@@ -144,7 +145,8 @@ class ProcessTimes:
         bounds = walked.step_ns[begin : None if end is None else end + 1]
         time, node = np.array(walked.time_ns), np.array(walked.node)
         first, last = np.searchsorted(time, (bounds[0], bounds[-1]))
-        counts = np.bincount(node[first:last], minlength=len(self.tree.parent))
+        counted = node[first:last]
+        counts = np.bincount(counted[counted != NO_LINE], minlength=len(self.tree.parent))
         return counts / max(1, len(bounds) - 1)
 
     def _give_back(self, later: Times) -> None:

@@ -17,11 +17,13 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, STEP, WORK, LogSection, ProcessLines
+from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, LogSection, ProcessLines
 from gpudiag.model.source_lines.records import LineWork
 
 #: The node of time outside of any line of the user.
 ROOT = 0
+#: Instead of a node: gpudiag itself runs, between two steps.
+NO_LINE = -1
 #: Number of the training thread.
 _TRAINING = -1
 
@@ -81,7 +83,7 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         time_ns: times at which the current line changes, ascending.
-        node: the node that is current from each time on.
+        node: the node that is current from each time on, or `NO_LINE`.
         step_ns: times at which steps end, the first one at the section's beginning.
         calls: by index of `time_ns`, calls of functions that are not recorded, from that time on.
     """
@@ -154,9 +156,9 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
         if value in WORK:
             follower.work(thread, WORK[value])
             continue
-        if value != STEP and not follower.move(thread, code, value):
+        if value not in {STEP, PAUSE} and not follower.move(thread, code, value):
             continue
-        node = follower.current
+        node = NO_LINE if value == PAUSE else follower.current
         times.append(at_ns)
         nodes.append(node)
     return Walked(time_ns=times, node=nodes, step_ns=steps, calls=calls)

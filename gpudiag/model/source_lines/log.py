@@ -17,7 +17,7 @@ from gpudiag.model.run_directory import LINES_DIR, find_run_directory
 LINES_SCHEMA = "gpudiag/lines/1"
 
 #: Values of an event that are no line number.
-CALL, LEAVE, STEP = -1, -2, -3
+CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: `CALLS` - n: n functions that are not recorded were called since the event before; `sys.settrace` slows each.
 CALLS = -1000
 #: Values of an event that say which work the current line calls.
@@ -43,7 +43,8 @@ class Events(msgspec.Struct, frozen=True):
     Attributes:
         ns: differences of times; the first is a time of `perf_counter_ns`.
         code: index of the function; -1 for none.
-        value: line number, or one of `CALL`, `LEAVE`, `STEP`, `CALLS` and the keys of `WORK`.
+        value: line number, or one of `CALL`, `LEAVE`, `STEP`, `PAUSE` (gpudiag runs until the next `STEP`), `CALLS` and
+            the keys of `WORK`.
     """
 
     ns: list[Nanoseconds]

@@ -25,7 +25,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 #: Entries that are no line number.
-CALL, LEAVE, STEP = -1, -2, -3
+CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: `CALLS` - n: n functions that are not recorded were called since the entry before.
 CALLS = -1000
 #: Entries that say which work the current line calls.
@@ -145,7 +145,7 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
     allowed += max(0.0, allowed_ns - _COLD_EVENTS * _EVENT_NS) / _FURTHER_EVENT_NS
     counts: Counter[tuple[CodeType, int]] = Counter()
     spent: Counter[tuple[CodeType, int]] = Counter()
-    for (at_ns, code, value), following in itertools.pairwise(entries):
+    for (at_ns, code, value), following in itertools.pairwise(entry for entry in entries if entry[2] > CALLS):
         if code is not None:
             key = (code, max(value, 0) if by_line else 0)
             counts[key] += 1

@@ -19,6 +19,7 @@ from types import CodeType
 from typing import Any, Literal
 
 from gpudiag.training.session.line_events import (
+    PAUSE,
     STEP,
     Entry,
     MonitoredEvents,
@@ -57,6 +58,7 @@ class LineLog:
         self._total = 0
         self._step_begin = 0
         self._steps = 0
+        self._recording = False
 
     def begin(self, section: Section, *, in_loop: bool = True) -> None:
         """Begin a section at a step's end. Only the first section discovers functions.
@@ -76,6 +78,7 @@ class LineLog:
         if not self._stack:
             self._stack = [(frame.f_code, frame.f_lineno) for frame in frames]
         self._steps = 0
+        self._recording = True
         try:
             self._source.start(frames, entries, others, discover=len(self.sections) == 1)
         except Exception as error:  # noqa: BLE001  # the training goes on
@@ -100,6 +103,11 @@ class LineLog:
         self._step_begin = len(entries)
         entries.append((time.perf_counter_ns(), None, STEP))
 
+    def pause(self) -> None:
+        """Note that gpudiag itself runs, until `mark`."""
+        if self.sections and self._recording:
+            self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
+
     def mark(self) -> None:
         """Set the time of the last step's end to now, when the profiler's mark of the next step begins."""
         entries = self.sections[-1][1] if self.sections else []
@@ -112,6 +120,7 @@ class LineLog:
 
     def _stop(self, reason: str) -> None:
         self.unavailable = self.unavailable or reason
+        self._recording = False
         if self._source is not None:
             with contextlib.suppress(Exception):
                 self._source.stop()

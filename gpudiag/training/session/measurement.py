@@ -135,6 +135,8 @@ class RankMeasurement:
         A failure of the measurement ends the measurement; it ends the user's training only if `raises` is set.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
+        if self._lines is not None:
+            self._lines.pause()
         try:
             next(self._steps)
         except StopIteration:
