@@ -32,6 +32,7 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import find_facts_file, find_inference, find_run_record
+from gpudiag.model.source_lines.log import find_line_logs
 from gpudiag.model.timeline import Timeline
 
 
@@ -65,7 +66,8 @@ def analysis_of_traces(
     attribution = attribute(timeline)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
-    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
+    logs = find_line_logs(paths)
+    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts, line_logs=logs))
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
@@ -109,6 +111,7 @@ def analysis_of_traces(
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=_compute_rate(run),
+        lines=case.lines.table() if case.lines is not None else (),
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)

@@ -18,6 +18,7 @@ from gpudiag.model.quantities import (
     Rate,
 )
 from gpudiag.model.run import ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
+from gpudiag.model.source_lines.records import SourceLine, SourceLocation
 
 if TYPE_CHECKING:
     from gpudiag.model.frames import Frames
@@ -106,6 +107,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         instead: codes of other findings of which removing any one suffices: then another limit applies and removing the
             others saves nothing more.
         place: host location in the step, as far as known: operator before and after, file and line.
+        source: the line of the user's source to change, if known.
         parts_ms: components of the recoverable time by name, in milliseconds; they add up to it.
     """
 
@@ -119,6 +121,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     instead: tuple[str, ...] = ()
     place: str = ""
+    source: SourceLocation | None = None
     parts_ms: dict[str, Milliseconds] = {}
     evidence: dict[str, Any] = {}
     advice: tuple[str, ...] = ()
@@ -341,6 +344,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         modules: None without marks of modules: traces of others, of early versions, TensorFlow.
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
+        lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         inference: how fast the run wrote a volume; None if it trained.
     """
 
@@ -367,6 +371,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     timed: tuple[UnprofiledRank, ...] | None = None
     recording: RecordingCost | None = None
     compute: ComputeRate | None = None
+    lines: tuple[SourceLine, ...] = ()
     inference: InferenceRecord | None = None
 
     def __repr__(self) -> str:

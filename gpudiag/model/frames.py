@@ -44,7 +44,7 @@ class Frames(NamedTuple):
             steps of the slowest rank, which has no number here.
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
-        collectives, kernels, operators, findings: the fields of the analysis.
+        collectives, kernels, operators, findings, lines: the fields of the analysis.
     """
 
     devices: DataFrame
@@ -56,6 +56,7 @@ class Frames(NamedTuple):
     operators: DataFrame
     modules: DataFrame
     findings: DataFrame
+    lines: DataFrame
 
 
 def analysis_frames(analysis: Analysis) -> Frames:
@@ -92,6 +93,7 @@ def analysis_frames(analysis: Analysis) -> Frames:
         operators=table("operators"),
         modules=_modules(analysis),
         findings=table("findings"),
+        lines=table("lines"),
     )
 
 

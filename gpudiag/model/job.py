@@ -16,8 +16,6 @@ NcclAlgorithm = Literal["ring", "tree"]
 
 #: The strategy without communication, in every framework and in records: the floor for all others.
 INDEPENDENT = "independent"
-#: Recorded if a user-defined function decides how gradients are communicated.
-OWN_STRATEGY = "own"
 
 #: The framework if none is given.
 DEFAULT_FRAMEWORK = "pytorch"

@@ -7,6 +7,9 @@ from typing import Literal
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Percentage, Rate, Seconds
 from gpudiag.model.structs import msgspec
 
+#: Strategy in records if a user-defined function decides how gradients are communicated.
+OWN_STRATEGY = "own"
+
 RUN_SCHEMA = "gpudiag/run/1"
 RANK_SCHEMA = "gpudiag/rank/1"
 INFERENCE_SCHEMA = "gpudiag/inference/1"

@@ -21,6 +21,7 @@ RUN_FILE = "run.json"
 FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
+LINES_DIR = "lines"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
@@ -233,30 +234,31 @@ class _Schema(msgspec.Struct):
 
 def find_run_record(paths: Sequence[Path | str]) -> RunRecord | None:
     """Return the run record beside the given traces, if a single path names a run directory (or its `traces/`)."""
-    directory = _run_directory(paths)
+    directory = find_run_directory(paths)
     return None if directory is None else read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
 
 
 def find_inference(paths: Sequence[Path | str]) -> InferenceRecord | None:
     """Return the inference record of a run directory; None if there is none, or it cannot be read."""
-    directory = _run_directory(paths)
+    directory = find_run_directory(paths)
     return None if directory is None else readable_json(directory / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
 
 def find_kernel_only_traces(paths: Sequence[Path | str]) -> Path | None:
     """Return the directory of kernel-only traces beside the given traces, if a single path names a run directory."""
-    directory = _run_directory(paths)
+    directory = find_run_directory(paths)
     light = None if directory is None else directory / TRACES_DIR / KERNEL_ONLY_TRACES
     return light if light is not None and light.is_dir() and any(light.iterdir()) else None
 
 
 def find_facts_file(paths: Sequence[Path | str]) -> Path | None:
     """Return the facts beside the given traces, if a single path names a run directory (or its `traces/`)."""
-    directory = _run_directory(paths)
+    directory = find_run_directory(paths)
     return directory / FACTS_FILE if directory is not None and (directory / FACTS_FILE).is_file() else None
 
 
-def _run_directory(paths: Sequence[Path | str]) -> Path | None:
+def find_run_directory(paths: Sequence[Path | str]) -> Path | None:
+    """Return the run directory, if a single path names one (or its `traces/`)."""
     if len(paths) != 1:
         return None
     candidates = (Path(paths[0]), Path(paths[0]).parent)

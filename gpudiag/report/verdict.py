@@ -113,8 +113,10 @@ def other_findings(analysis: Analysis, verdict: ReportVerdict) -> list[Finding]:
 
 
 def title_of(finding: Finding, title: str = "") -> str:
-    """Return a finding's title with a capital letter."""
+    """Return a finding's title with a capital letter, unless it begins with a file."""
     words = _line(title or finding.title or finding.code)
+    if finding.source is not None and words.startswith(_line(finding.source.place)):
+        return words
     return words[:1].upper() + words[1:]
 
 

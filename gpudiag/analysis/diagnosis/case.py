@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
+from gpudiag.analysis.diagnosis.source_lines import CaseLines
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
     devices_set_pace,
     fastest_host_ms,
@@ -28,6 +29,7 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import RunRecord
+from gpudiag.model.source_lines.log import LineLogs
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
 
@@ -41,6 +43,7 @@ class Case:
         attribution: buckets of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
+        line_logs: line events of the run's processes.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -48,6 +51,7 @@ class Case:
     attribution: Attribution
     facts: Facts | None = None
     run: RunRecord | None = None
+    line_logs: LineLogs | None = None
     outlier_steps: str = ""
 
     @cached_property
@@ -62,6 +66,15 @@ class Case:
             unprofiled_input=unprofiled_input(self.run),
             recorded_ms=self.slowest_ms,
         )
+
+    @cached_property
+    def lines(self) -> CaseLines | None:
+        """Return the lines of the user's source; None if none were recorded."""
+        if self.line_logs is None or not self.line_logs.ranks:
+            return None
+        ranks = () if self.run is None else self.run.ranks
+        unprofiled = {rank.rank: rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None}
+        return CaseLines(self.timeline, self.line_logs, unprofiled)
 
     @cached_property
     def step_ms(self) -> float:

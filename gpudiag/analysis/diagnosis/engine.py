@@ -10,6 +10,7 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.explained import explain, path_of_fixes
+from gpudiag.analysis.diagnosis.one_line import in_one_line
 from gpudiag.analysis.diagnosis.one_place import in_one_place
 from gpudiag.analysis.diagnosis.registry import CONCLUSION, REVISIONS, RULES, WITHOUT_SIMULATION
 from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
@@ -17,6 +18,7 @@ from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, grade, score, settled, survival
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.sources import with_input_lines, with_sources
 from gpudiag.analysis.diagnosis.unprofiled_steps import unprofiled_longer_ms
 from gpudiag.model.analysis import (
     NOT_ALL_SEEN_CODES,
@@ -80,10 +82,11 @@ def diagnose(case: Case) -> Diagnosis:
     proposals, doubts = _ask_rules(case, what_if, warnings)
     scored, insignificant = score(what_if, proposals, Significance(case, what_if))
     doubts.extend(insignificant)
-    scored = in_one_place(case, what_if, scored)
+    scored = with_sources(case, what_if, in_one_line(case, what_if, in_one_place(case, what_if, scored)))
     findings = _graded(what_if, scored)
     for revise in REVISIONS:
         findings = revise(case, findings)
+    findings = with_input_lines(case, findings)
     explained = explain(case, what_if, scored, findings)
     unexplained = [bucket for bucket in explained if bucket.unexplained_ms]
     conclusive = not doubts and not warnings & _UNSURE_OF_COMPUTE and not unexplained

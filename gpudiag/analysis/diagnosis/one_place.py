@@ -41,17 +41,22 @@ from gpudiag.model.timeline import DeviceTrack, OpClass
 
 _STALL = HostStall.code
 #: Codes of findings that may be merged: the host itself causes them at some instant of the step.
-_PARTS = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
+MERGED_CODES = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
 _FORWARD = "the model's forward pass"
-_SAVING = pytorch(
+SAVING = pytorch(
     "Tensors are copied to the CPU there: save checkpoints every N steps or in the background "
     "(torch.distributed.checkpoint.async_save), and keep sums on the GPU that are read once per epoch."
 )
 
 
 def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Merge the findings that go away together with a stall when its place is removed."""
-    candidates = [scored for scored in findings if scored.finding.code in _PARTS]
+    """Merge the findings that go away together with a stall when its place is removed.
+
+    If the lines of the source are known, they divide the host time better than ranges do (`one_line`).
+    """
+    if case.lines is not None and case.lines.placed:
+        return list(findings)
+    candidates = [scored for scored in findings if scored.finding.code in MERGED_CODES]
     if len(candidates) < 2 or not any(scored.finding.code == _STALL for scored in candidates):
         return list(findings)
     place = _main_place(what_if, _places(case, what_if))
@@ -61,16 +66,16 @@ def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
     edit = partial(_without_place, nodes)
     gone = edit(what_if, what_if.corrected)
     saved = what_if.saving_ms(gone)
-    absorbed = _absorbed(what_if, candidates, gone)
+    absorbed = absorbed_by(what_if, candidates, gone)
     if not absorbed or not _is_one_cause(absorbed, saved) or not notable(saved, what_if.now_ms):
         return list(findings)
     proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, words, nodes, absorbed))
     merged = scored_finding(what_if, proposal, saved)
-    others = [_rescored(scored, gone, what_if) for scored in findings if scored not in absorbed]
+    others = [rescored(scored, gone, what_if) for scored in findings if scored not in absorbed]
     return in_order([merged, *(scored for scored in others if notable(scored.savings_ms, what_if.now_ms))])
 
 
-def _absorbed(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
+def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
     """Return the findings that save little more once the place is gone."""
     left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
     return [
@@ -88,7 +93,7 @@ def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
     return len(absorbed) > 1 and largest > 0 and min(stalled, saved) >= (1 - SAME_AMOUNT) * largest
 
 
-def _rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
+def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
     """Return the finding; lower the savings of launch overhead to what it saves once the place is gone.
 
     Launch overhead is always scored after waste is removed.
@@ -153,7 +158,7 @@ def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[
 
 def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -> Scenario:
     """Remove the work, untraced time, waits and copies of these host nodes, except those of communication."""
-    copies = _copies(nodes, what_if)
+    copies = copies_of(nodes, what_if)
     communication = what_if.model.communication
     return replace(
         costs,
@@ -165,7 +170,7 @@ def _without_place(nodes: NDArray[np.bool_], what_if: WhatIf, costs: Scenario) -
     )
 
 
-def _copies(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
+def copies_of(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
     """Return bool[m]: the copies between host and device that these host nodes launch or wait for."""
     host, device = what_if.graph.host, what_if.graph.device
     copies = np.zeros(len(device.start), np.bool_)
@@ -186,7 +191,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 ) -> Finding:
     waits = nodes & (what_if.graph.host.block == HostBlock.SYNC)
     copied = bool(waits.any())
-    advice: Advice = (_SAVING, *ELSEWHERE) if copied else ELSEWHERE
+    advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
     return Finding(
         code=_STALL,
         severity=severity_of(percent),
@@ -197,15 +202,18 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         confidence="high",
         title=f"the training thread does other work {words}, which costs {gain:.1f} ms per step",
         place=words,
-        parts_ms=_parts(what_if, nodes, gain),
+        parts_ms=parts_of(what_if, _without_place(nodes, what_if, what_if.corrected), gain),
         evidence={"ms_by_finding_alone": {scored.finding.code: scored.savings_ms for scored in absorbed}},
         advice=advice_for(case.timeline.framework, advice),
     )
 
 
-def _parts(what_if: WhatIf, nodes: NDArray[np.bool_], gain: float) -> dict[str, float]:
-    """Return the components of the gain, in ms per step: what each adds when removed after the preceding ones."""
-    costs, whole = what_if.corrected, _without_place(nodes, what_if, what_if.corrected)
+def parts_of(what_if: WhatIf, whole: Scenario, gain: float) -> dict[str, float]:
+    """Return the components of the gain of a scenario, in ms per step.
+
+    Each is what it adds when removed after the preceding ones.
+    """
+    costs = what_if.corrected
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)
     uncopied = replace(unblocked, duration=whole.duration, gap=whole.gap)

@@ -16,9 +16,9 @@ from gpudiag.analysis.diagnosis.simulation.host_time import (
     before_first_ops,
     garbage_collection,
     slow_calls,
-    untraced_stretches,
+    untraced_time,
 )
-from gpudiag.intervals import Intervals, distinct, intersect, length, subtract
+from gpudiag.intervals import Intervals, intersect, length
 from gpudiag.model.event import EventKind, EventTable, Role
 from gpudiag.model.timeline import PAUSE_NS, DeviceTrack
 from gpudiag.units import milliseconds
@@ -109,7 +109,7 @@ def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[P
     Time before a step's first op and time in communication do not count. A location has its largest time of all ranks;
     with `common` the lower median over ranks, because a stall of one rank is not common.
     """
-    by_process = [_places(case, track, _untraced) for track in _processes(case, ranks)]
+    by_process = [_places(case, track, untraced_time) for track in _processes(case, ranks)]
     places = []
     for words in {words: None for process in by_process for words in process}:
         lengths = sorted((at[words] for at in by_process if words in at), key=lambda place: place.ms_per_step)
@@ -188,13 +188,6 @@ def _processes(case: Case, ranks: Container[int]) -> list[DeviceTrack]:
         track.trace: track for track in reversed(case.tracks) if track.rank in ranks and len(track.window_steps)
     }
     return [by_trace[trace] for trace in sorted(by_trace)]
-
-
-def _untraced(track: DeviceTrack, events: EventTable) -> Intervals:
-    """Return the untraced time of the training thread and of launching threads, without communication."""
-    launching = [other for other in distinct(track.ops.launch_thread).tolist() if other in track.threads]
-    stretches = untraced_stretches(track, events, list({track.steps.thread, *launching}), *analysed_span(track))
-    return subtract(stretches, track.host_communication)
 
 
 def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> str:

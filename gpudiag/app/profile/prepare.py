@@ -17,7 +17,8 @@ from gpudiag.machine.probes.cache import cached_measurements, keep_measurements
 from gpudiag.machine.probes.plan import installed
 from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.facts import Facts, nccl_transport
-from gpudiag.model.job import OWN_STRATEGY, Job, RunOptions
+from gpudiag.model.job import Job, RunOptions
+from gpudiag.model.run import OWN_STRATEGY
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.launch import Interpreter, Plan, inspect_interpreter
 from gpudiag.training.models.registry import is_own

@@ -30,6 +30,7 @@ _PHASES: dict[Phase, str] = {
     "starting": "starting",
     "warmup": "warm-up",
     "timed": "timed",
+    "lines": "lines",
     "profiled": "recorded",
     "saving": "saving",
     "done": "done",

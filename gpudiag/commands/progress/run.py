@@ -22,6 +22,7 @@ _PHASES = {
     "starting": "starting",
     "warmup": "warming up",
     "timed": "timing steps without the profiler",
+    "lines": "timing the lines of the source",
     "profiled": "recording steps",
     "saving": "saving traces",
     "done": "done",

@@ -77,7 +77,13 @@ class StrategyBenchmarkProgress(StatusLine):
 class FaultProgress(StatusLine):
     """Progress of `gpudiag selftest`. Only rank 0 is read, because all ranks go in step."""
 
-    _PHASES: ClassVar = {"starting": "starting", "warmup": "warming up", "timed": "timing", "profiled": "recording"}
+    _PHASES: ClassVar = {
+        "starting": "starting",
+        "warmup": "warming up",
+        "timed": "timing",
+        "lines": "timing lines",
+        "profiled": "recording",
+    }
 
     def heard(self, message: Progress, faults: tuple[str, ...]) -> None:
         """Show the phase and the fault, of a launch that measures these faults in order."""

@@ -13,12 +13,15 @@ from gpudiag.report import verdict as words
 from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
+from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, source_tables
 from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
 from gpudiag.report.terminal.traffic import collectives_table, kernels_table, modules_section, wait_lines
 
 #: Pieces of advice, and findings besides the verdict, in a short report.
 _FEW_STEPS = 3
 _FEW_FINDINGS = 4
+#: Source lines in a short report.
+_FEW_LINES = 8
 _INDENT = 2
 #: Far more findings than an analysis has; rendering 20,000 of a hostile file would take a minute.
 _MOST_FINDINGS = 200
@@ -33,6 +36,7 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
     sections: list[tuple[str, RenderableType | None]] = [
         (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
     ]
+    sections += _source_sections(analysis, most=None if full else _FEW_LINES)
     if full:
         sections += _details(analysis, console)
     else:
@@ -76,6 +80,25 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full
         *(Text(line, style="dim") for line in notes if line),
         *([Text(), *below] if below else []),
     )
+
+
+def _source_sections(analysis: Analysis, *, most: int | None) -> list[tuple[str, RenderableType | None]]:
+    """Return the lines of the user's source with their times; in a short report only if a finding names one."""
+    if most is not None and not any(finding.source is not None for finding in analysis.findings):
+        return []
+    return [(heading, _source_table(rows)) for heading, rows in source_tables(analysis, most=most)]
+
+
+def _source_table(rows: list[SourceRow]) -> RenderableType:
+    table = plain_grid(
+        {"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {"no_wrap": True, "justify": "right"}, {}, gap=2
+    )
+    table.add_row(*(Text(heading, style="dim") for heading in SOURCE_COLUMNS))
+    for row in rows:
+        place, ms, idle, text = source_cells(row)
+        style = "bold" if row.marked else ""
+        table.add_row(Text(place, style=style), Text(ms, style=style), Text(idle), Text(text, style=style))
+    return table
 
 
 def _details(analysis: Analysis, console: Console) -> list[tuple[str, RenderableType | None]]:

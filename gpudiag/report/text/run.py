@@ -10,6 +10,7 @@ from gpudiag.report import verdict as words
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
+from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
 
@@ -33,6 +34,7 @@ def to_markdown(analysis: Analysis) -> str:
     lines += _paragraphs(f"{line}." for line in (header.step_line(analysis).plain, *header.header_lines(analysis)))
     lines += _verdict(words.verdict_of(analysis))
     lines += _time(analysis)
+    lines += _source_lines(analysis)
     lines += _listed("Waits", waits)
     lines += _findings(analysis)
     lines += _kernels(analysis)
@@ -81,6 +83,14 @@ def _findings(analysis: Analysis) -> list[str]:
         lines += [f"**{escaped(words.title_of(finding))}** ({escaped(words.about(finding))})", ""]
         lines += _paragraphs(words.finding_lines(finding, analysis))
         lines += [*(f"- {escaped(advice)}" for advice in finding.advice), ""]
+    return lines
+
+
+def _source_lines(analysis: Analysis) -> list[str]:
+    lines: list[str] = []
+    for heading, rows in source_tables(analysis):
+        cells = [source_cells(row) for row in rows]
+        lines += [f"## {heading}", "", *markdown_table(SOURCE_COLUMNS, cells, left=1), ""]
     return lines
 
 

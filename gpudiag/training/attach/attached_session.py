@@ -21,7 +21,7 @@ from gpudiag.training.session.measurement import RankMeasurement, RunDescription
 from gpudiag.training.session.phases import PhaseSettings
 from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.session.ranges import STEP, Range, take_input_ns
-from gpudiag.training.session.step_counts import ACTIVE_STEPS, recording_steps
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, fewest_steps, recording_steps, split_short_loop
 
 if TYPE_CHECKING:
     from gpudiag.training.session.phases import Phases
@@ -74,6 +74,7 @@ class AttachedSession:
                 steps=settings.steps,
                 warmup=settings.warmup,
                 recorded=recorded,
+                lines=True,
                 suggest=suggest_options,
                 save_after_s=_SAVE_AFTER_S,
             ),
@@ -116,6 +117,7 @@ class AttachedSession:
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
+        self._measurement.mark_lines()
         take_input_ns()  # discards fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
@@ -238,17 +240,18 @@ class BackgroundWindow(ProfiledWindow):
             self._thread.join()
 
 
-def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
+def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
     """Say by how many steps a command was too short, and suggest command-line options (see `suggest_arguments`).
 
-    Worked example. 29 steps minus two recordings of 2 + 6 leave 13. A third of them warm up: `--warmup 4 --steps 9`.
+    Worked example. 29 steps minus two recordings of 2 + 6 leave 13. Of these, 3 warm up, and 3 time lines:
+    `--warmup 3 --steps 7`.
     """
     left = ran - recording_steps(ACTIVE_STEPS) - run_in
-    fits = left >= MIN_ADVISED_WARMUP + MIN_ADVISED_STEPS
+    fits = left >= fewest_steps(lines=lines) + 1
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     if at_least and fits:  # the number is unknown
         needed = "more steps are needed until their times have converged"
     if not fits:
         return needed
-    warmup = max(MIN_ADVISED_WARMUP, left // 3)
-    return f"{needed}, or --warmup {warmup} --steps {min(_MAX_ADVISED_STEPS, left - warmup)}"
+    warmup, steps = split_short_loop(left, lines=lines)
+    return f"{needed}, or --warmup {warmup} --steps {min(_MAX_ADVISED_STEPS, steps)}"

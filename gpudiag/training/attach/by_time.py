@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.job import OWN_STRATEGY
-from gpudiag.model.run import RankRecord, RunRecord, StepsFound
+from gpudiag.model.run import OWN_STRATEGY, RankRecord, RunRecord, StepsFound
 from gpudiag.training.attach.attached_session import OWN_PROFILER, BackgroundWindow
 from gpudiag.training.attach.attachment import claim
 from gpudiag.training.attach.main_thread import in_main_thread, raise_in_main_thread

@@ -79,7 +79,7 @@ def enter() -> None:
     with contextlib.suppress(Exception):  # private modules of PyTorch, which other versions may move
         from gpudiag.training.frameworks.pytorch.dataloader import watch_workers
 
-        watch_workers()  # before workers exist
+        watch_workers(os.path.join(settings.run_dir, "lines"))  # noqa: PTH118  # before workers exist
     os.register_at_fork(after_in_child=_forked)
     atexit.register(_report_end)
     _entered.report.write(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,13 @@ from gpudiag.training.attach.command_process import PATIENCE_S, VARIABLE, Proces
 from gpudiag.training.attach.command_watch import Death
 from gpudiag.training.launch.failure_cause import name_ranks, signal_name
 from gpudiag.training.session.progress import Progress
-from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_UNPROFILED_STEPS, MIN_WARMUP_STEPS, recording_steps
+from gpudiag.training.session.step_counts import (
+    ACTIVE_STEPS,
+    MIN_UNPROFILED_STEPS,
+    MIN_WARMUP_STEPS,
+    line_steps,
+    recording_steps,
+)
 
 #: Errors of a rank whose peer has ended; the peer is the cause.
 _CONSEQUENCE = re.compile(
@@ -28,7 +35,12 @@ _BY_LAUNCHERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 _SIGNALS_FROM = 128
 
 _NOT_SEEN = f"python -I or -E, ssh, sudo, a container: hand PYTHONPATH and {VARIABLE} on, as mpirun -x does"
-_PHASES = {"warmup": "warm-up step", "timed": "unprofiled step", "profiled": "recorded step"}
+_PHASES = {
+    "warmup": "warm-up step",
+    "timed": "unprofiled step",
+    "lines": "step that times source lines",
+    "profiled": "recorded step",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +120,8 @@ def needed_steps(settings: Settings) -> int:
     """Return about how many optimizer steps a command must take to be measured."""
     warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
     unprofiled = settings.steps or MIN_UNPROFILED_STEPS
-    return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + recording_steps(ACTIVE_STEPS)
+    lines = line_steps(math.inf, unprofiled)
+    return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + lines + recording_steps(ACTIVE_STEPS)
 
 
 def _why_unmeasured(outcome: CommandOutcome) -> str:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DEFAULT_FRAMEWORK, OWN_STRATEGY
-from gpudiag.model.run import RunRecord
+from gpudiag.model.job import DEFAULT_FRAMEWORK
+from gpudiag.model.run import OWN_STRATEGY, RunRecord
 from gpudiag.model.run_directory import RUN_FILE
 from gpudiag.model.structs import msgspec
 from gpudiag.training.attach.command_process import PYTHON_SEEN, VARIABLE, Settings

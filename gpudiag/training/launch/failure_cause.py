@@ -17,7 +17,7 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:
 #: The end of the log that is read; the summary is in it.
 _TAIL_BYTES = 200_000
 
-_PHASES = ("starting", "warmup", "timed", "profiled", "saving", "done", "failed")
+_PHASES = ("starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed")
 
 _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
     error.exit_code: error for error in (UsageError, HardwareMissingError, UnreadableInputError)

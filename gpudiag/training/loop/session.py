@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpudiag.errors import UsageError
 from gpudiag.model.job import Job
+from gpudiag.model.run_directory import LINES_DIR
 from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.loop.launched import Launched, launched
 from gpudiag.training.session.agreement import Agreement
@@ -92,11 +93,12 @@ class Session:
                 "gpudiag.profile was given no run directory",
                 'Write gpudiag.profile("run-dir"), or start the function with `gpudiag profile module:function`.',
             )
-        self._loaders = load_runtime(framework).loader_watch()  # refuses an unknown framework
+        self.run_dir = Path(run.run_dir if run is not None else run_dir or "")
+        # This refuses an unknown framework.
+        self._loaders = load_runtime(framework).loader_watch(str(self.run_dir.absolute() / LINES_DIR))
         for name, value, least in (("steps", steps, 1), ("warmup", warmup, 0), ("active", active, MIN_ACTIVE_STEPS)):
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
-        self.run_dir = Path(run.run_dir if run is not None else run_dir or "")
         self._run = run
         self._stop = run is not None if stop is None else stop
         self._device = device
@@ -104,7 +106,7 @@ class Session:
         self._model = model
         self._timeout_s = timeout_s
         description = RunDescription(command=tuple(sys.argv), batch_size=batch_size)
-        settings = PhaseSettings(steps=steps, warmup=warmup, active=active)
+        settings = PhaseSettings(steps=steps, warmup=warmup, active=active, lines=True)
         if run is not None:
             self._framework = framework or run.job.framework
             description = _launched_description(run.job, batch_size)
@@ -200,6 +202,7 @@ class Session:
             if fetched == length:
                 return  # so that finding the end is no step of its own
             with Range(STEP, number=self._number):
+                self._measurement.mark_lines()
                 begin_ns = time.perf_counter_ns()
                 with Range(INPUT):
                     try:
@@ -251,6 +254,7 @@ def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
         limits=WarmupLimits() if run.warmup_s is None else WarmupLimits(seconds=run.warmup_s),
         target=run.target,
         recorded=run.recorded,
+        lines=":" in run.job.workload,
     )
 
 

@@ -35,6 +35,7 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
         more_warmup: warm-up steps until the next decision; 0 if warm-up is over.
         converged: step times have converged.
         unprofiled_steps: number of unprofiled steps that follow.
+        line_steps: number of steps after these in which the user's lines are timed.
         ended: the loop of a rank is over, so that no further step can be measured.
         run_id: distinguishes the run from other runs in the same directory.
     """
@@ -42,6 +43,7 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
     more_warmup: int = 0
     converged: bool = False
     unprofiled_steps: int = 0
+    line_steps: int = 0
     ended: bool = False
     run_id: str = ""
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.job import OWN_STRATEGY
-from gpudiag.model.run import ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
+from gpudiag.model.run import OWN_STRATEGY, ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session import record
 from gpudiag.training.session.agreement import Agreement
+from gpudiag.training.session.line_log import LineLog, write_lines
 from gpudiag.training.session.phases import Phases, PhaseSettings
 from gpudiag.training.session.position import ClusterPosition, current_position, script_name
 from gpudiag.training.session.progress import ProgressSender
@@ -73,6 +73,7 @@ class RankMeasurement:
         self._devices: tuple[tuple[str, str], ...] = (("", ""),)
         self._software: dict[str, str] = {}
         self._steps: Iterator[None] | None = None
+        self._lines = LineLog() if settings.lines and settings.recorded else None
 
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Replace this rank's files of an earlier run, and write records that mark the run as unfinished.
@@ -122,6 +123,7 @@ class RankMeasurement:
             on_gpu=runtime.on_gpu(devices[0]),
             loaders=loaders,
             counter=runtime.flop_counter(devices, model),
+            lines=self._lines,
         )
         self._steps = phases.run()
         self.save()
@@ -133,6 +135,8 @@ class RankMeasurement:
         A failure of the measurement ends the measurement; it ends the user's training only if `raises` is set.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
+        if self._lines is not None:
+            self._lines.pause()
         try:
             next(self._steps)
         except StopIteration:
@@ -144,6 +148,11 @@ class RankMeasurement:
             self.error = f"{type(error).__name__}: {error}"
             logger.warning("gpudiag stops measuring: %s", self.error)
         return not self.over
+
+    def mark_lines(self) -> None:
+        """Relate the line events to the profiler's mark of the step, which has just begun."""
+        if self._lines is not None:
+            self._lines.mark()
 
     def close(self, error: BaseException | None, *, wait_for_others: bool = True) -> None:
         """Save the measurements; `error` is the exception that ended the training, if any.
@@ -166,11 +175,21 @@ class RankMeasurement:
                 logger.warning("gpudiag: rank %d: %s", self.position.rank, self.error)
             if self.phases is not None:
                 self.agreement.leave()
+            self._write_lines()
             self.save(status)
             if self.position.rank == 0:
                 self._write_final_run(status, wait_for_others=wait_for_others)
             if self.error is None:
                 self.progress.tell("done")
+
+    def _write_lines(self) -> None:
+        """Write the log of the user's lines. Without it the verdict names no lines."""
+        if self._lines is None or not (self._lines.sections or self._lines.unavailable):
+            return
+        try:
+            write_lines(record.lines_file(self.run_dir, self.position.first_rank), self._lines.encode())
+        except Exception as error:  # noqa: BLE001  # e.g. a full disk, or source that cannot be read
+            self.progress.note(f"the lines of the source could not be saved: {type(error).__name__}: {error}")
 
     def save(self, status: RunStatus = "failed") -> None:
         """Write this rank's record, and on rank 0 the run's, so that a killed run keeps its measurements."""

@@ -31,6 +31,7 @@ from gpudiag.training.session.step_counts import (
 )
 
 if TYPE_CHECKING:
+    from gpudiag.training.session.line_log import LineLog
     from gpudiag.training.session.runtime import LoaderWatch, StepFlopCounter, Window
 
 logger = logging.getLogger("gpudiag")
@@ -65,6 +66,7 @@ class PhaseSettings:
         target: required precision of the step time; if given, it determines the number of unprofiled steps.
         recorded: False to profile no steps.
         suggest: suggests sufficient arguments for a short loop, like `suggest_arguments`.
+        lines: time the lines of the user's source.
         save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
             steps survive a signal that ends the process. A save takes a few ms of a step, which costs 0.1 % in total.
     """
@@ -76,6 +78,7 @@ class PhaseSettings:
     target: TimingTarget | None = None
     recorded: bool = True
     suggest: Callable[..., str] = suggest_arguments
+    lines: bool = False
     save_after_s: float = math.inf
 
 
@@ -105,6 +108,7 @@ class Phases:
         on_gpu: bool,
         loaders: LoaderWatch | None = None,
         counter: StepFlopCounter | None = None,
+        lines: LineLog | None = None,
     ) -> None:
         self.warmup: Warmup | None = None
         self.unprofiled: StepTimes | None = None
@@ -125,6 +129,7 @@ class Phases:
         self._make_window = window
         self._run_in = _RUN_IN_STEPS if on_gpu else 0
         self._loaders = loaders
+        self._lines = lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
         #: If steps are timed for a second or two, checking convergence over two seconds would be too long.
@@ -135,7 +140,8 @@ class Phases:
         self._ran = self._warmup_ran = 0
         #: Number of unprofiled steps on which the ranks agreed.
         self._agreed_steps: int | None = None
-        self._phase: Literal["warm-up", "unprofiled", "profiled", "over"] = "warm-up"
+        self._line_steps = 0
+        self._phase: Literal["warm-up", "unprofiled", "lines", "profiled", "over"] = "warm-up"
         self._window: Window | None = None
         #: On rank 0: each rank's step times during warm-up, without the first step.
         self._warmup_ms: list[list[float]] = []
@@ -145,7 +151,7 @@ class Phases:
     @property
     def unprofiled_over(self) -> bool:
         """Return whether all unprofiled steps are over."""
-        return self._phase in {"profiled", "over"}
+        return self._phase in {"lines", "profiled", "over"}
 
     def run(self) -> Iterator[None]:
         """Run the coroutine. Raises TimeoutError if a peer does not post in time; profiler exceptions propagate."""
@@ -159,8 +165,10 @@ class Phases:
             self.problem = "another rank's loop ended while this one was still warming up"
             return
         self._phase = "unprofiled"
+        self._line_steps = decision.line_steps if self._lines is not None else 0
         yield from self._run_unprofiled(decision.unprofiled_steps)
         if self._settings.recorded:
+            yield from self._time_lines()
             self._phase = "profiled"
             for kind in TRACE_KINDS:
                 yield from self._record(kind)
@@ -177,6 +185,8 @@ class Phases:
             self._end_series()
             self._note_unprofiled()
             ended = f"after {len(self._series.step_ms)} unprofiled steps: no step was profiled"
+        elif self._phase == "lines":
+            ended = "while the lines of the source were timed: no step was profiled"
         else:
             window = self._take_window()
             if window is not None:
@@ -203,9 +213,13 @@ class Phases:
             warmup_steps = step_counts.MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
         unprofiled = self._agreed_steps or settings.steps or step_counts.MIN_UNPROFILED_STEPS
         recorded = recording_steps(settings.active) if settings.recorded else 0
+        if self._lines is not None:
+            recorded += self._line_steps or step_counts.line_steps(math.inf, unprofiled)
         needed = warmup_steps + self._run_in + unprofiled + recorded
         at_least = warming and (settings.warmup is None or settings.steps is None)
-        return settings.suggest(self._ran, max(1, needed - self._ran), at_least=at_least, run_in=self._run_in)
+        return settings.suggest(
+            self._ran, max(1, needed - self._ran), at_least=at_least, run_in=self._run_in, lines=self._lines is not None
+        )
 
     def _warm_up(self) -> Generator[None, None, PhaseDecision]:
         self._began_s = time.perf_counter()
@@ -243,9 +257,8 @@ class Phases:
                 known.extend(new)
         usable = [series for series in self._warmup_ms if series]
         if not usable:
-            return PhaseDecision(
-                converged=settings.warmup is not None, unprofiled_steps=settings.steps or _DEFAULT_STEPS
-            )
+            chosen = settings.steps or _DEFAULT_STEPS
+            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=chosen, line_steps=chosen)
         # The slowest rank sets the pace.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])
@@ -255,7 +268,10 @@ class Phases:
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
             converged = True  # too few steps to decide; a trend would show in the unprofiled steps
-        return PhaseDecision(converged=converged, unprofiled_steps=self._choose_steps(step_ms))
+        chosen = self._choose_steps(step_ms)
+        return PhaseDecision(
+            converged=converged, unprofiled_steps=chosen, line_steps=step_counts.line_steps(step_ms, chosen)
+        )
 
     def _at_limit(self) -> bool:
         limits = self._settings.limits
@@ -299,6 +315,20 @@ class Phases:
             self._note_warmup(converged=False)
         self._changed()
 
+    def _time_lines(self) -> Iterator[None]:
+        """Run steps in which the events of the user's lines are recorded."""
+        if self._lines is None:
+            return
+        self._phase = "lines"
+        if self._loaders is not None:
+            self._loaders.time_lines()
+        self._lines.begin("alone")
+        for step in range(1, self._line_steps + 1):
+            self._progress.tell("lines", step, self._line_steps)
+            yield
+            self._lines.step()
+        self._lines.end()
+
     def _end_series(self) -> None:
         self._scheduling.end()
         self._series.extend(self._clock.series())
@@ -324,12 +354,15 @@ class Phases:
         for step in range(PROFILER_WARMUP_STEPS + active):
             recorded = step - PROFILER_WARMUP_STEPS
             if recorded == 0:
+                if self._lines is not None:
+                    self._lines.begin(kind)
                 self._clock.restart()
             done = TRACE_KINDS.index(kind) * active + max(0, recorded)
             self._progress.tell("profiled", done, len(TRACE_KINDS) * active)
             yield
             if recorded >= 0:
                 self._clock.mark()
+                self._note_line_step(last=recorded == active - 1)
             if recorded == active - 1:
                 self._clock.finish()
                 if kind == TRACE_KINDS[-1]:
@@ -346,6 +379,12 @@ class Phases:
             self.recorded[kind] = times
             self._note_saved(taken)
             self._changed()
+
+    def _note_line_step(self, *, last: bool) -> None:
+        if self._lines is not None:
+            self._lines.step()
+            if last:
+                self._lines.end()
 
     @contextlib.contextmanager
     def _tolerating_failure(self) -> Iterator[None]:

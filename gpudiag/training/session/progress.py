@@ -22,7 +22,7 @@ SOCKET_VARIABLE = "GPUDIAG_PROGRESS_SOCKET"
 _INTERVAL_S = 0.2
 _MAX_CHARACTERS = 2000
 
-Phase = Literal["starting", "warmup", "timed", "profiled", "saving", "done", "failed"]
+Phase = Literal["starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed"]
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):

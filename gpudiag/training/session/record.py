@@ -14,6 +14,7 @@ from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import (
     ANALYSIS_FILE,
     KERNEL_ONLY_TRACES,
+    LINES_DIR,
     RUN_FILE,
     TRACES_DIR,
     readable_json,
@@ -38,6 +39,11 @@ def rank_file(run_dir: Path, rank: int) -> Path:
     return run_dir / RANKS_DIR / f"rank{rank}.json"
 
 
+def lines_file(run_dir: Path, rank: int) -> Path:
+    """Return the path of the log of source lines of the process whose first device has this rank."""
+    return run_dir / LINES_DIR / f"rank{rank}.json.gz"
+
+
 def trace_name(rank: int) -> str:
     """Return the path of this rank's full trace, relative to the run directory."""
     return f"{TRACES_DIR}/rank{rank}.pt.trace.json.gz"
@@ -56,6 +62,7 @@ def kernel_only_trace_name(trace: str) -> str:
 def clear_rank(run_dir: Path, rank: int) -> None:
     """Remove this rank's files of an earlier run."""
     rank_file(run_dir, rank).unlink(missing_ok=True)
+    lines_file(run_dir, rank).unlink(missing_ok=True)
     for trace in (trace_name(rank), tensorflow_trace_name(rank)):
         for path in (trace, kernel_only_trace_name(trace)):
             (run_dir / path).unlink(missing_ok=True)
@@ -67,7 +74,7 @@ def clear_run(run_dir: Path, world_size: int) -> None:
         (run_dir / name).unlink(missing_ok=True)
     folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
     traces = [(folder, ending) for folder in folders for ending in _TRACE_ENDINGS]
-    for folder, ending in ((RANKS_DIR, ".json"), *traces, (LOGS_DIR, ".log")):
+    for folder, ending in ((RANKS_DIR, ".json"), (LINES_DIR, ".json.gz"), *traces, (LOGS_DIR, ".log")):
         for path in (run_dir / folder).glob(f"rank*{ending}"):
             number = path.name.removeprefix("rank").removesuffix(ending)
             if number.isdecimal() and int(number) >= world_size:

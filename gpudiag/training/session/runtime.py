@@ -51,6 +51,9 @@ class LoaderWatch(Protocol):
     def begin(self) -> None:
         """Discard the times of earlier batches."""
 
+    def time_lines(self) -> None:
+        """Ask the workers to time the lines of the user's dataset."""
+
     def pace(self) -> LoaderPace | None:
         """Return the mean time per batch since `begin`; None if it is unknown."""
 
@@ -94,7 +97,7 @@ class Runtime(Protocol):
     def marked_loaders(self) -> AbstractContextManager[None]:
         """Mark each fetch of a batch from the framework's loaders as a range named `input`, while open."""
 
-    def loader_watch(self) -> LoaderWatch | None:
+    def loader_watch(self, lines_dir: str = "") -> LoaderWatch | None:
         """Return a timer of the loader workers that are started from now on; None if that is impossible."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> Window:

@@ -41,6 +41,11 @@ _BLOCK_STEPS = (3, 50)
 #: Approximate duration of the unprofiled steps, and their minimum and maximum number.
 _UNPROFILED_MS = 3000.0
 _UNPROFILED_STEPS = (10, 100)
+#: Approximate duration of the steps that time the user's lines, and their minimum and maximum number.
+_LINES_MS = 1000.0
+_LINE_STEPS = (6, 30)
+#: Minimum number of such steps if there are few unprofiled steps.
+_FEWEST_LINE_STEPS = 3
 #: Minimum number of steps that can converge, and of unprofiled steps, unless the user sets it.
 MIN_WARMUP_STEPS = FIRST_CHECK_STEPS + 2 * _BLOCK_STEPS[0]
 MIN_UNPROFILED_STEPS = _UNPROFILED_STEPS[0]
@@ -142,6 +147,31 @@ def default_unprofiled_steps(step_ms: float) -> int:
     return most if step_ms * most <= _UNPROFILED_MS else max(fewest, round(_UNPROFILED_MS / step_ms))
 
 
+def line_steps(step_ms: float, unprofiled_steps: int) -> int:
+    """Return the number of steps that time lines: about a second, at most a third of the unprofiled steps."""
+    fewest, most = _LINE_STEPS
+    wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
+    return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
+
+
+def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
+    """Divide the steps of a short loop, without recordings, into warm-up and unprofiled steps.
+
+    With `lines`, the steps that time lines remain.
+    """
+    if not lines:
+        warmup = max(1, steps // 3)
+        return warmup, steps - warmup
+    warmup = max(1, steps // 4)
+    left = steps - warmup
+    return warmup, min(left - _FEWEST_LINE_STEPS, 3 * left // 4)
+
+
+def fewest_steps(*, lines: bool) -> int:
+    """Return the minimum number of steps of a loop, without recordings: one each to warm up, to time, and for lines."""
+    return 2 + _FEWEST_LINE_STEPS * lines
+
+
 def first_block(step_ms: float, target: TimingTarget) -> int:
     """Return the number of unprofiled steps before the first check of their mean."""
     affordable = math.floor(1e3 * target.seconds / max(step_ms, 1e-3))
@@ -170,23 +200,25 @@ def recording_steps(active: int) -> int:
     return len(TRACE_KINDS) * (PROFILER_WARMUP_STEPS + active)
 
 
-def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int) -> str:
+def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
     """Say how many steps would suffice, and which arguments of `gpudiag.profile` fit the loop's length.
 
     Args:
         ran: number of steps of the loop.
         missing: number of missing steps; a lower bound if `at_least` is set.
         run_in: number of steps between the warm-up and the unprofiled steps.
+        lines: some steps time the lines of the source.
 
-    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. A third of them is for the warm-up:
-    `warmup=3, steps=6, active=3`.
+    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. Of these, 2 warm up, and 3 time lines:
+    `warmup=2, steps=4, active=3`.
     """
     needed = f"{'at least ' * at_least}{missing} more step{'s' * (missing != 1)} would be enough"
     left = ran - recording_steps(MIN_ACTIVE_STEPS) - run_in
-    if left < 2:
-        return f"{needed}; no arguments make do with fewer than {ran - left + 2} steps in all"
-    warmup = max(1, left // 3)
-    arguments = f"warmup={warmup}, steps={left - warmup}, active={MIN_ACTIVE_STEPS}"
+    fewest = fewest_steps(lines=lines)
+    if left < fewest:
+        return f"{needed}; no arguments make do with fewer than {ran - left + fewest} steps in all"
+    warmup, steps = split_short_loop(left, lines=lines)
+    arguments = f"warmup={warmup}, steps={steps}, active={MIN_ACTIVE_STEPS}"
     return f"{needed}, or gpudiag.profile(…, {arguments}) with these {ran}"
 
 

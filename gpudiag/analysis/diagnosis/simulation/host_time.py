@@ -23,7 +23,7 @@ from gpudiag.analysis.diagnosis.calibration import (
 )
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.analysis.diagnosis.simulation.streams import TrackOps
-from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subtract, union
+from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, lengths_between, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack, HostThread, OpClass
 
@@ -92,6 +92,13 @@ def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int
     long = spans.end - spans.start >= untraced_from_ns(track, events, threads)
     collecting = intersect(garbage_collection(track, events), spans)
     return union(Intervals(spans.start[long], spans.end[long]), collecting)
+
+
+def untraced_time(track: DeviceTrack, events: EventTable) -> Intervals:
+    """Return the untraced time of the training thread and of launching threads, without communication."""
+    launching = [other for other in distinct(track.ops.launch_thread).tolist() if other in track.threads]
+    stretches = untraced_stretches(track, events, list({track.steps.thread, *launching}), *analysed_span(track))
+    return subtract(stretches, track.host_communication)
 
 
 def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:

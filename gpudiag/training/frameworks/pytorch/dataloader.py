@@ -7,6 +7,8 @@ one that is slow by itself.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Workers that are spawned share no memory, so that their times are unknown.
+
+Every worker times the lines of the user's dataset during some batches, once the file `REQUEST` exists.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # imported late: this is loaded into every process of a command that has imported PyTorch
@@ -26,6 +29,11 @@ if TYPE_CHECKING:  # imported late: this is loaded into every process of a comma
 _ROWS = 4096
 
 _NS_PER_MS = 1e6
+
+#: File in the directory of line logs that asks workers to time lines.
+REQUEST = "request"
+#: A worker times lines for at least so many batches and seconds, and at most for so many batches.
+_MIN_LINE_BATCHES, _MIN_LINES_S, _MAX_LINE_BATCHES = 4, 0.5, 12
 
 
 class _WorkerTable:
@@ -44,11 +52,14 @@ class _WorkerTable:
 #: Made by the process that starts workers; in a worker, inherited from it.
 _table: _WorkerTable | None = None
 _watched = False
+#: Directory of line logs; "" if no lines are timed. Forked workers inherit it.
+_lines_dir = ""
 
 
-def watch_workers() -> None:
-    """Time the workers that this process forks from now on. May be called again."""
-    global _watched  # noqa: PLW0603  # classes are changed once
+def watch_workers(lines_dir: str = "") -> None:
+    """Time the workers that this process starts from now on. May be called again."""
+    global _watched, _lines_dir  # noqa: PLW0603  # classes are changed once
+    _lines_dir = lines_dir or _lines_dir
     if _watched:
         return
     from torch.utils.data import _utils, dataloader
@@ -71,6 +82,13 @@ class WorkerTimes:
     def begin(self) -> None:
         """Forget the batches so far."""
         self._before = _cells()
+
+    def time_lines(self) -> None:
+        """Ask the workers to time the lines of the user's dataset."""
+        if _lines_dir:
+            with contextlib.suppress(OSError):
+                Path(_lines_dir).mkdir(parents=True, exist_ok=True)
+                (Path(_lines_dir) / REQUEST).touch()
 
     def pace(self) -> LoaderPace | None:
         """Return the mean time of the batches since; None if no worker was seen to make any."""
@@ -133,13 +151,57 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 
 
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    from torch.utils.data import get_worker_info
+
+    lines = _WorkerLines()
+
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
-        if _table is None or _table.pid == os.getpid():  # no worker: this process fetches its batches itself
+        if get_worker_info() is None:  # no worker: this process fetches its batches itself
             return fetch(fetcher, wanted)
+        if lines.wanted():
+            lines.begin_batch()
         begin_ns = time.perf_counter_ns()
         batch = fetch(fetcher, wanted)
-        _table.add(time.perf_counter_ns() - begin_ns)
+        if _table is not None and _table.pid != os.getpid():
+            _table.add(time.perf_counter_ns() - begin_ns)
+        lines.end_batch()
         return batch
 
     return timed
+
+
+class _WorkerLines:
+    """Line events of a worker: one section, in which each batch is a step."""
+
+    def __init__(self) -> None:
+        self._log: Any = None
+        self._batches, self._begun_s = 0, 0.0
+        self._over = False
+
+    def wanted(self) -> bool:
+        """Return whether lines are to be timed from now on, which a file says."""
+        return not self._over and bool(_lines_dir) and Path(_lines_dir, REQUEST).exists()
+
+    def begin_batch(self) -> None:
+        """Begin to time lines, if this batch is the first."""
+        if self._log is None:
+            from gpudiag.training.session.line_log import LineLog
+
+            self._log, self._begun_s = LineLog(), time.monotonic()
+            self._log.begin("alone", in_loop=False)
+
+    def end_batch(self) -> None:
+        """End a batch; save the log after enough of them."""
+        if self._log is None or self._over:
+            return
+        self._log.step()
+        self._batches += 1
+        enough = self._batches >= _MIN_LINE_BATCHES and time.monotonic() - self._begun_s >= _MIN_LINES_S
+        if enough or self._batches >= _MAX_LINE_BATCHES:
+            self._over = True
+            self._log.end()
+            with contextlib.suppress(Exception):  # a lost log only costs an explanation
+                from gpudiag.training.session.line_log import write_lines
+
+                write_lines(Path(_lines_dir) / f"worker{os.getpid()}.json.gz", self._log.encode())

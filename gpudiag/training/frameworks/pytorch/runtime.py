@@ -187,11 +187,11 @@ class PyTorchRuntime:
         """Use CUDA events on a GPU, the host's clock on a CPU."""
         return clock_for(devices[0])
 
-    def loader_watch(self) -> WorkerTimes | None:
-        """Time forked workers of torch.utils.data, if the program has imported PyTorch."""
+    def loader_watch(self, lines_dir: str = "") -> WorkerTimes | None:
+        """Time forked workers of torch.utils.data, if the program has imported PyTorch; they write line logs there."""
         if "torch" not in sys.modules:
             return None
-        watch_workers()
+        watch_workers(lines_dir)
         return WorkerTimes()
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:

@@ -175,7 +175,7 @@ class TensorflowRuntime:
         """Return the launcher's directory, else TensorFlow's coordination service."""
         return cluster_store(position, next(_sessions))
 
-    def loader_watch(self) -> None:
+    def loader_watch(self, lines_dir: str = "") -> None:
         """Return None: tf.data makes batches in threads of its own."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:

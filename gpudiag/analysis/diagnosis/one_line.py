@@ -1,0 +1,128 @@
+"""Make one finding of what one line of the user's source costs.
+
+The lines of the loop that are no forward pass, backward pass, update or fetch are work that the step can do without:
+saving, logging, metrics, sleeping. Hooks in backward are too. For each, the line and all that it does is removed from
+the step: host time, waits for the device, copies, and the kernels that it launches. What saves 5 % of the step is a
+finding, and the findings that go away with it are its parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.one_place import (
+    MERGED_CODES,
+    SAVING,
+    absorbed_by,
+    copies_of,
+    parts_of,
+    rescored,
+)
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
+from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, notable, severity_of
+from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.diagnosis.source_lines import LineInSteps
+from gpudiag.intervals import lengths_inside, within
+from gpudiag.model.analysis import Finding
+from gpudiag.model.timeline import OpClass
+
+#: Number of lines that are examined.
+_MOST_LINES = 4
+
+
+def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
+    """Merge the findings that go away with a line, and add lines that no rule has found."""
+    merged = list(findings)
+    if case.lines is None:
+        return merged
+    for line in case.lines.removable(WARNING_PERCENT / 100)[:_MOST_LINES]:
+        merged = _with_line(case, what_if, merged, line)
+    return merged
+
+
+def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line: LineInSteps) -> list[ScoredFinding]:
+    edit = partial(_without_line, line)
+    gone = edit(what_if, what_if.corrected)
+    saved = what_if.saving_ms(gone)
+    if not notable(saved, what_if.now_ms) or saved < WARNING_PERCENT / 100 * what_if.now_ms:
+        return findings
+    absorbed = absorbed_by(what_if, [scored for scored in findings if scored.finding.code in MERGED_CODES], gone)
+    others = [scored for scored in findings if scored not in absorbed]
+    largest = max(absorbed, key=lambda scored: scored.savings_ms, default=None)
+    of_rule = largest is not None and largest.finding.code != HostStall.code
+    if largest is not None and of_rule and largest.savings_ms >= (1 - SAME_AMOUNT) * saved:
+        finding = msgspec.structs.replace(largest.finding, source=line.source)
+        return in_order([msgspec.structs.replace(largest, finding=finding), *others])
+    proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, line, tuple(absorbed)))
+    others = [rescored(scored, gone, what_if) for scored in others]
+    kept_others = [scored for scored in others if notable(scored.savings_ms, what_if.now_ms)]
+    return in_order([scored_finding(what_if, proposal, saved), *kept_others])
+
+
+def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenario:
+    """Remove the host time of a line, its waits, its copies, and the kernels that it launches."""
+    host, communication = what_if.graph.host, what_if.model.communication
+    untraced, traced = np.zeros(len(host.time)), np.zeros(len(host.time))
+    inside = np.zeros(len(host.time), np.bool_)
+    for trace, times in line.times.items():
+        nodes = np.flatnonzero(host.process == trace)
+        end = host.time[nodes].astype(np.int64)
+        begin = np.append(line.begin_ns[trace], end[:-1])
+        untraced[nodes] = lengths_inside(line.untraced[trace], begin, end)
+        traced[nodes] = lengths_inside(times, begin, end) - untraced[nodes]
+        inside[nodes] = within(times, end - 1)
+    removed = _ops_of(inside, what_if)
+    least_busy = np.fmin(costs.busy, communication.busy + communication.calls)
+    least_waiting = np.fmin(costs.waiting, communication.waiting)
+    return replace(
+        costs,
+        busy=np.maximum(costs.busy - traced, least_busy),
+        waiting=np.maximum(costs.waiting - untraced, least_waiting),
+        blocking=costs.blocking & ~(inside & ~communication.blocks & (host.block != HostBlock.COLLECTIVE)),
+        duration=np.where(removed, 0.0, costs.duration),
+        gap=np.where(removed, np.fmin(costs.gap, 0.0), costs.gap),
+    )
+
+
+def _ops_of(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
+    """Return bool[m]: copies and kernels of these host nodes, without communication."""
+    device = what_if.graph.device
+    launched = np.zeros(len(device.start), np.bool_)
+    known = device.launch != NONE
+    launched[known] = nodes[device.launch[known]]
+    launched &= device.op_class == OpClass.COMPUTE
+    return copies_of(nodes, what_if) | launched
+
+
+def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
+    case: Case, what_if: WhatIf, line: LineInSteps, absorbed: tuple[ScoredFinding, ...], gain: float, percent: float
+) -> Finding:
+    copied = bool({"host-sync", "slow-copy"} & {scored.finding.code for scored in absorbed})
+    advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
+    places = [scored.finding.place for scored in absorbed if scored.finding.place]
+    return Finding(
+        code=HostStall.code,
+        severity=severity_of(percent),
+        ranks=tuple(sorted(what_if.graph.ranks.values())),
+        cause="other work within the step",
+        recoverable_ms_per_step=gain,
+        recoverable_percent=percent,
+        confidence="high",
+        title=f"the training thread does other work in {line.source.words}, which costs {gain:.1f} ms per step",
+        place=places[0] if places else "",
+        source=line.source,
+        parts_ms=parts_of(what_if, _without_line(line, what_if, what_if.corrected), gain),
+        evidence={"ms_by_finding_alone": {scored.finding.code: scored.savings_ms for scored in absorbed}}
+        | {"line_ms_unprofiled": line.ms},
+        advice=advice_for(case.timeline.framework, advice),
+    )

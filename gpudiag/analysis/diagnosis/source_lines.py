@@ -1,0 +1,240 @@
+"""Relate the lines of the user's source to a case: its host nodes, its idle devices, its ranks."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.simulation.host_time import untraced_time
+from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, subtree
+from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
+from gpudiag.analysis.lines.table import line_table
+from gpudiag.analysis.lines.times import ProcessTimes
+from gpudiag.analysis.lines.walk import ROOT
+from gpudiag.intervals import Intervals, among, complement, intersect, union
+from gpudiag.model.event import Role
+from gpudiag.model.source_lines.log import LineLogs
+from gpudiag.model.source_lines.records import SourceLine, SourceLocation
+from gpudiag.model.timeline import DeviceTrack, Timeline
+from gpudiag.units import NS_PER_MS
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.simulation.graph import HostNodes
+
+#: Host nodes that are related to lines: those with most of an amount.
+_MOST_NODES, _COVERED = 3000, 0.98
+
+Times = NDArray[np.float64]
+
+
+class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """A line of the loop that the step can do without, on all ranks.
+
+    Attributes:
+        source: the line.
+        ms: time per step without the profiler, in the line and below; the median over ranks.
+        times: times of the line and the lines below it, as normal sets by index of the trace.
+        untraced: the part of `times` without operators and calls.
+        begin_ns: begin of the analysed steps, by index of the trace.
+    """
+
+    source: SourceLocation
+    ms: float
+    times: dict[int, Intervals]
+    untraced: dict[int, Intervals]
+    begin_ns: dict[int, int]
+
+
+class CaseLines:
+    """The lines of every process of a job.
+
+    Args:
+        timeline: the job's device tracks.
+        logs: line events of its processes.
+        step_ms: mean unprofiled step, by rank.
+
+    Attributes:
+        ranks: lines of each process, by index of its trace.
+        workers: lines of the DataLoader workers of a process, by index of its trace.
+    """
+
+    def __init__(self, timeline: Timeline, logs: LineLogs, step_ms: dict[int, float]) -> None:
+        self._timeline = timeline
+        self._tracks: dict[int, DeviceTrack] = {track.trace: track for track in reversed(timeline.tracks)}
+        self.ranks: dict[int, ProcessTimes] = {}
+        self.workers: dict[int, list[ProcessTimes]] = {}
+        for trace, track in self._tracks.items():
+            log = logs.ranks.get(track.rank)
+            if log is not None and log.sections:
+                self.ranks[trace] = ProcessTimes(log, step_ms.get(track.rank))
+                self.workers[trace] = [ProcessTimes(worker) for worker in logs.workers_of(track.rank)]
+
+    @cached_property
+    def placed(self) -> dict[int, LinesOnTrace]:
+        """Return the lines on the common clock, by index of the trace, of traces whose steps fit."""
+        placed = {}
+        for trace, process in self.ranks.items():
+            lines = lines_on_trace(process, self._tracks[trace].steps.start)
+            if lines is not None:
+                placed[trace] = lines
+        return placed
+
+    def table(self) -> tuple[SourceLine, ...]:
+        """Return the lines of all processes; of the workers of a process, those of the slowest one."""
+        rows: list[SourceLine] = []
+        for trace, process in sorted(self.ranks.items(), key=lambda item: self._tracks[item[0]].rank):
+            rank = self._tracks[trace].rank
+            rows.extend(line_table(process, rank, "training", self._idle_ns(trace)))
+            workers = [worker for worker in self.workers[trace] if worker.steps]
+            if workers:
+                slowest = max(workers, key=lambda worker: float(worker.total_ns[0].mean()))
+                rows.extend(line_table(slowest, rank, "worker"))
+        return tuple(rows)
+
+    def of_nodes(self, host: HostNodes, untraced: Times, traced: Times, ranks: set[int]) -> SourceLocation | None:
+        """Return the line in which these ranks spend most of an amount of host time.
+
+        Args:
+            host: the host nodes.
+            untraced: float64[n], ns of untraced host time before each node.
+            traced: float64[n], ns of other host time before each node.
+            ranks: the ranks that count; of several, the one with the largest amount decides.
+        """
+        best: tuple[float, SourceLocation | None] = (0.0, None)
+        for trace, lines in self.placed.items():
+            here = host.process == trace
+            total = float(untraced[here].sum() + traced[here].sum())
+            if self._tracks[trace].rank not in ranks or total <= best[0]:
+                continue
+            process = self.ranks[trace]
+            amounts = self._amounts_by_line(lines, process, host, np.where(here, traced, 0.0))
+            if untraced[here].any():
+                amounts += self._amounts_by_line(self._untraced(trace), process, host, np.where(here, untraced, 0.0))
+            node = main_line(process, amounts)
+            best = total, None if node is None else location(process, node)
+        return best[1]
+
+    def removable(self, least_share: float) -> list[LineInSteps]:
+        """Return the lines that are not training and take this share of the step or more, longest first.
+
+        A line that only one of several ranks runs is not among them, because it makes a straggler.
+        """
+        processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
+        if not processes or len(processes) < len(self._tracks):
+            return []
+        tables = {trace: _by_path(process) for trace, process in processes.items()}
+        first = min(processes)
+        process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
+        lines = []
+        for top in other_work(process, least_ns):
+            below = subtree(process, top)
+            amounts = np.zeros(len(process.tree.parent))
+            amounts[below] = process.self_ns[below].mean(axis=1)
+            node = main_line(process, amounts)
+            if node is None:
+                continue
+            path = path_of(process, top)
+            nodes = {trace: tables[trace][path][0] for trace in processes if path in tables[trace]}
+            total = [float(processes[trace].total_ns[other].mean()) for trace, other in nodes.items()]
+            total += [0.0] * (len(processes) - len(nodes))
+            if float(np.median(total)) < least_ns:
+                continue
+            lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
+        return sorted(lines, key=lambda line: -line.ms)
+
+    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
+        times, untraced = {}, {}
+        for trace, node in nodes.items():
+            below = np.array(subtree(self.ranks[trace], node), np.int64)
+            times[trace] = self.placed[trace].of(below)
+            untraced[trace] = self._untraced(trace).of(below)
+        begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
+        return LineInSteps(source=source, ms=ms, times=times, untraced=untraced, begin_ns=begin)
+
+    def _untraced(self, trace: int) -> LinesOnTrace:
+        """Return the stretches of lines in which the training thread runs no operator and no call.
+
+        Between two step marks gpudiag itself runs, within the line that ends the step.
+        """
+        track, events = self._tracks[trace], self._timeline.traces[trace].events
+        marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
+        marks = marks[among(events.start_ns[marks] + track.shift_ns, track.steps.start)]
+        steps = union(Intervals(events.start_ns[marks] + track.shift_ns, events.end_ns[marks] + track.shift_ns))
+        return self.placed[trace].inside(intersect(untraced_time(track, events), steps))
+
+    def of_input(self, ranks: set[int]) -> SourceLocation | None:
+        """Return the line that makes batches: of a worker if there are workers, else of the training thread."""
+        for trace, process in self.ranks.items():
+            if self._tracks[trace].rank not in ranks:
+                continue
+            for worker in self.workers[trace]:
+                slowest = main_line(worker, _within_lines(worker)) if worker.steps else None
+                if slowest is not None:
+                    return location(worker, slowest)
+            amounts = process.self_ns.mean(axis=1) if process.steps else np.zeros(len(process.tree.parent))
+            fetching = {node for node in range(len(amounts)) if process.tree.kind(node) == "input"}
+            inside = np.array([bool(fetching.intersection(process.tree.path(node))) for node in range(len(amounts))])
+            fetch = main_line(process, np.where(inside, amounts, 0.0))
+            if fetch is not None:
+                return location(process, fetch)
+        return None
+
+    def of_straggler(self, rank: int) -> SourceLocation | None:
+        """Return the line in which a rank spends more than the median of the others."""
+        processes = {self._tracks[trace].rank: process for trace, process in self.ranks.items()}
+        process = processes.pop(rank, None)
+        if process is None or not processes or not process.steps:
+            return None
+        others = [_by_path(other) for other in processes.values() if other.steps]
+        excess = np.zeros(len(process.tree.parent))
+        for path, (node, ns) in _by_path(process).items():
+            usual = float(np.median([other[path][1] if path in other else 0.0 for other in others])) if others else 0.0
+            excess[node] = max(0.0, ns - usual)
+        line = main_line(process, excess)
+        return None if line is None else location(process, line)
+
+    def _amounts_by_line(self, lines: LinesOnTrace, process: ProcessTimes, host: HostNodes, amounts: Times) -> Times:
+        """float64[nodes of the tree]: the amounts, each divided by the lines that run in the time before its node."""
+        by_line = np.zeros(len(process.tree.parent))
+        rows = np.argsort(-amounts)[:_MOST_NODES]
+        running = np.cumsum(amounts[rows])
+        rows = rows[: int(np.searchsorted(running, _COVERED * amounts.sum())) + 1]
+        for row in rows.tolist():
+            if amounts[row] <= 0:
+                continue
+            begin = host.time[row - 1] if row and host.process[row - 1] == host.process[row] else host.time[row]
+            begin = min(begin, host.time[row] - amounts[row])
+            times = lines.by_node(begin, host.time[row])
+            whole = sum(times.values())
+            for node, ns in times.items():
+                by_line[node] += amounts[row] * ns / whole
+        return by_line
+
+    def _idle_ns(self, trace: int) -> Times | None:
+        """float64[nodes], ns per step in which no device of the process works while each line itself runs."""
+        lines = self.placed.get(trace)
+        tracks = [track for track in self._timeline.tracks if track.trace == trace and len(track.window_steps)]
+        if lines is None or not tracks:
+            return None
+        begin, end = int(tracks[0].bounds[0]), int(tracks[0].bounds[-1])
+        busy = union(*(Intervals(track.ops.start, track.ops.end) for track in tracks))
+        idle = intersect(complement(busy, begin, end), Intervals(np.array([begin]), np.array([end])))
+        idle_ns: Times = lines.time_inside(idle, len(self.ranks[trace].tree.parent))
+        return np.true_divide(idle_ns, float(len(tracks[0].window_steps)))
+
+
+def _within_lines(process: ProcessTimes) -> Times:
+    """float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
+    amounts = process.self_ns.mean(axis=1)
+    amounts[ROOT] = 0.0
+    return amounts
+
+
+def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
+    """Return path of (file, line) → (node, mean ns per step in the line itself)."""
+    mean = process.self_ns.mean(axis=1)
+    return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

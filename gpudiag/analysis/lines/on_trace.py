@@ -1,0 +1,111 @@
+"""Place the lines of a recorded section on the clock of its trace.
+
+Each step begins at an event of the section and, microseconds later, at a mark of the trace. The median of the
+differences relates the clocks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.lines.times import ProcessTimes
+from gpudiag.analysis.lines.walk import NO_LINE, Walked
+from gpudiag.intervals import Intervals, lengths_inside, union
+from gpudiag.units import NS_PER_MS
+
+#: Maximum median deviation from the median difference; a larger one means other steps.
+_MAX_SPREAD_NS = 2 * NS_PER_MS
+#: Minimum number of steps that fit.
+_MIN_STEPS = 2
+
+Times = NDArray[np.int64]
+
+
+class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """Consecutive stretches of the training thread, each in one line.
+
+    Attributes:
+        start, end: int64[n], ns, on the clock of the step marks.
+        node: int64[n], node of the line that runs.
+    """
+
+    start: Times
+    end: Times
+    node: NDArray[np.int64]
+
+    def inside(self, times: Intervals) -> LinesOnTrace:
+        """Return the stretches within a normal set of times."""
+        first = np.searchsorted(times.end, self.start, side="right")
+        last = np.searchsorted(times.start, self.end, side="left")
+        count = np.maximum(last - first, 0)
+        stretch = np.repeat(np.arange(len(self.node)), count)
+        index = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count) + first[stretch]
+        return LinesOnTrace(
+            start=np.maximum(self.start[stretch], times.start[index]),
+            end=np.minimum(self.end[stretch], times.end[index]),
+            node=self.node[stretch],
+        )
+
+    def of(self, nodes: NDArray[np.int64]) -> Intervals:
+        """Return the times of these lines as a normal set."""
+        chosen = np.isin(self.node, nodes) & (self.end > self.start)
+        return union(Intervals(self.start[chosen], self.end[chosen]))
+
+    def by_node(self, begin_ns: float, end_ns: float) -> dict[int, float]:
+        """Return node → ns of the time from `begin_ns` to `end_ns`."""
+        first = int(np.searchsorted(self.end, begin_ns, side="right"))
+        last = int(np.searchsorted(self.start, end_ns, side="left"))
+        amounts: dict[int, float] = {}
+        for index in range(first, last):
+            ns = min(float(self.end[index]), end_ns) - max(float(self.start[index]), begin_ns)
+            if ns > 0:
+                node = int(self.node[index])
+                amounts[node] = amounts.get(node, 0.0) + ns
+        return amounts
+
+    def time_inside(self, times: Intervals, nodes: int) -> NDArray[np.float64]:
+        """float64[nodes], ns of each line within a normal set of times."""
+        amounts = np.zeros(nodes)
+        np.add.at(amounts, self.node, lengths_inside(times, self.start, self.end))
+        return amounts
+
+
+def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | None:
+    """Return the stretches of the section whose steps fit the marks best; None if none fits.
+
+    Args:
+        process: the lines of the process of the trace.
+        mark_start: begin of each step mark.
+    """
+    fits = [
+        (spread, shift, walked)
+        for section, walked in process.sections
+        if section.kind != "alone"
+        for spread, shift in _fits(walked, mark_start)
+    ]
+    if not fits:
+        return None
+    spread, shift, walked = min(fits, key=lambda fit: fit[0])
+    if spread > _MAX_SPREAD_NS or len(walked.time_ns) < 2:
+        return None
+    time = np.array(walked.time_ns, np.int64) + int(shift)
+    node = np.array(walked.node[:-1], np.int64)
+    lines = node != NO_LINE
+    return LinesOnTrace(start=time[:-1][lines], end=time[1:][lines], node=node[lines])
+
+
+def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:
+    """Return (median deviation, difference) of the clocks for each way to pair steps with marks."""
+    steps = np.array(walked.step_ns[:-1], np.int64)
+    fits = []
+    for offset in (0, 1, -1, 2, -2):
+        ours, theirs = steps[max(0, -offset) :], mark_start[max(0, offset) :]
+        count = min(len(ours), len(theirs))
+        if count < _MIN_STEPS or count < min(len(steps), len(mark_start)) - abs(offset):
+            continue
+        difference = (theirs[:count] - ours[:count]).astype(np.float64)
+        shift = float(np.median(difference))
+        fits.append((float(np.median(np.abs(difference - shift))) + abs(offset), shift))
+    return fits

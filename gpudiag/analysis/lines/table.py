@@ -1,0 +1,79 @@
+"""Make the table of lines that reports show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from gpudiag.analysis.lines.choose import Times, shortened, summed
+from gpudiag.analysis.lines.times import ProcessTimes
+from gpudiag.analysis.lines.walk import ROOT
+from gpudiag.model.source_lines.records import LineProcess, SourceLine
+from gpudiag.statistics import mean_of
+from gpudiag.units import NS_PER_MS
+
+#: Lines with less than this share of the step are left out, and so are lines beyond this number per caller.
+_LEAST_SHARE, _MOST_CHILDREN = 0.005, 30
+
+
+def line_table(
+    process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None = None
+) -> tuple[SourceLine, ...]:
+    """Return the lines of one process, each caller before its callees, in the order of their first event.
+
+    Args:
+        process: the lines.
+        rank: rank of the process.
+        kind: whose process it is.
+        idle_ns: float64[nodes], idle time of the device per step while the line itself runs; None if unknown.
+    """
+    if not process.steps:
+        return ()
+    return tuple(_Table(process, rank, kind, idle_ns).rows(ROOT, 0))
+
+
+class _Table:
+    def __init__(self, process: ProcessTimes, rank: int, kind: LineProcess, idle_ns: Times | None) -> None:
+        self._process = process
+        self._rank = rank
+        self._kind = kind
+        self._children = process.tree.children()
+        self._total_ms = process.total_ns / NS_PER_MS
+        self._self_ms = process.self_ns.mean(axis=1) / NS_PER_MS
+        self._idle_ms = None if idle_ns is None else summed(process, idle_ns) / NS_PER_MS
+        self._mean_ms = self._total_ms.mean(axis=1)
+
+    def rows(self, parent: int, depth: int) -> Iterator[SourceLine]:
+        least = _LEAST_SHARE * self._mean_ms[ROOT]
+        kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
+        kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]
+        for node in sorted(kept, key=lambda node: self._process.tree.position[node][1]):
+            outside = len(self._process.tree.path(node)) < len(self._process.log.stack)
+            if not outside:  # the lines above the loop are those of its callers
+                yield self._row(node, depth)
+            yield from self.rows(node, depth + (not outside))
+
+    def _row(self, node: int, depth: int) -> SourceLine:
+        log, tree = self._process.log, self._process.tree
+        code, line = tree.position[node]
+        function = log.codes[code]
+        per_step = self._total_ms[node]
+        mean_ms = float(self._mean_ms[node])
+        idle = None if self._idle_ms is None else min(float(self._idle_ms[node]), mean_ms)
+        return SourceLine(
+            rank=self._rank,
+            process=self._kind,
+            file=shortened(function.file, log.directory),
+            line=line,
+            function="" if function.function == "<module>" else function.function,
+            source=log.texts.get(function.file, {}).get(str(line), ""),
+            depth=depth,
+            work=tree.kind(node),
+            ms_per_step=mean_ms,
+            self_ms=min(float(self._self_ms[node]), mean_ms),
+            device_idle_ms=idle,
+            samples=int(np.size(per_step)),
+            ci95=mean_of(per_step.tolist()).half_width if np.size(per_step) > 1 else None,
+            estimated=node in self._process.omitted,
+        )

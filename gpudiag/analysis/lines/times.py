@@ -1,0 +1,186 @@
+"""Time per source line and step, from the steps without the profiler.
+
+The first steps record every line. Later steps omit lines that run too often, so that their time appears in the line
+that runs before them. What such a line has gained since the first steps goes back to the omitted lines, divided as in
+the first steps.
+
+Worked example. In the first steps a hook spends 0.1 ms in its first line and 8 ms in two lines of a loop, which run
+1,000 times each; later only the first line is recorded, with 6.1 ms. The loop's lines get 6 of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.lines.walk import NO_LINE, ROOT, LineTree, Walked, walk
+from gpudiag.model.source_lines.log import LogSection, ProcessLines
+from gpudiag.units import NS_PER_MS
+
+#: Steps that record every line, if there are more.
+_DISCOVERY_STEPS = 2
+#: Cost in ns of recording one event, which the first steps pay in full.
+_EVENT_NS = {"events": 400, "traced": 700}
+#: Maximum share of a line's time in the first steps that recording its events cost.
+_MAX_EVENT_SHARE = 0.6
+#: The same, of the steps that are reported.
+_MAX_EVENT_SHARE_LATER = 0.95
+#: A line is omitted if it has less than this share of its events of the first steps.
+_OMITTED_SHARE = 0.3
+#: Minimum events per step of an omitted line; rarer lines are not omitted, they just did not run.
+_OMITTED_EVENTS = 1
+
+Times = NDArray[np.float64]
+
+
+class ProcessTimes:
+    """Lines of one process, and the time of each.
+
+    Args:
+        log: the process's log.
+        step_ms: mean unprofiled step. If traced steps take longer, the difference is what `sys.settrace` costs, and is
+            divided by the number of events and calls.
+
+    Attributes:
+        log: the process's log.
+        tree: the lines, from all sections.
+        sections: the sections with the lines of each.
+    """
+
+    def __init__(self, log: ProcessLines, step_ms: float | None = None) -> None:
+        self.log = log
+        self._step_ms = step_ms
+        self.tree = LineTree()
+        self.sections: list[tuple[LogSection, Walked]] = [
+            (section, walk(self.tree, log, section)) for section in log.sections
+        ]
+
+    @cached_property
+    def alone(self) -> Walked | None:
+        """Return the section without the profiler."""
+        return next((walked for section, walked in self.sections if section.kind == "alone"), None)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps that `self_ns` has."""
+        return int(self.self_ns.shape[1])
+
+    @cached_property
+    def self_ns(self) -> Times:
+        """float64[nodes, steps], ns in each line itself; line 0 is the time outside of any line."""
+        recorded = self._recorded_ns
+        first = self._discovery_steps
+        later = recorded[:, first:].copy()
+        if self.log.by == "traced" and self._step_ms is not None and later.size:
+            self._remove_cost(later, first)
+        if first and later.shape[1]:
+            self._give_back(later)
+        return later
+
+    def _remove_cost(self, later: Times, first: int) -> None:
+        """Remove the cost of tracing from the steps after the first ones; changes `later`."""
+        walked = self.alone
+        assert walked is not None  # noqa: S101  # `later` has steps
+        bounds = np.array(walked.step_ns)
+        weight = np.ones(len(walked.node))
+        for index, calls in walked.calls.items():
+            weight[max(index, 0)] += calls
+        step = np.searchsorted(bounds, np.array(walked.time_ns), side="right") - 1
+        node = np.array(walked.node)
+        inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
+        weights = np.zeros_like(later)
+        np.add.at(weights, (node[inside], step[inside] - first), weight[inside])
+        excess_ns = later.sum(axis=0).mean() - (self._step_ms or 0.0) * NS_PER_MS
+        per_event = max(0.0, excess_ns) / max(1.0, weights.sum(axis=0).mean())
+        later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
+
+    @cached_property
+    def total_ns(self) -> Times:
+        """float64[nodes, steps], ns in each line and below; node 0 has the whole step."""
+        total = self.self_ns.copy()
+        for node in range(len(total) - 1, ROOT, -1):  # a caller is always before its callees
+            total[self.tree.parent[node]] += total[node]
+        return total
+
+    @cached_property
+    def omitted(self) -> set[int]:
+        """Return the lines that later steps omit."""
+        if self.alone is None or not self._discovery_steps:
+            return set()
+        first, later = self._events(0, self._discovery_steps), self._events(self._discovery_steps, None)
+        return {
+            int(node)
+            for node in np.flatnonzero((first >= _OMITTED_EVENTS) & (later < _OMITTED_SHARE * first))
+            if node != ROOT
+        }
+
+    @property
+    def _discovery_steps(self) -> int:
+        steps = self._recorded_ns.shape[1]
+        return _DISCOVERY_STEPS if steps > _DISCOVERY_STEPS else 0
+
+    @cached_property
+    def _recorded_ns(self) -> Times:
+        """float64[nodes, all steps], ns in each line itself, as recorded."""
+        walked = self.alone
+        nodes = len(self.tree.parent)
+        if walked is None or len(walked.step_ns) < 2:
+            return np.zeros((nodes, 0))
+        bounds = np.array(walked.step_ns)
+        time, node = np.array(walked.time_ns), np.array(walked.node)
+        step = np.searchsorted(bounds, time, side="right") - 1
+        inside = (step[:-1] >= 0) & (step[:-1] < len(bounds) - 1) & (node[:-1] != NO_LINE)
+        recorded = np.zeros((nodes, len(bounds) - 1))
+        # A step's end is an event too, so that no stretch belongs to two steps.
+        np.add.at(recorded, (node[:-1][inside], step[:-1][inside]), np.diff(time)[inside])
+        return recorded
+
+    def _events(self, begin: int, end: int | None) -> Times:
+        """float64[nodes], mean events per step of the steps from `begin` to before `end`."""
+        walked = self.alone
+        assert walked is not None  # noqa: S101  # the callers check
+        bounds = walked.step_ns[begin : None if end is None else end + 1]
+        time, node = np.array(walked.time_ns), np.array(walked.node)
+        first, last = np.searchsorted(time, (bounds[0], bounds[-1]))
+        counted = node[first:last]
+        counts = np.bincount(counted[counted != NO_LINE], minlength=len(self.tree.parent))
+        return counts / max(1, len(bounds) - 1)
+
+    def _give_back(self, later: Times) -> None:
+        """Move time from recorded lines to the omitted lines after them; changes `later`."""
+        if not self.omitted:
+            return
+        cost = _EVENT_NS[self.log.by]
+        first = self._recorded_ns[:, : self._discovery_steps].min(axis=1)
+        events = self._events(0, self._discovery_steps)
+        corrected = first - np.minimum(cost * events, _MAX_EVENT_SHARE * first)
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for node in self.omitted:
+            groups[self.tree.parent[node], self.tree.position[node][0]].append(node)
+        children = self.tree.children()
+        # Callers first, because an omitted line hands the time of omitted functions on.
+        for (parent, code), nodes in sorted(groups.items()):
+            below = {node: _subtree(children, node) for node in nodes}
+            weight = np.array([corrected[below[node]].sum() for node in nodes])
+            if not weight.sum():
+                continue
+            siblings = [node for node in children[parent] if self.tree.position[node][0] == code and node not in nodes]
+            sources = [parent, *siblings]
+            excess = np.maximum(later[sources] - first[sources, None], 0.0)
+            # No more than the omitted lines took, with what they vary by.
+            limit = np.minimum(1.0, 2 * weight.sum() / np.maximum(excess.sum(axis=0), 1e-9))
+            excess *= limit
+            later[sources] -= excess
+            later[nodes] += np.outer(weight / weight.sum(), excess.sum(axis=0))
+
+
+def _subtree(children: dict[int, list[int]], node: int) -> list[int]:
+    nodes, waiting = [], [node]
+    while waiting:
+        node = waiting.pop()
+        nodes.append(node)
+        waiting.extend(children.get(node, ()))
+    return nodes

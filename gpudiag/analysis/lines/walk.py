@@ -1,0 +1,208 @@
+"""Follow the line events of a process: which line runs from when to when, below which callers.
+
+The time between two events belongs to the line that is current after the first one, and to the lines that call it.
+
+Worked example. `f` is called from line 3 at 0, runs line 8 at 1, returns at 5; line 4 follows at 6. Line 3 takes 6, of
+which 4 in line 8 of `f`.
+
+On a GPU, hooks of backward run on autograd's thread while the training thread waits in `backward`. Their lines count as
+called from that line.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+import msgspec
+
+from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, LogSection, ProcessLines
+from gpudiag.model.source_lines.records import LineWork
+
+#: The node of time outside of any line of the user.
+ROOT = 0
+#: Instead of a node: gpudiag itself runs, between two steps.
+NO_LINE = -1
+#: Number of the training thread.
+_TRAINING = -1
+
+#: Values of work by how rarely a line calls it: a line with several has the first of these.
+_RAREST_WORK: tuple[LineWork, ...] = ("backward", "optimizer", "input", "forward")
+
+
+class LineTree:
+    """Lines below their callers, shared by all sections of a process. A node is an index; node 0 is the root.
+
+    Attributes:
+        parent: node of the caller.
+        position: (code, line) of each node.
+        work: per node, the number of calls by kind of work.
+    """
+
+    def __init__(self) -> None:
+        self.parent: list[int] = [ROOT]
+        self.position: list[tuple[int, int]] = [(-1, 0)]
+        self.work: list[Counter[str]] = [Counter()]
+        self._index: dict[tuple[int, int, int], int] = {}
+
+    def node(self, parent: int, code: int, line: int) -> int:
+        """Return the node of a line below a node."""
+        key = (parent, code, line)
+        found = self._index.get(key)
+        if found is None:
+            found = self._index[key] = len(self.parent)
+            self.parent.append(parent)
+            self.position.append((code, line))
+            self.work.append(Counter())
+        return found
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from below the root to this one."""
+        nodes = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self.parent[node]
+        return nodes[::-1]
+
+    def kind(self, node: int) -> LineWork:
+        """Return what a line calls directly."""
+        calls = self.work[node]
+        return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
+
+    def children(self) -> dict[int, list[int]]:
+        """Return node → nodes directly below."""
+        below: dict[int, list[int]] = defaultdict(list)
+        for node in range(1, len(self.parent)):
+            below[self.parent[node]].append(node)
+        return below
+
+
+class Walked(msgspec.Struct, frozen=True, kw_only=True):
+    """Which line runs when in one section.
+
+    Attributes:
+        time_ns: times at which the current line changes, ascending.
+        node: the node that is current from each time on, or `NO_LINE`.
+        step_ns: times at which steps end, the first one at the section's beginning.
+        calls: by index of `time_ns`, calls of functions that are not recorded, from that time on.
+    """
+
+    time_ns: list[int]
+    node: list[int]
+    step_ns: list[int]
+    calls: dict[int, int]
+
+
+class _Stack:
+    """Frames of one thread: code, current line, and the node of both."""
+
+    def __init__(self, tree: LineTree, base: int = ROOT) -> None:
+        self.tree = tree
+        self.base = base
+        self.codes: list[int] = []
+        self.nodes: list[int] = []
+
+    @property
+    def current(self) -> int:
+        return self.nodes[-1] if self.nodes else self.base
+
+    def move(self, code: int, value: int) -> None:
+        """Follow a call, a return, or a line."""
+        if value == CALL:
+            self._call(code)
+        elif value == LEAVE:
+            self._leave(code)
+        else:
+            self._line(code, value)
+
+    def _call(self, code: int) -> None:
+        # Until its first line runs, the time belongs to the caller.
+        self.nodes.append(self.current)
+        self.codes.append(code)
+
+    def _leave(self, code: int) -> None:
+        index = self._last(code)
+        if index is not None:
+            del self.codes[index:], self.nodes[index:]
+
+    def _line(self, code: int, line: int) -> None:
+        index = self._last(code)
+        if index is None:  # its call came before its events were recorded
+            self._call(code)
+            index = len(self.codes) - 1
+        del self.codes[index + 1 :], self.nodes[index + 1 :]
+        caller = self.nodes[index - 1] if index else self.base
+        self.nodes[index] = self.tree.node(caller, code, line)
+
+    def _last(self, code: int) -> int | None:
+        for index in range(len(self.codes) - 1, -1, -1):
+            if self.codes[index] == code:
+                return index
+        return None
+
+
+def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
+    """Follow one section, and add its lines to the tree."""
+    follower = _Follower(tree, log)
+    steps = [at_ns for at_ns, _, value in section.events.rows() if value == STEP]
+    times: list[int] = []
+    nodes: list[int] = []
+    calls: Counter[int] = Counter()
+    for at_ns, thread, code, value in _merged(section):
+        if value <= CALLS:
+            calls[len(nodes) - 1] = CALLS - value
+            continue
+        if value in WORK:
+            follower.work(thread, WORK[value])
+            continue
+        if value not in {STEP, PAUSE} and not follower.move(thread, code, value):
+            continue
+        node = NO_LINE if value == PAUSE else follower.current
+        times.append(at_ns)
+        nodes.append(node)
+    return Walked(time_ns=times, node=nodes, step_ns=steps, calls=calls)
+
+
+class _Follower:
+    """The stacks of the training thread, and of other threads while it waits in `backward`."""
+
+    def __init__(self, tree: LineTree, log: ProcessLines) -> None:
+        self._tree = tree
+        self._main = _Stack(tree)
+        for code, line in log.stack:
+            self._main.move(code, CALL)
+            if line > 0:
+                self._main.move(code, line)
+        self._others: dict[int, _Stack] = {}
+        self._in_backward = False
+
+    @property
+    def current(self) -> int:
+        """Return the node of the current line."""
+        active = [stack.current for stack in self._others.values() if stack.codes]
+        return active[-1] if active else self._main.current
+
+    def work(self, thread: int, kind: str) -> None:
+        """Note which work the current line of the training thread calls."""
+        if thread == _TRAINING:
+            self._tree.work[self._main.current][kind] += 1
+            self._in_backward = self._in_backward or kind == "backward"
+
+    def move(self, thread: int, code: int, value: int) -> bool:
+        """Follow an event; return False if it belongs to no line of the training thread."""
+        if thread == _TRAINING:
+            self._main.move(code, value)
+            self._others.clear()
+            self._in_backward = False
+            return True
+        if self._in_backward:
+            self._others.setdefault(thread, _Stack(self._tree, self._main.current)).move(code, value)
+        return self._in_backward
+
+
+def _merged(section: LogSection) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (time, thread, code, value) of all threads in order of time; the training thread is -1."""
+    columns = [(_TRAINING, section.events), *enumerate(section.threads)]
+    streams = [((at, thread, code, value) for at, code, value in events.rows()) for thread, events in columns]
+    return heapq.merge(*streams, key=lambda event: event[0]) if len(streams) > 1 else iter(streams[0])

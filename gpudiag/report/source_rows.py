@@ -1,0 +1,91 @@
+"""Select the lines of the user's source to show: those around the first finding's line, and the longest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.sanitize import one_line
+from gpudiag.model.source_lines.records import SourceLine, SourceLocation
+from gpudiag.report import figures
+
+#: Lines with less than this share of the longest one are not shown in a short table.
+_SEEN_SHARE = 0.02
+#: Maximum length of a source line, and maximum number of lines.
+_LONGEST, _MOST_LINES = 100, 200
+#: Headings of `source_cells`.
+SOURCE_COLUMNS = ("line", "ms", "device idle", "source")
+
+
+class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A line to show.
+
+    Attributes:
+        place: `train.py:12`.
+        ms, idle_ms: time per step in the line and below, and the part in which the device was idle; None if unknown.
+        text: the source, indented by depth.
+        marked: a finding names the line.
+    """
+
+    place: str
+    ms: float
+    idle_ms: float | None
+    text: str
+    marked: bool = False
+
+
+def source_heading(lines: Sequence[SourceLine]) -> str:
+    """Return the heading above a table of lines."""
+    worker = bool(lines) and lines[0].process == "worker"
+    return "Source lines of a DataLoader worker (ms per batch)" if worker else "Source lines (ms per step)"
+
+
+def source_tables(analysis: Analysis, *, most: int | None = None) -> list[tuple[str, list[SourceRow]]]:
+    """Return heading and rows of the training thread and of a worker, of the first finding's rank.
+
+    Args:
+        analysis: the analysis.
+        most: maximum number of rows per table; the longest lines and those of findings are chosen.
+    """
+    named = [finding for finding in analysis.findings if finding.source is not None]
+    ranks = {line.rank for line in analysis.lines}
+    rank = next((rank for finding in named for rank in finding.ranks if rank in ranks), min(ranks, default=0))
+    sources = [finding.source for finding in named if finding.source is not None]
+    tables = []
+    for process in ("training", "worker"):
+        lines = [line for line in analysis.lines if line.rank == rank and line.process == process][:_MOST_LINES]
+        if lines:
+            tables.append((source_heading(lines), _rows(lines, sources, most)))
+    return tables
+
+
+def source_cells(row: SourceRow) -> tuple[str, str, str, str]:
+    """Return the cells of a row."""
+    idle = "" if row.idle_ms is None else figures.milliseconds(row.idle_ms)
+    return (f"{'> ' * row.marked}{row.place}", figures.milliseconds(row.ms), idle, row.text)
+
+
+def _rows(lines: list[SourceLine], sources: Sequence[SourceLocation], most: int | None) -> list[SourceRow]:
+    marked = [any((line.file, line.line) == (source.file, source.line) for source in sources) for line in lines]
+    longest = max(line.ms_per_step for line in lines)
+    chosen = [
+        index
+        for index, line in enumerate(lines)
+        if marked[index] or most is None or line.ms_per_step >= _SEEN_SHARE * longest
+    ]
+    if most is not None:
+        chosen = sorted(sorted(chosen, key=lambda index: (not marked[index], -lines[index].ms_per_step))[:most])
+    return [_row(lines[index], marked=marked[index]) for index in chosen]
+
+
+def _row(line: SourceLine, *, marked: bool) -> SourceRow:
+    text = one_line(line.source.strip() or line.function)
+    return SourceRow(
+        place=f"{one_line(line.file).rpartition('/')[2]}:{line.line}",
+        ms=line.ms_per_step,
+        idle_ms=line.device_idle_ms,
+        text="  " * min(line.depth, 8) + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"),
+        marked=marked,
+    )

@@ -1,0 +1,208 @@
+"""Record when the training thread enters each line of the user's program, in sections of consecutive steps.
+
+The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The file has
+the events as they were recorded; the analysis attributes the time to lines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import linecache
+import os
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+from gpudiag.training.session.line_events import (
+    PAUSE,
+    STEP,
+    Entry,
+    MonitoredEvents,
+    TracedEvents,
+    is_own,
+    loop_frames,
+    make_source,
+)
+
+LINES_SCHEMA = "gpudiag/lines/1"
+#: `alone`: steps without the profiler. `light`, `full`: the recorded steps of a trace.
+Section = Literal["alone", "light", "full"]
+
+#: Set to 0 to save no text of source lines.
+TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
+#: Steps that find the user's functions and the number of their events.
+DISCOVERY_STEPS = 2
+#: Maximum events of the whole log.
+_MAX_EVENTS = 300_000
+#: Maximum length of a source line in the file, in characters.
+_MAX_TEXT = 200
+
+
+class LineLog:
+    """Events of this process. All methods are called on the training thread.
+
+    Attributes:
+        unavailable: the reason why nothing is recorded; "" otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.unavailable = ""
+        self.sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]] = []
+        self._stack: list[tuple[CodeType, int]] = []
+        self._source: MonitoredEvents | TracedEvents | None = None
+        self._total = 0
+        self._step_begin = 0
+        self._steps = 0
+        self._recording = False
+
+    def begin(self, section: Section, *, in_loop: bool = True) -> None:
+        """Begin a section at a step's end. Only the first section discovers functions.
+
+        `in_loop` is False in a DataLoader's worker, whose stack below the dataset is that of another process.
+        """
+        if self.unavailable:
+            return
+        if self._source is None:
+            self._source, self.unavailable = make_source()
+            if self._source is None:
+                return
+        entries: list[Entry] = []
+        others: dict[int, list[Entry]] = defaultdict(list)
+        self.sections.append((section, entries, others))
+        frames = loop_frames(sys._getframe(1) if in_loop else None)  # noqa: SLF001  # the documented way to a caller's frame
+        if not self._stack:
+            self._stack = [(frame.f_code, frame.f_lineno) for frame in frames]
+        self._steps = 0
+        self._recording = True
+        try:
+            self._source.start(frames, entries, others, discover=len(self.sections) == 1)
+        except Exception as error:  # noqa: BLE001  # the training goes on
+            self._stop(f"{type(error).__name__}: {error}")
+            return
+        self.step()
+
+    def step(self) -> None:
+        """Note that a step ends and the next one begins."""
+        if self._source is None or self.unavailable or not self.sections:
+            return
+        entries = self.sections[-1][1]
+        if self._steps:
+            step_entries = entries[self._step_begin :]
+            self._total += len(step_entries)
+            if self.sections[-1][0] == "alone":
+                self._source.limit(step_entries, discovering=self._steps < DISCOVERY_STEPS)
+            if self._total > _MAX_EVENTS:
+                self._stop("")
+                return
+        self._steps += 1
+        self._step_begin = len(entries)
+        entries.append((time.perf_counter_ns(), None, STEP))
+
+    def pause(self) -> None:
+        """Note that gpudiag itself runs, until `mark`."""
+        if self.sections and self._recording:
+            self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
+
+    def mark(self) -> None:
+        """Set the time of the last step's end to now, when the profiler's mark of the next step begins."""
+        entries = self.sections[-1][1] if self.sections else []
+        if entries and entries[-1][2] == STEP:
+            entries[-1] = (time.perf_counter_ns(), None, STEP)
+
+    def end(self) -> None:
+        """End the section."""
+        self._stop("")
+
+    def _stop(self, reason: str) -> None:
+        self.unavailable = self.unavailable or reason
+        self._recording = False
+        if self._source is not None:
+            with contextlib.suppress(Exception):
+                self._source.stop()
+
+    def encode(self) -> dict[str, Any]:
+        """Return the content of the file, see `gpudiag.model.lines`."""
+        numbers: dict[CodeType | None, int] = {None: -1}
+        for code, _ in self._stack:
+            numbers.setdefault(code, len(numbers) - 1)
+        sections = [
+            {
+                "kind": kind,
+                "events": _columns(entries, numbers),
+                "threads": [_columns(more, numbers) for more in others.values() if more],
+            }
+            for kind, entries, others in self.sections
+        ]
+        codes = [code for code in numbers if code is not None]
+        return {
+            "schema": LINES_SCHEMA,
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+            "by": "traced" if isinstance(self._source, TracedEvents) else "events",
+            "unavailable": self.unavailable,
+            "directory": _directory(),
+            "stack": [[numbers[code], line] for code, line in self._stack],
+            "codes": [
+                {
+                    "file": code.co_filename,
+                    "function": code.co_qualname,
+                    "line": code.co_firstlineno,
+                    "own": is_own(code.co_filename),
+                }
+                for code in codes
+            ],
+            "texts": _texts(codes, self.sections, self._stack) if os.environ.get(TEXT_VARIABLE, "1") != "0" else {},
+            "sections": sections,
+        }
+
+
+def write_lines(path: Path, content: dict[str, Any]) -> None:
+    """Write a log. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f".{path.name}.new")
+    with gzip.open(new, "wt", encoding="utf-8", compresslevel=3) as file:
+        json.dump(content, file, separators=(",", ":"))
+    new.replace(path)
+
+
+def _directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[str, list[int]]:
+    """Return the entries as columns; times are differences, the first one a time of `perf_counter_ns`."""
+    times, codes, values, last_ns = [], [], [], 0
+    for at_ns, code, value in entries:
+        times.append(at_ns - last_ns)
+        last_ns = at_ns
+        codes.append(numbers.setdefault(code, len(numbers) - 1))
+        values.append(value)
+    return {"ns": times, "code": codes, "value": values}
+
+
+def _texts(
+    codes: list[CodeType],
+    sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
+    stack: list[tuple[CodeType, int]],
+) -> dict[str, dict[str, str]]:
+    """Return file → line number → text of each line that occurs, and of its neighbours in its function."""
+    wanted: dict[str, set[int]] = defaultdict(set)
+    known = set(codes)
+    positions = [(code, line) for code, line in stack]
+    for _, entries, others in sections:
+        for more in (entries, *others.values()):
+            positions.extend({(code, value) for _, code, value in more if code in known and value > 0})
+    for code, line in positions:
+        wanted[code.co_filename].update(range(max(1, line - 1), line + 2))
+    return {
+        file: {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
+        for file, lines in wanted.items()
+    }
