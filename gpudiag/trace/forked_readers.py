@@ -13,6 +13,10 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
+#: Maximum delay of an interrupt. Another thread may receive SIGINT, because this one blocks it while it forks. Then
+#: nothing wakes this thread.
+_INTERRUPT_S = 0.5
+
 
 class ReaderKilledError(Exception):
     """A reader ended before it sent its result."""
@@ -72,7 +76,7 @@ class ForkedReaders(Generic[Result]):
             Exception: any exception that a task raised.
         """
         while len(self._results) < self._tasks:
-            for ready in wait(list(self._processes)):
+            for ready in wait(list(self._processes), timeout=_INTERRUPT_S):
                 assert isinstance(ready, Connection)  # noqa: S101  # nothing else is waited for
                 self._receive(ready)
         return [self._results[number] for number in range(self._tasks)]

@@ -223,13 +223,14 @@ class CaseLines:
         begin, end = int(tracks[0].bounds[0]), int(tracks[0].bounds[-1])
         busy = union(*(Intervals(track.ops.start, track.ops.end) for track in tracks))
         idle = intersect(complement(busy, begin, end), Intervals(np.array([begin]), np.array([end])))
-        idle_ns: Times = lines.time_inside(idle, len(self.ranks[trace].tree.parent))
-        return np.true_divide(idle_ns, float(len(tracks[0].window_steps)))
+        steps = len(tracks[0].window_steps)
+        per_step: Times = lines.time_inside(idle, len(self.ranks[trace].tree.parent)) / steps
+        return per_step
 
 
 def _within_lines(process: ProcessTimes) -> Times:
     """float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
-    amounts = process.self_ns.mean(axis=1)
+    amounts: Times = process.self_ns.mean(axis=1)
     amounts[ROOT] = 0.0
     return amounts
 
