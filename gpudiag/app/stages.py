@@ -20,6 +20,8 @@ from gpudiag.analysis.attribution.summary import (
     summarise_steps,
     summarise_waits,
 )
+from gpudiag.analysis.compute.classes import compute_classes
+from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.interval import interval_ms
@@ -68,7 +70,8 @@ def analysis_of_traces(
     attribution = attribute(timeline)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
-    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts))
+    work = compute_work(timeline)
+    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work))
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
@@ -112,6 +115,7 @@ def analysis_of_traces(
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=compute_rate(run),
+        compute_classes=compute_classes(timeline, attribution, work),
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from gpudiag.model.compute import ComputeClass
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -48,6 +49,8 @@ FINDING_CODES = (
     "memory-allocation",
     "host-stall",
     "slow-copy",
+    "slow-compute",
+    "recompilation",
     "compute-bound",
     "clock-mismatch",
     "throttled",
@@ -341,6 +344,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         modules: None without marks of modules: traces of others, of early versions, TensorFlow.
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
+        compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         inference: how fast the run wrote a volume; None if it trained.
     """
 
@@ -367,6 +371,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     timed: tuple[UnprofiledRank, ...] | None = None
     recording: RecordingCost | None = None
     compute: ComputeRate | None = None
+    compute_classes: tuple[ComputeClass, ...] = ()
     inference: InferenceRecord | None = None
 
     def __repr__(self) -> str:

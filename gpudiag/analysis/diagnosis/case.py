@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gpudiag.analysis.compute.work import ComputeWork
 from gpudiag.analysis.diagnosis.simulation.fit_profiler_cost import build_what_if
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
@@ -32,6 +33,7 @@ class Case:
         attribution: buckets of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
+        work: classes of the kernels, and compilations; None if they were not classified.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -39,6 +41,7 @@ class Case:
     attribution: Attribution
     facts: Facts | None = None
     run: RunRecord | None = None
+    work: ComputeWork | None = None
     outlier_steps: str = ""
 
     @cached_property

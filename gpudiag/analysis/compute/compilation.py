@@ -1,0 +1,65 @@
+"""Find the times in which a host compiles: TorchDynamo and inductor, retracing of `tf.function`, XLA and JAX."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+
+from gpudiag.intervals import Intervals, union
+from gpudiag.model.event import EventKind, EventTable
+from gpudiag.model.timeline import DeviceTrack
+
+#: Ranges that last as long as a compilation. PyTorch marks its phases by `dynamo_timed`. Lookups in caches of compiled
+#: code ("TorchDynamo Cache Lookup", "CompiledFunction") are no compilations.
+_COMPILES = re.compile(
+    r"\(dynamo_timed\)$|^entire_(frame|backward)_compile|^_compile\.compile_inner|^compile_fx|^backend_compile$"
+    r"|^XlaCompile|^XlaCompilationCache|^LocalClient::Compile|^backend_compile_and_load|^PjRt\w*Client::?Compile"
+    r"|^(Lower|lower)_?jaxpr|^trace_to_jaxpr|^XlaJit.*Compile|^GpuCompiler::|FuncGraph\.?from_py_func|^torch\._dynamo"
+)
+#: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
+_FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")
+
+
+class Compilation(msgspec.Struct, frozen=True, kw_only=True):
+    """Compilations of one process.
+
+    Attributes:
+        spans: times in which any thread compiled, as a set on the common clock.
+        starts: int64[k], begins of the outermost compiling ranges.
+        frames: compiled frame → highest number of its recompilations, for PyTorch.
+    """
+
+    spans: Intervals
+    starts: np.ndarray
+    frames: dict[str, int]
+
+
+@lru_cache(maxsize=4096)
+def compiles(name: str) -> bool:
+    """Return whether a host range of this name spans a compilation.
+
+    >>> compiles("_compile.compile_inner (dynamo_timed)"), compiles("TorchDynamo Cache Lookup"), compiles("aten::mm")
+    (True, False, False)
+    """
+    return _COMPILES.search(name) is not None
+
+
+def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
+    """Return the compilations of a track's process; None without any."""
+    wanted = np.array([compiles(name) for name in events.names], np.bool_)
+    if not wanted.any():
+        return None
+    rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
+    rows = rows[wanted[events.name[rows]]]
+    if not len(rows):
+        return None
+    spans = union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
+    frames: dict[str, int] = {}
+    for name in events.names:
+        found = _FRAME.search(name)
+        if found is not None:
+            frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
+    return Compilation(spans=spans, starts=spans.start, frames=frames)
