@@ -7,9 +7,10 @@ from functools import lru_cache
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, union
-from gpudiag.model.event import EventKind, EventTable
+from gpudiag.intervals import Intervals, distinct, union
+from gpudiag.model.event import EventKind, EventTable, any_of
 from gpudiag.model.timeline import DeviceTrack
 
 #: Ranges that last as long as a compilation. PyTorch marks its phases by `dynamo_timed`. Lookups in caches of compiled
@@ -27,13 +28,13 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
     """Compilations of one process.
 
     Attributes:
-        spans: times in which any thread compiled, as a set on the common clock.
+        spans: times in which the training thread, or a thread that launches, compiled, as a set on the common clock.
         starts: int64[k], begins of the outermost compiling ranges.
         frames: compiled frame → highest number of its recompilations, for PyTorch.
     """
 
     spans: Intervals
-    starts: np.ndarray
+    starts: NDArray[np.int64]
     frames: dict[str, int]
 
 
@@ -53,7 +54,8 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     if not wanted.any():
         return None
     rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
-    rows = rows[wanted[events.name[rows]]]
+    threads = {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}
+    rows = rows[wanted[events.name[rows]] & any_of(events.thread[rows], *threads)]
     if not len(rows):
         return None
     spans = union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))

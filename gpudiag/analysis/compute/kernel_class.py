@@ -109,10 +109,11 @@ _FUSED_COMPILED = tuple((kernel_class, re.compile(pattern)) for kernel_class, pa
 _BY_TRITON_KIND: dict[str, KernelClass] = {
     "poi": "elementwise", "per": "reduction", "red": "reduction", "tem": "matmul", "for": "elementwise", "spl": "reduction",
 }  # fmt: skip
-#: Kernels that multiply without tensor cores: FFMA and SIMT kernels of cuBLAS and CUTLASS, and those of their first names.
-_SIMT = re.compile(r"ffma|simt|(^|[^a-z0-9])(maxwell|pascal)_|volta_[sd]gemm|f32f32_f32f32_f32_.*ffma|gemmk1_kernel")
-#: fp32 kernels without a word for their units.
-_PLAIN_FP32 = re.compile(r"(^|_)(maxwell|volta|pascal|ampere)_(sgemm|scudnn)|(^|_)sgemm_|cijk_[a-z]+_[a-z]+_sb_|gemmsn_|gemv")
+#: Matrix kernels that compute fp32 on units without tensor cores. Products with a vector are bound by memory, and left out.
+_SIMT = re.compile(
+    r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_|implicit_convolve_sgemm"
+    r"|(dgrad|wgrad_alg\d)_engine<float"
+)
 _TENSOR_CORE = re.compile(
     r"tensorop|tensor16x8|s(884|1688|16816|161616)|h(884|1688|16816)|xmma.*(tf32|f16|bf16|e4m3|e5m2)|nvjet|hmma|wgmma"
     r"|gmma|warpgroup|mfma|_mi\d+x\d+|tensor_?core|tf32|cijk_.*_(hb|bb|hhs|bbs|hss|bss|f8)|flash|fmha|imma|qgmma"
@@ -177,13 +178,36 @@ def _without_arguments(name: str) -> str:
 
 @lru_cache(maxsize=16_384)
 def tensor_core(name: str) -> bool | None:
-    """Return whether a matrix kernel uses tensor cores (matrix cores); None if its name does not say.
+    """Return whether a matrix kernel uses tensor cores, or fp32 units; None if its name does not say.
 
     >>> tensor_core("cutlass_80_simt_sgemm_256x128_8x4_nt_align1"), tensor_core("cutlass_80_tensorop_s1688gemm_256x64")
     (False, True)
     >>> tensor_core("gemm")
     """
     lowered = name.lower()
-    if _SIMT.search(lowered) or (_PLAIN_FP32.search(lowered) and not _TENSOR_CORE.search(lowered)):
+    if _SIMT.search(lowered):
         return False
     return True if _TENSOR_CORE.search(lowered) else None
+
+
+#: One kernel for all parameters and all of an update.
+_FUSED_UPDATE = re.compile(r"fusedoptimizer|fused_?(adam|sgd|adagrad|lamb)|multi_tensor_(adam|sgd|lamb)|apply(adam|momentum)")
+#: Kernels that a compiler generated.
+_COMPILED_KERNEL = re.compile(r"^triton_|fusion|^wrapped_|^(loop|input)_")
+_BATCHED = re.compile(r"^aten::(bmm|baddbmm)")
+
+
+@lru_cache(maxsize=16_384)
+def is_fused(name: str) -> bool:
+    """Return whether a kernel already does the work of several operations: fused updates, compiled kernels.
+
+    >>> is_fused("triton_poi_fused_add_relu_0"), is_fused("vectorized_elementwise_kernel")
+    (True, False)
+    """
+    lowered = name.lower()
+    return bool(_COMPILED_KERNEL.search(lowered) or _FUSED_UPDATE.search(lowered))
+
+
+def is_batched(operator: str) -> bool:
+    """Return whether an operator multiplies many small matrices, as attention does."""
+    return bool(_BATCHED.search(operator))

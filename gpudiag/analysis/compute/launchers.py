@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.intervals import distinct
-from gpudiag.model.event import EventKind, EventTable, Role
+from gpudiag.model.event import EventKind, EventTable, ModuleWork, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
@@ -53,3 +53,9 @@ def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.
         holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
         innermost[holds] = rows[at_depth[last[holds]]]
     return innermost
+
+
+def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[n]: index of the module that each of these rows worked for, or `UNKNOWN`."""
+    position = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
+    return np.where(work.row[position] == rows, work.module[position], UNKNOWN) if len(work.row) else rows * 0 + UNKNOWN

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.compute.compilation import Compilation, compilations
-from gpudiag.analysis.compute.kernel_class import kernel_class, tensor_core
+from gpudiag.analysis.compute.kernel_class import is_batched, is_fused, kernel_class, tensor_core
 from gpudiag.analysis.compute.launchers import launched_in_updates, launching_operators
 from gpudiag.model.compute import KERNEL_CLASSES, KernelClass
 from gpudiag.model.event import EventTable
@@ -26,7 +26,9 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
         kernel_class: uint8[n], index into `KERNEL_CLASSES`, or `NO_CLASS` for copies and communication.
         operator: int64[n], row of the operator that launched the op, or `UNKNOWN`.
         in_update: bool[n], launched within an optimizer's update.
-        matrix: int8[n], 1 if the kernel uses tensor cores, 0 if not, `UNKNOWN` if its name does not say.
+        matrix: int8[n], 1 if the kernel uses tensor cores, 0 if fp32 units, `UNKNOWN` if its name does not say.
+        fused: bool[n], kernels that do the work of several operations: fused updates, compiled kernels.
+        batched: bool[n], launched by an operator that multiplies many small matrices, as attention does.
     """
 
     row: NDArray[np.int64]
@@ -34,6 +36,8 @@ class TrackKernels(msgspec.Struct, frozen=True, kw_only=True):
     operator: NDArray[np.int64]
     in_update: NDArray[np.bool_]
     matrix: NDArray[np.int8]
+    fused: NDArray[np.bool_]
+    batched: NDArray[np.bool_]
 
     def of_class(self, *classes: KernelClass) -> NDArray[np.bool_]:
         """Return bool[n]: the ops of these classes."""
@@ -70,22 +74,31 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         operator, in_update = launching_operators(events, track), launched_in_updates(events, track)
     classes = np.full(len(ops), NO_CLASS, np.uint8)
     matrix = np.full(len(ops), UNKNOWN, np.int8)
+    fused, batched = np.zeros(len(ops), np.bool_), np.zeros(len(ops), np.bool_)
     if computes.any():
         launcher = np.where(operator == UNKNOWN, UNKNOWN, events.name[operator])[computes].astype(np.int64)
         names = events.name[ops.row[computes]].astype(np.int64)
         key = (names * (len(events.names) + 1) + launcher + 1) * 2 + in_update[computes]
         distinct_keys, index = np.unique(key, return_inverse=True)
-        found = [_classify(events, key) for key in distinct_keys.tolist()]
-        classes[computes] = np.array([code for code, _ in found], np.uint8)[index]
-        matrix[computes] = np.array([uses for _, uses in found], np.int8)[index]
-    return TrackKernels(row=ops.row, kernel_class=classes, operator=operator, in_update=in_update, matrix=matrix)
+        found = np.array([_classify(events, key) for key in distinct_keys.tolist()], np.int64)[index]
+        classes[computes], matrix[computes] = found[:, 0], found[:, 1]
+        fused[computes], batched[computes] = found[:, 2] > 0, found[:, 3] > 0
+    return TrackKernels(
+        row=ops.row,
+        kernel_class=classes,
+        operator=operator,
+        in_update=in_update,
+        matrix=matrix,
+        fused=fused,
+        batched=batched,
+    )
 
 
-def _classify(events: EventTable, key: int) -> tuple[int, int]:
-    """Return (class code, use of tensor cores) of kernels with this key of name, operator and update."""
+def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
+    """Return (class code, use of tensor cores, fused, batched) of kernels with a key of name, operator and update."""
     names, in_update = divmod(key, 2)
-    name, launcher = divmod(names, len(events.names) + 1)
-    operator = events.names[launcher - 1] if launcher else ""
-    uses = tensor_core(events.names[name])
-    code = CLASS_CODES[kernel_class(events.names[name], operator, in_optimizer=bool(in_update))]
-    return code, UNKNOWN if uses is None else int(uses)
+    index, launcher = divmod(names, len(events.names) + 1)
+    name, operator = events.names[index], events.names[launcher - 1] if launcher else ""
+    uses = tensor_core(name)
+    code = CLASS_CODES[kernel_class(name, operator, in_optimizer=bool(in_update))]
+    return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.compiled_hosts import mostly_compiling
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.advice import (
     TF_COMPILE,
@@ -72,7 +73,7 @@ class LaunchBound:
         what_if = case.what_if
         if what_if is None or case.tracks[0].is_cpu:
             return
-        if what_if.graph.host.slow.any():
+        if what_if.graph.host.slow.any() and not mostly_compiling(case, what_if):
             slow = few_slow_calls(case, case.timeline.ranks_present)
             if slow:
                 yield Proposal(
