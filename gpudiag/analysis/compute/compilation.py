@@ -20,6 +20,8 @@ _COMPILES = re.compile(
     r"|^XlaCompile|^XlaCompilationCache|^LocalClient::Compile|^backend_compile_and_load|^PjRt\w*Client::?Compile"
     r"|^(Lower|lower)_?jaxpr|^trace_to_jaxpr|^XlaJit.*Compile|^GpuCompiler::|FuncGraph\.?from_py_func|^torch\._dynamo"
 )
+#: The outermost range of one compilation, of which others are phases.
+_ONE_COMPILATION = re.compile(r"^_compile\.compile_inner")
 #: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
 _FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")
 
@@ -29,7 +31,7 @@ class Compilation(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         spans: times in which the training thread, or a thread that launches, compiled, as a set on the common clock.
-        starts: int64[k], begins of the outermost compiling ranges.
+        starts: int64[k], begins of compilations, on the common clock.
         frames: compiled frame → highest number of its recompilations, for PyTorch.
     """
 
@@ -59,9 +61,12 @@ def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     if not len(rows):
         return None
     spans = union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
+    single = np.array([_ONE_COMPILATION.search(name) is not None for name in events.names], np.bool_)
+    outermost = rows[single[events.name[rows]]]
+    starts = events.start_ns[outermost] + track.shift_ns if len(outermost) else spans.start
     frames: dict[str, int] = {}
     for name in events.names:
         found = _FRAME.search(name)
         if found is not None:
             frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
-    return Compilation(spans=spans, starts=spans.start, frames=frames)
+    return Compilation(spans=spans, starts=starts, frames=frames)

@@ -115,7 +115,8 @@ class SlowCompute:
                 continue
             low, high = what_if.savings_ms([edit(what_if, corrected) for edit in (slow.low, slow.high)])
             savings = _Savings(saved_ms, min(low, saved_ms), max(high, saved_ms))
-            yield Proposal(edit=slow.expected, describe=partial(self._describe, case, kernels, slow, savings))
+            describe = partial(self._describe, case, kernels, slow, savings)
+            yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
 
     def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal
         self, case: Case, kernels: GraphKernels, slow: SlowKernels, savings: _Savings, gain: float, percent: float
