@@ -147,4 +147,3 @@ def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = launching_rows(events, track, events.rows_of(EventKind.OPERATOR, EventKind.MODULE))
     return launched[inside], (ops.end - ops.start)[inside]
-

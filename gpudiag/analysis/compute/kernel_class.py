@@ -191,7 +191,9 @@ def tensor_core(name: str) -> bool | None:
 
 
 #: One kernel for all parameters and all of an update.
-_FUSED_UPDATE = re.compile(r"fusedoptimizer|fused_?(adam|sgd|adagrad|lamb)|multi_tensor_(adam|sgd|lamb)|apply(adam|momentum)")
+_FUSED_UPDATE = re.compile(
+    r"fusedoptimizer|fused_?(adam|sgd|adagrad|lamb)|multi_tensor_(adam|sgd|lamb)|apply(adam|momentum)"
+)
 #: Kernels that a compiler generated.
 _COMPILED_KERNEL = re.compile(r"^triton_|fusion|^wrapped_|^(loop|input)_")
 _BATCHED = re.compile(r"^aten::(bmm|baddbmm)")

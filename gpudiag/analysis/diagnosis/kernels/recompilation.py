@@ -26,8 +26,12 @@ _ADVICE = (
         "If shapes change: torch.compile(dynamic=True), or torch._dynamo.mark_dynamic for that dimension; or pad to a "
         "few sizes."
     ),
-    pytorch("If a Python value changes (a counter, a learning rate): make it a tensor, or keep it out of the function."),
-    jax("See what is compiled: jax.config.update('jax_log_compiles', True); pad to a few shapes; mark static arguments."),
+    pytorch(
+        "If a Python value changes (a counter, a learning rate): make it a tensor, or keep it out of the function."
+    ),
+    jax(
+        "See what is compiled: jax.config.update('jax_log_compiles', True); pad to a few shapes; mark static arguments."
+    ),
     tensorflow("Give tf.function an input_signature, or pad to a few shapes; pass tensors, not Python values."),
     others("Give compiled code the same shapes in each step: pad to a few sizes."),
 )
