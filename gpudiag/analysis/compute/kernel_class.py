@@ -17,62 +17,90 @@ from gpudiag.model.compute import KernelClass
 _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
     (
         "layout-conversion",
-        r"nchwtonhwc|nhwctonchw|nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|swapdimension|tensor_transform"
-        r"|batched_?transpose|transpose_?(kernel|readwrite|fusion|nchw|cnhw|[0-9]|$)|foldednhwc|shuffletensor|nchw32",
+        (
+            r"nchwtonhwc|nhwctonchw|nchw_?to_?nhwc|nhwc_?to_?nchw|nchw2nhwc|nhwc2nchw|swapdimension|"
+            r"tensor_transform|batched_?transpose|transpose_?(kernel|readwrite|fusion|nchw|cnhw|[0-9]|$)|"
+            r"foldednhwc|shuffletensor|nchw32"
+        ),
     ),
     (
         "optimizer",
-        r"fusedoptimizer|fused_?adam|fused_?sgd|adam(w)?_?(kernel|functor|math)|applyadam|applysgd|applymomentum"
-        r"|applygradientdescent|applyrmsprop|applyadagrad|multi_tensor_(adam|sgd|lamb)|lambfunctor"
-        r"|rmsprop|foreach_(addcdiv|addcmul|lerp)|optimizer",
+        (
+            r"fusedoptimizer|fused_?adam|fused_?sgd|adam(w)?_?(kernel|functor|math)|applyadam|applysgd|"
+            r"applymomentum|applygradientdescent|applyrmsprop|applyadagrad|multi_tensor_(adam|sgd|lamb)|"
+            r"lambfunctor|rmsprop|foreach_(addcdiv|addcmul|lerp)|optimizer"
+        ),
     ),
     (
         "attention",
-        r"flash|fmha|attention|attn|mha_(fwd|bwd)|paged_?kv|sdpa|fused_mha|cudnn_generated_fort_native_sdpa|mla_|"
-        r"batchprefill|batchdecode|merge_state",
+        (
+            r"flash|fmha|attention|attn|mha_(fwd|bwd)|paged_?kv|sdpa|fused_mha|"
+            r"cudnn_generated_fort_native_sdpa|mla_|batchprefill|batchdecode|merge_state"
+        ),
     ),
     ("embedding", r"embedding|indexselectsmall|indexselectlarge|gather_?nd|compute_grad_weight"),
     (
         "convolution",
-        r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_?gemm|igemm|miopen(sp3|gcn)|xdlops_(fwd|bwd|wrw)|scudnn|"
-        r"depthwise|im[23]?d?2?col|col2im|fft2d|fft_r2c|computeb?offsetskernel",
+        (
+            r"conv(?!ert)|fprop|dgrad|wgrad|winograd|implicit_?gemm|igemm|miopen(sp3|gcn)|"
+            r"xdlops_(fwd|bwd|wrw)|scudnn|depthwise|im[23]?d?2?col|col2im|fft2d|fft_r2c|"
+            r"computeb?offsetskernel"
+        ),
     ),
     (
         "normalization",
-        r"batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|\bbn_|_bn_|::bn|bnfwd|bnbwd|miopenbatchnorm"
-        r"|gammabeta|cuapplylayernorm|rowwisemoments|computeinternalgradients|computefusedparams|computebackwardfused"
-        r"|fusednorm|norm_(fwd|bwd)|ln_(fwd|bwd)|(^|_)norm_kernel|softmax_?norm",
+        (
+            r"batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|\bbn_|_bn_|::bn|bnfwd|bnbwd|"
+            r"miopenbatchnorm|gammabeta|cuapplylayernorm|rowwisemoments|computeinternalgradients|"
+            r"computefusedparams|computebackwardfused|fusednorm|norm_(fwd|bwd)|ln_(fwd|bwd)|(^|_)norm_kernel|"
+            r"softmax_?norm"
+        ),
     ),
     ("softmax", r"soft_?max"),
     (
         "matmul",
-        r"gemm|gemv|cijk_|cublas|cutlass|nvjet|xmma|matmul|splitkreduce|s(884|1688|16816)|_mma|mfma|dot_kernel|"
-        r"batched_dot|bmm|addmm|aten::(mm|dot|mv|linear|einsum|baddbmm|addbmm|addmv)\b|triton_(tem|mm)|magma|hgemm|"
-        r"deep_gemm|einsum|^dot[._0-9]|batchmatmul|grouped_mm|marlin|mul_mat|epilogue::impl",
+        (
+            r"gemm|gemv|cijk_|cublas|cutlass|nvjet|xmma|matmul|splitkreduce|s(884|1688|16816)|_mma|mfma|"
+            r"dot_kernel|batched_dot|bmm|addmm|aten::(mm|dot|mv|linear|einsum|baddbmm|addbmm|addmv)\b|"
+            r"triton_(tem|mm)|magma|hgemm|deep_gemm|einsum|^dot[._0-9]|batchmatmul|grouped_mm|marlin|mul_mat|"
+            r"epilogue::impl"
+        ),
     ),
     (
         "random",
-        r"dropout|distribution_|philox|random|bernoulli|curand|rand_|uniform|fill_?phil|threefry|multinomial|"
-        r"masked_scale|_rand|rng",
+        (
+            r"dropout|distribution_|philox|random|bernoulli|curand|rand_|uniform|fill_?phil|threefry|"
+            r"multinomial|masked_scale|_rand|rng"
+        ),
     ),
     (
         "reduction",
-        r"reduce|reduction|triton_(red|per)|cunn_|nll_loss|cross_?entropy|argmax|argmin|topk|sort|scan|cumsum|pool|"
-        r"norm_?kernel|lpnorm|cub::|rocprim|thrust|histogram|bincount|unique|atomic_adaptive|softmargin|loss_(forward|backward)|"
-        r"l2loss|segment|biasadd_?grad|bias_?grad|biasnhwc|biasnchw|aten::(sum|mean|max|min|norm|linalg_vector_norm)\b",
+        (
+            r"reduce|reduction|triton_(red|per)|cunn_|nll_loss|cross_?entropy|argmax|argmin|topk|sort|scan|"
+            r"cumsum|pool|norm_?kernel|lpnorm|cub::|rocprim|thrust|histogram|bincount|unique|atomic_adaptive|"
+            r"softmargin|loss_(forward|backward)|l2loss|segment|biasadd_?grad|bias_?grad|biasnhwc|biasnchw|"
+            r"aten::(sum|mean|max|min|norm|linalg_vector_norm)\b"
+        ),
     ),
     (
         "copy-kernel",
-        r"direct_copy|catarray|copy_?kernel|copydevice|gather|scatter|index_?select|index_?put|index_?kernel|"
-        r"indexing_backward|index_elementwise|copybuffer|kvcache|concat|split|slice|pack|chunk|stack|roll|flip|pad|memcpy|memset|copy_"
-        r"|aten::(copy_|cat|clone|contiguous|index|to|_to_copy|stack|repeat|constant_pad_nd|slice_backward)\b"
-        r"|bfloat16_copy|float8_copy|triu|tril|unfold|upsample|resize|reverse|strided|tile|broadcast|one_?hot",
+        (
+            r"direct_copy|catarray|copy_?kernel|copydevice|gather|scatter|index_?select|index_?put|"
+            r"index_?kernel|indexing_backward|index_elementwise|copybuffer|kvcache|concat|split|slice|pack|"
+            r"chunk|stack|roll|flip|pad|memcpy|memset|copy_|"
+            r"aten::(copy_|cat|clone|contiguous|index|to|_to_copy|stack|repeat|constant_pad_nd|slice_backward)\b|"
+            r"bfloat16_copy|float8_copy|triu|tril|unfold|upsample|resize|reverse|strided|tile|broadcast|"
+            r"one_?hot"
+        ),
     ),
     (
         "elementwise",
-        r"elementwise|triton_poi|unrolled|vectorized|pointwise|functor|multi_tensor_apply|eltwise|loop_|fusion"
-        r"|activation|rotary|rope|amp_update|gelu|silu|relu|sigmoid|tanh|swiglu|act_and_mul|biasadd|bias_?act|add|mul|sub|div|sqrt|exp|pow|cast"
-        r"|convert|fill|where|compare|select|op_tensor|optensor|op4d|op2d|op1d|_op_|arange|iota|clamp|unary|binary|assign",
+        (
+            r"elementwise|triton_poi|unrolled|vectorized|pointwise|functor|multi_tensor_apply|eltwise|loop_|"
+            r"fusion|activation|rotary|rope|amp_update|gelu|silu|relu|sigmoid|tanh|swiglu|act_and_mul|"
+            r"biasadd|bias_?act|add|mul|sub|div|sqrt|exp|pow|cast|convert|fill|where|compare|select|"
+            r"op_tensor|optensor|op4d|op2d|op1d|_op_|arange|iota|clamp|unary|binary|assign"
+        ),
     ),
 )
 _COMPILED = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _PATTERNS)
@@ -107,12 +135,17 @@ _FUSED_CLASSES: tuple[tuple[KernelClass, str], ...] = (
 )
 _FUSED_COMPILED = tuple((kernel_class, re.compile(pattern)) for kernel_class, pattern in _FUSED_CLASSES)
 _BY_TRITON_KIND: dict[str, KernelClass] = {
-    "poi": "elementwise", "per": "reduction", "red": "reduction", "tem": "matmul", "for": "elementwise", "spl": "reduction",
-}  # fmt: skip
-#: Matrix kernels that compute fp32 on units without tensor cores. Products with a vector are bound by memory, and left out.
+    "poi": "elementwise",
+    "for": "elementwise",
+    "per": "reduction",
+    "red": "reduction",
+    "spl": "reduction",
+    "tem": "matmul",
+}
+#: Matrix kernels that compute fp32 on units without tensor cores. Memory bounds products with a vector.
 _SIMT = re.compile(
-    r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_|implicit_convolve_sgemm"
-    r"|(dgrad|wgrad_alg\d)_engine<float"
+    r"ffma|simt_s|(^|[^a-z0-9])maxwell_s|(^|_)(pascal|volta|turing|ampere)_(sgemm|scudnn)|(^|_)sgemm_"
+    r"|implicit_convolve_sgemm|(dgrad|wgrad_alg\d)_engine<float"
 )
 _TENSOR_CORE = re.compile(
     r"tensorop|tensor16x8|s(884|1688|16816|161616)|h(884|1688|16816)|xmma.*(tf32|f16|bf16|e4m3|e5m2)|nvjet|hmma|wgmma"
@@ -129,7 +162,7 @@ def kernel_class(name: str, operator: str = "", *, in_optimizer: bool = False) -
         operator: the innermost operator that launched it; "" if unknown.
         in_optimizer: whether it was launched within an optimizer's update.
 
-    >>> kernel_class("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_ffma"), kernel_class("Cijk_Ailk_Bljk_SB_MT")
+    >>> kernel_class("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_ffma"), kernel_class("Cijk_Ailk_Bljk_SB_MT")
     ('matmul', 'matmul')
     >>> kernel_class("triton_per_fused_native_layer_norm_add_3"), kernel_class("triton_poi_fused_add_relu_0")
     ('normalization', 'elementwise')

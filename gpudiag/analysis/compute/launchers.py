@@ -17,7 +17,10 @@ def launching_operators(events: EventTable, track: DeviceTrack) -> NDArray[np.in
 
 def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bool_]:
     """Return bool[n]: whether each op of the track was launched within an optimizer's update."""
-    return launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER)) != UNKNOWN
+    launched: NDArray[np.bool_] = (
+        launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER)) != UNKNOWN
+    )
+    return launched
 
 
 def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:

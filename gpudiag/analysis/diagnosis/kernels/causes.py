@@ -37,14 +37,14 @@ CauseName = Literal[
     "small-kernels",
 ]
 
-#: Share of its fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS's large ones.
+#: Share of its fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
 _REACHED_FP32 = 0.85
-#: Share of the peak of tensor cores that kernels reach: expected, low, high. Measured (H100, tf32): 0.4 over a GPT-2, 0.6
-#: over a ViT; products with 64 rows, which memory bounds, 0.16.
+#: Share of the peak of tensor cores that kernels reach: expected, low, high. Measured (H100, tf32): 0.4 over a GPT-2,
+#: 0.6 over a ViT; products with 64 rows, which memory bounds, 0.16.
 _REACHED_TENSOR = (0.5, 0.2, 0.8)
 #: Share of conversions that remains with channels-last tensors: the input's, and those of other precisions.
 _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
-#: Share of normalizations that remains with channels-last tensors, of which kernels read each once: by the high estimate.
+#: Share of normalizations that remains with channels-last tensors, which kernels read once: by the high estimate.
 #: Measured (H100): 0.55 of those of a ResNet-50, while those of other models changed little.
 _NORMALIZATION_LEFT = 0.55
 #: Shares of the kernels of scores, and of the products beside them, that fused attention takes. Physical: it recomputes
@@ -72,16 +72,19 @@ class SlowKernels:
     Attributes:
         name: the cause.
         ops: bool[m], the kernels.
-        expected, low, high: scenarios without the cause.
+        estimates: scenarios without the cause: expected, by a low and by a high estimate of the savings.
         evidence: figures for the finding.
     """
 
     name: CauseName
     ops: NDArray[np.bool_]
-    expected: Shortening
-    low: Shortening
-    high: Shortening
+    estimates: tuple[Shortening, ...]
     evidence: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> Shortening:
+        """Return the expected scenario."""
+        return self.estimates[0]
 
 
 def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
@@ -126,7 +129,7 @@ def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
         shorter = np.maximum(kernels.duration * _REACHED_FP32 / (reached * track_speedup), shortest)
         share = np.fmin(shorter / np.maximum(kernels.duration, 1.0), 1.0)
         scenarios.append(Shortening(np.where(ops, share, 1.0)))
-    return SlowKernels("fp32-matmul", ops, *scenarios, evidence=evidence)
+    return SlowKernels("fp32-matmul", ops, tuple(scenarios), evidence)
 
 
 def conversions(kernels: GraphKernels) -> SlowKernels | None:
@@ -137,7 +140,7 @@ def conversions(kernels: GraphKernels) -> SlowKernels | None:
     expected, low, high = _shares(ops, _CONVERSIONS_LEFT)
     normalization = kernels.of_class("normalization")
     high = replace(high, remaining=np.where(normalization, _NORMALIZATION_LEFT, high.remaining))
-    return SlowKernels("layout-conversion", ops, expected, low, high)
+    return SlowKernels("layout-conversion", ops, (expected, low, high))
 
 
 def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
@@ -184,7 +187,7 @@ def eager_attention(
         for on_scores, on_products in zip(_SCORES_LEFT, _PRODUCTS_LEFT, strict=True)
     ]
     evidence: dict[str, object] = {"products_ms_per_step": kernels.ms_per_step(kernels.duration * products)}
-    return SlowKernels("eager-attention", scores, *scenarios, evidence=evidence)
+    return SlowKernels("eager-attention", scores, tuple(scenarios), evidence)
 
 
 def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
@@ -201,7 +204,7 @@ def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
         )
         for left, small_left, host_left in zip(_UPDATE_LEFT, _SMALL_UPDATE_LEFT, _UPDATE_HOST_LEFT, strict=True)
     ]
-    return SlowKernels("unfused-optimizer", ops, *scenarios)
+    return SlowKernels("unfused-optimizer", ops, tuple(scenarios))
 
 
 def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> SlowKernels | None:
@@ -219,7 +222,7 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> Slow
     candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))
     ops = simple.copy()
     ops[candidates[np.unique(chain[candidates], return_index=True)[1]]] = False
-    return SlowKernels("unfused-elementwise", ops, *_shares(ops, _FUSED_LEFT)) if ops.any() else None
+    return SlowKernels("unfused-elementwise", ops, _shares(ops, _FUSED_LEFT)) if ops.any() else None
 
 
 def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
@@ -235,14 +238,16 @@ def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
     return SlowKernels(
         "small-kernels",
         ops,
-        Shortening(keep, gap=share),
-        Shortening(keep, gap=(1 + share) / 2),
-        Shortening(np.where(ops, 0.5, 1.0), gap=share),
+        (
+            Shortening(keep, gap=share),
+            Shortening(keep, gap=(1 + share) / 2),
+            Shortening(np.where(ops, 0.5, 1.0), gap=share),
+        ),
     )
 
 
-def _shares(ops: NDArray[np.bool_], shares: tuple[float, ...]) -> list[Shortening]:
-    return [Shortening(np.where(ops, share, 1.0), gap=np.where(ops, share, 1.0)) for share in shares]
+def _shares(ops: NDArray[np.bool_], shares: tuple[float, ...]) -> tuple[Shortening, ...]:
+    return tuple(Shortening(np.where(ops, share, 1.0), gap=np.where(ops, share, 1.0)) for share in shares)
 
 
 def removed_ns(slow: SlowKernels, kernels: GraphKernels) -> Times:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,8 +94,8 @@ def graph_kernels(case: Case, what_if: WhatIf) -> GraphKernels | None:
     return GraphKernels(what_if=what_if, stream=stream, **columns)
 
 
-def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[np.generic]]:
-    columns: dict[str, NDArray[np.generic]] = {
+def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[Any]]:
+    columns: dict[str, NDArray[Any]] = {
         "kernel_class": np.full(len(row), NO_CLASS, np.uint8),
         "operator": np.full(len(row), UNKNOWN, np.int64),
         "in_update": np.zeros(len(row), np.bool_),

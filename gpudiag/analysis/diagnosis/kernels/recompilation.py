@@ -26,12 +26,8 @@ _ADVICE = (
         "If shapes change: torch.compile(dynamic=True), or torch._dynamo.mark_dynamic for that dimension; or pad to a "
         "few sizes."
     ),
-    pytorch(
-        "If a Python value changes (a counter, a learning rate): make it a tensor, or keep it out of the function."
-    ),
-    jax(
-        "See what is compiled: jax.config.update('jax_log_compiles', True); pad to a few shapes; mark static arguments."
-    ),
+    pytorch("If a Python value changes (a counter, a rate): make it a tensor, or keep it out of the function."),
+    jax("See what is compiled: jax.config.update('jax_log_compiles', True). Pad to a few shapes."),
     tensorflow("Give tf.function an input_signature, or pad to a few shapes; pass tensors, not Python values."),
     others("Give compiled code the same shapes in each step: pad to a few sizes."),
 )
@@ -42,8 +38,8 @@ class Recompilation:
 
     A compiled function is compiled again if a guard fails, for example for a new shape or another Python value. The
     evidence has the number of compilations per step, their time and, for PyTorch, the frames and how often each was
-    recompiled. Savings are the step time without compiling. Compilation in the first steps only belongs to warm-up: such
-    steps are outliers and left out.
+    recompiled. Savings are the step time without compiling. Steps that compile during warm-up are outliers, which are
+    left out.
     """
 
     code: ClassVar[str] = "recompilation"
@@ -85,7 +81,7 @@ def _without_compiling(remaining: Times, _: WhatIf, scenario: Scenario) -> Scena
 
 
 def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
-    """Return (compilations per step, their ms per step, recompilations by frame) of the process that compiles longest."""
+    """Return (compilations per step, their ms, recompilations by frame) of the process that compiles longest."""
     longest: tuple[float, float, dict[str, int]] = (0.0, 0.0, {})
     for track in case.tracks:
         compilation = None if case.work is None else case.work.compilations.get(track.trace)

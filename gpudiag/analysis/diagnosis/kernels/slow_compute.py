@@ -15,7 +15,6 @@ from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, re
 from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, graph_kernels
 from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, others, pytorch, tensorflow
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
-from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 
 #: Share of the step, in percent, that a cause saves at least. Judgement: the estimates are rougher than measured waste.
@@ -86,10 +85,10 @@ class SlowCompute:
 
     The cause is one of: `fp32-matmul` (matrix products in fp32 without tensor cores), `layout-conversion` (convolutions
     convert between NCHW and NHWC), `eager-attention` (attention writes its scores to memory), `unfused-optimizer` (the
-    update is a kernel per operation or parameter), `unfused-elementwise` (chains of elementwise kernels) and
-    `small-kernels` (gaps between launch-sized kernels). Savings are estimates, from the peaks of the device and the time
-    of these kernels, with a low and a high one in the evidence. They are simulated, so that shorter kernels save nothing
-    if the host sets the pace. Estimates below 2 % of the step are not reported.
+    update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
+    `small-kernels` (gaps between launch-sized kernels). Savings are estimates from the peaks of the device and the time
+    of these kernels; the evidence has a low and a high estimate. They are simulated, because shorter kernels save
+    nothing if the host sets the pace. Estimates below 2 % of the step are not reported.
     """
 
     code: ClassVar[str] = "slow-compute"
@@ -113,7 +112,7 @@ class SlowCompute:
         for slow, saved_ms in zip(candidates, expected, strict=True):
             if saved_ms < least_ms:
                 continue
-            low, high = what_if.savings_ms([edit(what_if, corrected) for edit in (slow.low, slow.high)])
+            low, high = what_if.savings_ms([edit(what_if, corrected) for edit in slow.estimates[1:]])
             savings = _Savings(saved_ms, min(low, saved_ms), max(high, saved_ms))
             describe = partial(self._describe, case, kernels, slow, savings)
             yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
@@ -150,7 +149,7 @@ class SlowCompute:
 
 
 def _modules(case: Case, kernels: GraphKernels, slow: SlowKernels) -> dict[str, float]:
-    """Return ms per step of the modules whose operators launched most of these kernels, on the first rank with marks."""
+    """Return ms per step of the modules that launched most of these kernels, on the first rank with marks."""
     graph = kernels.what_if.graph
     for index, track in enumerate(case.tracks):
         work = case.timeline.traces[track.trace].modules
