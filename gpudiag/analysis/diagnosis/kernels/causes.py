@@ -61,8 +61,6 @@ _UPDATE_HOST_LEFT = (0.2, 0.4, 0.1)
 _FUSED_LEFT = (0.35, 0.6, 0.15)
 #: Most kernels between a product and the softmax of attention.
 _MOST_BETWEEN = 12
-#: Fewest kernels of an update per step that can be fused into one.
-_FEWEST_UPDATE_KERNELS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +191,7 @@ def eager_attention(
 def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
     """Return the kernels of an update that does each operation by itself."""
     ops = kernels.in_update & kernels.of_class("optimizer") & ~kernels.fused
-    if kernels.per_step(ops) < _FEWEST_UPDATE_KERNELS:
+    if kernels.per_step(ops) <= 1:
         return None
     small = kernels.duration <= LAUNCH_SIZED_NS
     scenarios = [

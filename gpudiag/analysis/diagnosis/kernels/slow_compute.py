@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from gpudiag.analysis.compute.launchers import modules_of
+from gpudiag.analysis.diagnosis.calibration import ESTIMATED_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, removed_ns, slow_kernels
 from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, graph_kernels
@@ -17,8 +18,6 @@ from gpudiag.analysis.diagnosis.rules.advice import Advice, advice_for, jax, oth
 from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal, severity_of
 from gpudiag.model.analysis import Finding
 
-#: Share of the step, in percent, that a cause saves at least. Judgement: the estimates are rougher than measured waste.
-_LEAST_PERCENT = 2.0
 _MOST_MODULES = 3
 
 _WORDS: dict[CauseName, str] = {
@@ -100,17 +99,17 @@ class SlowCompute:
         kernels = None if what_if is None else graph_kernels(case, what_if)
         if what_if is None or kernels is None:
             return
-        least_ms = _LEAST_PERCENT / 100 * what_if.now_ms
+        now_ms = what_if.now_ms
         # A cause saves no more than it removes, unless it removes work of the host.
         candidates = [
             slow
             for slow in slow_kernels(case, kernels)
-            if slow.expected.host is not None or kernels.ms_per_step(removed_ns(slow, kernels)) >= least_ms
+            if slow.expected.host is not None or is_reported(kernels.ms_per_step(removed_ns(slow, kernels)), now_ms)
         ]
         corrected = what_if.corrected
         expected = what_if.savings_ms([slow.expected(what_if, corrected) for slow in candidates])
         for slow, saved_ms in zip(candidates, expected, strict=True):
-            if saved_ms < least_ms:
+            if not is_reported(saved_ms, now_ms):
                 continue
             low, high = what_if.savings_ms([edit(what_if, corrected) for edit in slow.estimates[1:]])
             savings = _Savings(saved_ms, min(low, saved_ms), max(high, saved_ms))
@@ -146,6 +145,11 @@ class SlowCompute:
             evidence=evidence,
             advice=advice_for(case.timeline.framework, _ADVICE[slow.name], **words),
         )
+
+
+def is_reported(saved_ms: float, step_ms: float) -> bool:
+    """Return whether an estimate is enough to be reported."""
+    return 100 * saved_ms >= ESTIMATED_PERCENT * step_ms > 0
 
 
 def _modules(case: Case, kernels: GraphKernels, slow: SlowKernels) -> dict[str, float]:
