@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gpudiag.model.compute import ComputeClass
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -98,6 +97,8 @@ WorkloadKind = Literal["training", "inference", "unknown"]
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
+#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the length of a launch.
+Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -253,6 +254,19 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     ms_per_step: Milliseconds
     per_step: Rate
+
+
+class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
+
+    Instants at which several kernels run are divided equally. Classes below 1 % are part of `other`; `bound` limits
+    most of the time, None if unknown.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
+    ms_per_step: Milliseconds
+    kernels: Rate
+    bound: Bound | None = None
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpudiag.model.analysis import Analysis
-from gpudiag.model.compute import ComputeClass
+from gpudiag.model.analysis import Analysis, ComputeClass
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration

@@ -16,7 +16,7 @@ from gpudiag.machine.probes import cache
 from gpudiag.model.job import Job as TrainingJob
 from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.model.run_directory import FACTS_FILE, RUN_FILE, write_json
-from gpudiag.machine.inventory.gpus.throttle import HARDWARE_THERMAL
+from gpudiag.model.throttle import HARDWARE_THERMAL
 from gpudiag.training.launch import Interpreter, Plan
 from tests.probed_machine import four_h200, inventory
 

@@ -19,7 +19,7 @@ import pytest
 from gpudiag.analysis.diagnosis.hardware import examine_facts
 from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.machine.inventory.host.pci import normal_pci_id
-from gpudiag.machine.inventory.gpus.throttle import IDLE
+from gpudiag.model.throttle import IDLE
 from tests.cli_process import gpudiag
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from gpudiag.machine.inventory.gather import gather_inventory
 from gpudiag.machine.inventory.gpus.nvml import open_nvml
 from gpudiag.model import throttle
 from gpudiag.model.facts import Facts, Gpu, GpuProcess, Host, Link, MigInstance, NvLink
-from gpudiag.machine.inventory.gpus.throttle import reasons_in_words
+from gpudiag.model.throttle import reasons_in_words
 from tests.machine.fake_nvml import FakeNvml
 from tests.machines import machine
 

@@ -43,7 +43,7 @@ from gpudiag.model.facts import (
     NvLink,
     PcieLink,
 )
-from gpudiag.machine.inventory.gpus.throttle import reasons_in_words
+from gpudiag.model.throttle import reasons_in_words
 
 HERE = Path(__file__).parent
 MIB = 1 << 20

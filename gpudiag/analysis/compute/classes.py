@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.compute.kernel_class import KERNEL_CLASSES, KernelClass
 from gpudiag.analysis.compute.shares import equal_shares
 from gpudiag.analysis.compute.work import CLASS_CODES, NO_CLASS, ComputeWork, TrackKernels
 from gpudiag.intervals import Intervals
+from gpudiag.model.analysis import Bound, ComputeClass
 from gpudiag.model.attribution import Attribution, TrackAttribution
-from gpudiag.model.compute import KERNEL_CLASSES, Bound, ComputeClass, KernelClass
 from gpudiag.model.timeline import DeviceTrack, Timeline
 from gpudiag.units import NS_PER_US, milliseconds
 

@@ -10,9 +10,25 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
+from typing import Literal, get_args
 
-from gpudiag.model.compute import KernelClass
-
+#: Class of a kernel by what it computes; `other` if its name and its operator do not say.
+KernelClass = Literal[
+    "matmul",
+    "convolution",
+    "attention",
+    "normalization",
+    "softmax",
+    "elementwise",
+    "reduction",
+    "layout-conversion",
+    "optimizer",
+    "embedding",
+    "random",
+    "copy-kernel",
+    "other",
+]
+KERNEL_CLASSES: tuple[KernelClass, ...] = get_args(KernelClass)
 #: Patterns of kernel names and operators → class, in the order of evaluation. Names are lower case.
 _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
     (

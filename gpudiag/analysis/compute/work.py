@@ -7,9 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.compute.compilation import Compilation, compilations
-from gpudiag.analysis.compute.kernel_class import is_batched, is_fused, kernel_class, tensor_core
+from gpudiag.analysis.compute.kernel_class import (
+    KERNEL_CLASSES,
+    KernelClass,
+    is_batched,
+    is_fused,
+    kernel_class,
+    tensor_core,
+)
 from gpudiag.analysis.compute.launchers import launched_in_updates, launching_operators
-from gpudiag.model.compute import KERNEL_CLASSES, KernelClass
 from gpudiag.model.event import EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 

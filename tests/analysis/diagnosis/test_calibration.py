@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from gpudiag.analysis.diagnosis import calibration, confidence, engine, outlier_steps, places, scoring
-from gpudiag.analysis.diagnosis.kernels.slow_compute import is_reported
 from gpudiag.analysis.diagnosis.hardware.clock_mismatch import ClockMismatch
 from gpudiag.analysis.diagnosis.hardware.degraded_link import DegradedLink
 from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
 from gpudiag.analysis.diagnosis.hardware.measured import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
+from gpudiag.analysis.diagnosis.kernels.slow_compute import is_reported
 from gpudiag.analysis.diagnosis.rules import straggler
 from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound

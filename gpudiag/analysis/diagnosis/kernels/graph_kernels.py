@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.compute.kernel_class import KernelClass
 from gpudiag.analysis.compute.work import CLASS_CODES, NO_CLASS, ComputeWork
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Index, Times
 from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.model.compute import KernelClass
 from gpudiag.model.timeline import UNKNOWN
 
 

@@ -11,7 +11,7 @@ from gpudiag.machine.inventory.gpus.processes import gpu_processes
 from gpudiag.machine.inventory.host.kernel_files import numbers_in_mask
 from gpudiag.machine.inventory.host.pci import numa_node, pci_id_of
 from gpudiag.model.facts import Clock, Gpu, MigInstance, PcieLink, number_list
-from gpudiag.machine.inventory.gpus.throttle import reasons_in_words
+from gpudiag.model.throttle import reasons_in_words
 
 # Arguments of NVML functions (nvml.h). Graphics and SM clocks run together; application clocks are set by graphics.
 _GRAPHICS_CLOCK = 0
