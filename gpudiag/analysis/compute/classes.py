@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.compute.kernel_class import KERNEL_CLASSES, KernelClass
+from gpudiag.analysis.compute.kernel_class import KERNEL_CLASSES
 from gpudiag.analysis.compute.shares import equal_shares
-from gpudiag.analysis.compute.work import CLASS_CODES, NO_CLASS, ComputeWork, TrackKernels
+from gpudiag.analysis.compute.work import CLASS_CODES, MATRIX_CLASSES, NO_CLASS, ComputeWork, TrackKernels
 from gpudiag.intervals import Intervals
 from gpudiag.model.analysis import Bound, ComputeClass
 from gpudiag.model.attribution import Attribution, TrackAttribution
@@ -17,8 +17,6 @@ from gpudiag.units import NS_PER_US, milliseconds
 #: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel
 #: takes 2 to 3 µs, and kernels of a full queue follow each other 1.2 µs apart.
 LAUNCH_SIZED_NS = 5 * NS_PER_US
-#: Classes that multiply matrices; all others but `other` move more bytes than they compute.
-MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
 #: Classes below this share of the bucket are part of `other`.
 _LEAST_SHARE = 0.01
 _BOUNDS: tuple[Bound, ...] = ("tensor-core", "simt", "memory", "launch")

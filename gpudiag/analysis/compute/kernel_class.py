@@ -112,7 +112,7 @@ _PATTERNS: tuple[tuple[KernelClass, str], ...] = (
     (
         "elementwise",
         (
-            r"elementwise|triton_poi|unrolled|vectorized|pointwise|functor|multi_tensor_apply|eltwise|loop_|"
+            r"elementwise|eigenmetakernel|triton_poi|unrolled|vectorized|pointwise|functor|multi_tensor_apply|eltwise|loop_|"
             r"fusion|activation|rotary|rope|amp_update|gelu|silu|relu|sigmoid|tanh|swiglu|act_and_mul|"
             r"biasadd|bias_?act|add|mul|sub|div|sqrt|exp|pow|cast|convert|fill|where|compare|select|"
             r"op_tensor|optensor|op4d|op2d|op1d|_op_|arange|iota|clamp|unary|binary|assign"

@@ -19,6 +19,8 @@ from gpudiag.analysis.compute.launchers import launched_in_updates, launching_op
 from gpudiag.model.event import EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 
+#: Classes that multiply matrices; all others but `other` move more bytes than they compute.
+MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
 #: Code of an op that is no kernel.
 NO_CLASS = len(KERNEL_CLASSES)
 CLASS_CODES: dict[KernelClass, int] = {name: code for code, name in enumerate(KERNEL_CLASSES)}
@@ -105,6 +107,7 @@ def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
     name, operator = events.names[index], events.names[launcher - 1] if launcher else ""
-    uses = tensor_core(name)
-    code = CLASS_CODES[kernel_class(name, operator, in_optimizer=bool(in_update))]
+    found = kernel_class(name, operator, in_optimizer=bool(in_update))
+    uses = tensor_core(name) if found in MATRIX_CLASSES else None
+    code = CLASS_CODES[found]
     return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))
