@@ -65,9 +65,7 @@ def _of_track(
     classes = table.kernel_class[ops].astype(np.int64)
     bounds = _bounds(track, table)[ops]
     width = _UNKNOWN_BOUND + 1
-    by_class: NDArray[np.float64] = np.bincount(
-        classes * width + bounds, weights=shares, minlength=(NO_CLASS + 1) * width
-    )
+    by_class = np.bincount(classes * width + bounds, weights=shares, minlength=(NO_CLASS + 1) * width)
     inside = (start >= cut.bounds[0]) & (start < cut.bounds[-1])
     return by_class.astype(np.float64).reshape(NO_CLASS + 1, width), np.bincount(
         classes[inside], minlength=NO_CLASS + 1

@@ -77,8 +77,10 @@ class Shortening:
         if self.gap is not None:
             shorter = replace(shorter, gap=np.where(scenario.gap > 0, scenario.gap * self.gap, scenario.gap))
         if self.host is not None:
+            # A slow call is no launch, and other findings report it.
+            slow = np.fmin(what_if.graph.host.slow, scenario.busy)
             kept = np.fmin(scenario.busy, what_if.model.communication.busy)
-            shorter = replace(shorter, busy=np.maximum(scenario.busy * self.host, kept))
+            shorter = replace(shorter, busy=np.maximum(slow + (scenario.busy - slow) * self.host, kept))
         return shorter
 
 
