@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import Intervals, distinct, union
-from gpudiag.model.event import EventKind, EventTable, any_of
+from gpudiag.intervals import Intervals, among, distinct, union
+from gpudiag.model.event import EventKind, EventTable
 from gpudiag.model.timeline import DeviceTrack
 
 #: Ranges that last as long as a compilation. PyTorch marks its phases by `dynamo_timed`. Lookups in caches of compiled
@@ -22,6 +22,8 @@ _COMPILES = re.compile(
 )
 #: The outermost range of one compilation, of which others are phases.
 _ONE_COMPILATION = re.compile(r"^_compile\.compile_inner")
+#: Characters of a name that are looked at; files come from other people.
+_LONGEST_NAME = 1000
 #: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
 _FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")
 
@@ -52,21 +54,20 @@ def compiles(name: str) -> bool:
 
 def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
     """Return the compilations of a track's process; None without any."""
-    wanted = np.array([compiles(name) for name in events.names], np.bool_)
-    if not wanted.any():
-        return None
-    rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION)
     threads = {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}
-    rows = rows[wanted[events.name[rows]] & any_of(events.thread[rows], *threads)]
-    if not len(rows):
+    rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.ANNOTATION)
+    used = distinct(events.name[rows]).tolist()
+    wanted = [name for name in used if compiles(events.names[name][:_LONGEST_NAME])]
+    if not wanted:
         return None
-    spans = union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
-    single = np.array([_ONE_COMPILATION.search(name) is not None for name in events.names], np.bool_)
-    outermost = rows[single[events.name[rows]]]
+    compiling = rows[among(events.name[rows], np.array(wanted))]
+    spans = union(Intervals(events.start_ns[compiling] + track.shift_ns, events.end_ns[compiling] + track.shift_ns))
+    single = np.array([name for name in wanted if _ONE_COMPILATION.search(events.names[name])], np.int64)
+    outermost = compiling[among(events.name[compiling], single)]
     starts = events.start_ns[outermost] + track.shift_ns if len(outermost) else spans.start
     frames: dict[str, int] = {}
-    for name in events.names:
-        found = _FRAME.search(name)
+    for name in used:
+        found = _FRAME.search(events.names[name][:_LONGEST_NAME])
         if found is not None:
             frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
     return Compilation(spans=spans, starts=starts, frames=frames)

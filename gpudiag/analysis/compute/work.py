@@ -21,6 +21,9 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 
 #: Classes that multiply matrices; all others but `other` move more bytes than they compute.
 MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
+#: Characters of a name that are looked at, and distinct kernels that are classified; files come from other people.
+_LONGEST_NAME = 2000
+_MOST_KERNELS = 20_000
 #: Code of an op that is no kernel.
 NO_CLASS = len(KERNEL_CLASSES)
 CLASS_CODES: dict[KernelClass, int] = {name: code for code, name in enumerate(KERNEL_CLASSES)}
@@ -88,7 +91,9 @@ def _track_kernels(events: EventTable, track: DeviceTrack) -> TrackKernels:
         names = events.name[ops.row[computes]].astype(np.int64)
         key = (names * (len(events.names) + 1) + launcher + 1) * 2 + in_update[computes]
         distinct_keys, index = np.unique(key, return_inverse=True)
-        found = np.array([_classify(events, key) for key in distinct_keys.tolist()], np.int64)[index]
+        known = [_classify(events, key) for key in distinct_keys[:_MOST_KERNELS].tolist()]
+        known += [(CLASS_CODES["other"], UNKNOWN, 0, 0)] * (len(distinct_keys) - len(known))
+        found = np.array(known, np.int64)[index]
         classes[computes], matrix[computes] = found[:, 0], found[:, 1]
         fused[computes], batched[computes] = found[:, 2] > 0, found[:, 3] > 0
     return TrackKernels(
@@ -106,8 +111,8 @@ def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
     """Return (class code, use of tensor cores, fused, batched) of kernels with a key of name, operator and update."""
     names, in_update = divmod(key, 2)
     index, launcher = divmod(names, len(events.names) + 1)
-    name, operator = events.names[index], events.names[launcher - 1] if launcher else ""
-    found = kernel_class(name, operator, in_optimizer=bool(in_update))
+    name, operator = events.names[index][:_LONGEST_NAME], events.names[launcher - 1] if launcher else ""
+    found = kernel_class(name, operator[:_LONGEST_NAME], in_optimizer=bool(in_update))
     uses = tensor_core(name) if found in MATRIX_CLASSES else None
     code = CLASS_CODES[found]
     return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))

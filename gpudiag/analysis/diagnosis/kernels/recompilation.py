@@ -58,7 +58,8 @@ class Recompilation:
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         per_step, compile_ms, frames = _compilations(case)
-        often = f"{per_step:.1f} times per step" if per_step >= 0.1 else "in some steps"
+        times = f"{per_step:.1f}"
+        often = "once per step" if times == "1.0" else f"{times} times per step" if per_step >= 0.1 else "in some steps"
         return Finding(
             code=self.code,
             severity=severity_of(percent),
