@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
@@ -80,7 +81,7 @@ def _first_sentence(rule: AnyRule) -> str:
 
 def _found(code: str, job: Job) -> Finding:
     timeline = build_timeline(job.traces())
-    findings = diagnose(Case(timeline=timeline, attribution=attribute(timeline))).findings
+    findings = diagnose(Case(timeline=timeline, attribution=attribute(timeline), work=compute_work(timeline))).findings
     return next(finding for finding in findings if finding.code == code)
 
 

@@ -19,6 +19,8 @@ from gpudiag.analysis.attribution.summary import (
     summarise_steps,
     summarise_waits,
 )
+from gpudiag.analysis.compute.classes import compute_classes
+from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
@@ -66,8 +68,11 @@ def analysis_of_traces(
     attribution = attribute(timeline)
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
+    work = compute_work(timeline)
     logs = find_line_logs(paths)
-    case = without_outlier_steps(Case(timeline=timeline, attribution=attribution, run=run, facts=facts, line_logs=logs))
+    case = without_outlier_steps(
+        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs)
+    )
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
@@ -111,6 +116,7 @@ def analysis_of_traces(
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
         compute=_compute_rate(run),
+        compute_classes=compute_classes(timeline, attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
         inference=find_inference(paths),
     )

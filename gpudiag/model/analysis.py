@@ -26,16 +26,7 @@ if TYPE_CHECKING:
 ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 
 #: The eight exclusive buckets, in the order in which they are drawn.
-BUCKETS = (
-    "compute",
-    "communication_transfer",
-    "communication_wait",
-    "copy",
-    "input",
-    "sync",
-    "launch",
-    "idle",
-)
+BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
 #: Worst first: critical from 20 % of the step recoverable, warning from 5 %.
 SEVERITIES = ("critical", "warning", "info")
@@ -49,6 +40,8 @@ FINDING_CODES = (
     "memory-allocation",
     "host-stall",
     "slow-copy",
+    "slow-compute",
+    "recompilation",
     "compute-bound",
     "clock-mismatch",
     "throttled",
@@ -96,6 +89,8 @@ WorkloadKind = Literal["training", "inference", "unknown"]
 DeviceKind = Literal["gpu", "cpu", "unread"]
 Severity = Literal["critical", "warning", "info"]
 Confidence = Literal["high", "medium", "low"]
+#: Limit of a class of kernels: matrix units, other arithmetic units, memory bandwidth, the length of a launch.
+Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,6 +250,19 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
     per_step: Rate
 
 
+class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
+
+    Instants at which several kernels run are divided equally. Classes below 1 % are part of `other`; `bound` limits
+    most of the time, None if unknown.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
+    ms_per_step: Milliseconds
+    kernels: Rate
+    bound: Bound | None = None
+
+
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One framework operator by name, on threads that launch work: host time per step, averaged over ranks.
 
@@ -344,6 +352,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         modules: None without marks of modules: traces of others, of early versions, TensorFlow.
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
+        compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         inference: how fast the run wrote a volume; None if it trained.
     """
@@ -371,6 +380,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     timed: tuple[UnprofiledRank, ...] | None = None
     recording: RecordingCost | None = None
     compute: ComputeRate | None = None
+    compute_classes: tuple[ComputeClass, ...] = ()
     lines: tuple[SourceLine, ...] = ()
     inference: InferenceRecord | None = None
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.attribution.summary import in_analysed_steps
+from gpudiag.analysis.compute.launchers import launching_rows
 from gpudiag.intervals import distinct, lengths_inside, own_lengths
 from gpudiag.model.analysis import Modules, ModuleTime
 from gpudiag.model.event import EventKind, EventTable, Module, ModuleWork, Role, any_of
@@ -144,31 +145,5 @@ def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
     """Return (launching row, duration in ns) of each kernel, copy and memset in the analysed windows."""
     ops = track.ops
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
-    launched = np.full(len(ops), UNKNOWN, np.int64)
-    around = events.rows_of(EventKind.OPERATOR, EventKind.MODULE)
-    for thread in distinct(ops.launch_thread[inside]).tolist():
-        chosen = inside & (ops.launch_thread == thread) & (ops.launch_start != UNKNOWN)
-        rows = around[events.thread[around] == thread]
-        launched[chosen] = _innermost(events, rows, ops.launch_start[chosen] - track.shift_ns)
+    launched = launching_rows(events, track, events.rows_of(EventKind.OPERATOR, EventKind.MODULE))
     return launched[inside], (ops.end - ops.start)[inside]
-
-
-def _innermost(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
-
-    The depth of a row is the number of rows that are open at its begin. Rows of one depth do not overlap.
-
-    Args:
-        events: one process's events.
-        rows: rows of one thread, by start.
-        time: int64[n], ns, on the events' own clock.
-    """
-    start, end = events.start_ns[rows], events.end_ns[rows]
-    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
-    innermost = np.full(len(time), UNKNOWN, np.int64)
-    for row_depth in range(int(depth.max(initial=-1)) + 1):
-        at_depth = np.flatnonzero(depth == row_depth)
-        last = np.searchsorted(start[at_depth], time, side="right") - 1
-        holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
-        innermost[holds] = rows[at_depth[last[holds]]]
-    return innermost

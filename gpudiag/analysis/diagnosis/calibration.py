@@ -21,6 +21,9 @@ share that asks for action."""
 NOTABLE_MS = 0.05
 """Below this amount a rule reports nothing, however short the step is. Judgement: reports show one decimal, and this
 amount rounds to 0.1 ms."""
+ESTIMATED_PERCENT = 2.0
+"""Below this share of the step an estimate of what faster kernels save is not reported. Contract: estimates are rougher
+than measured waste."""
 SAME_AMOUNT = 0.25
 """Two amounts within this share of each other count as equal. A simulation that misses the step by more is not used.
 Contract: amounts are right within 25 %."""

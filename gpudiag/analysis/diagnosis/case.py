@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.compute.work import ComputeWork
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
 from gpudiag.analysis.diagnosis.source_lines import CaseLines
@@ -43,6 +44,7 @@ class Case:
         attribution: buckets of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
+        work: classes of the kernels, and compilations; None if they were not classified.
         line_logs: line events of the run's processes.
         outlier_steps: message about outlier steps; empty without any.
     """
@@ -51,6 +53,7 @@ class Case:
     attribution: Attribution
     facts: Facts | None = None
     run: RunRecord | None = None
+    work: ComputeWork | None = None
     line_logs: LineLogs | None = None
     outlier_steps: str = ""
 

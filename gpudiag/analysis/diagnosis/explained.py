@@ -35,6 +35,7 @@ from gpudiag.units import milliseconds
 #: Findings that may keep a device waiting for its host.
 _ON_THE_HOST = (
     "launch-bound",
+    "recompilation",
     "host-stall",
     "straggler",
     "host-sync",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpudiag.analysis.diagnosis.explained import likely_causes, with_unseen_communication
+from gpudiag.analysis.diagnosis.kernels.recompilation import Recompilation
+from gpudiag.analysis.diagnosis.kernels.slow_compute import SlowCompute
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.host_stall import HostStall
@@ -19,10 +21,12 @@ RULES: tuple[type[Rule], ...] = (
     Straggler,
     InputBound,
     CommunicationBound,
+    Recompilation,
     HostStall,
     MemoryAllocation,
     HostSync,
     SlowCopy,
+    SlowCompute,
     LaunchBound,
 )
 #: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, and by traces that are missing.

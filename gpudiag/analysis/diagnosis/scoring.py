@@ -164,14 +164,17 @@ def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
 
 
 def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
+    worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
+    worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
+    if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
+        return worth_it  # an estimate follows what was measured
     if later.proposal.kind != "waste" or sooner.proposal.kind == "waste":
         return False
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:
         return True
     if sooner.proposal.kind != "launching" or later.finding.cause == "launch":
         return False  # a straggler that launches slowly is a matter of launching, too
-    worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
-    return worth_it and (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
+    return worth_it
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
@@ -181,7 +184,12 @@ def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
         for index, scored in enumerate(findings)
         if scored.proposal.kind != "launching" and (scored.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     ]
-    pairs = [(a, b) for a in candidates for b in candidates if a < b]
+    pairs = [
+        (a, b)
+        for a in candidates
+        for b in candidates
+        if a < b and not findings[a].proposal.kind == findings[b].proposal.kind == "kernels"
+    ]
     costs = what_if.corrected
     edits = [scored.proposal.edit for scored in findings]
     both = what_if.savings_ms([edits[b](what_if, edits[a](what_if, costs)) for a, b in pairs])

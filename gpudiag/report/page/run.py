@@ -10,6 +10,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.step_view import UNMARKED_INPUT, StepView
 from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
+from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
 from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
@@ -60,6 +61,8 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "timeline": None if step is None else steps_part(step),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
+        "compute_headings": COMPUTE_COLUMNS,
+        "compute_rows": compute_rows(analysis),
         "kernels": _kernels(analysis),
         "kernels_heading": "Top operators" if header.on_processors(analysis) else "Top kernels",
         **_modules(analysis.modules),

@@ -10,12 +10,13 @@ from gpudiag.model.analysis import Analysis, Finding
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import header
 from gpudiag.report import verdict as words
+from gpudiag.report.compute_rows import compute_line
 from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
 from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
 from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, source_tables
 from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
-from gpudiag.report.terminal.traffic import collectives_table, kernels_table, modules_section, wait_lines
+from gpudiag.report.terminal.traffic import collectives_table, compute_table, kernels_table, modules_section, wait_lines
 
 #: Pieces of advice, and findings besides the verdict, in a short report.
 _FEW_STEPS = 3
@@ -31,7 +32,7 @@ _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag r
 
 
 def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = False, full: bool = False) -> None:
-    """Print the report; `full` adds evidence, all advice, collectives, kernels and modules."""
+    """Print the report; `full` adds evidence, all advice, collectives, classes of kernels, kernels and modules."""
     verdict = words.verdict_of(analysis)
     sections: list[tuple[str, RenderableType | None]] = [
         (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
@@ -69,7 +70,7 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full
     if not rows:
         return None
     fill = fills(console)
-    notes = (header.recorded_steps_note(analysis), overlapped_note(rows), note)
+    notes = (header.recorded_steps_note(analysis), overlapped_note(rows), compute_line(analysis), note)
     below = [Text(line) for line in words.explained_lines(analysis, unexplained_only=not full)]
     below += [] if full else wait_lines(analysis.waits, analysis.steps.mean_ms)[:_FEW_WAITS]
     return Group(
@@ -109,6 +110,7 @@ def _details(analysis: Analysis, console: Console) -> list[tuple[str, Renderable
         ("Waits", Group(*waits) if waits else None),
         ("Findings", _findings(analysis) if analysis.findings else None),
         ("Collectives", collectives_table(analysis.collectives, width) if analysis.collectives else None),
+        ("Compute", compute_table(analysis) if analysis.compute_classes else None),
         (kernels, kernels_table(analysis.kernels, kernels, width) if analysis.kernels else None),
         ("Modules", modules_section(analysis.modules, width) if analysis.modules is not None else None),
     ]

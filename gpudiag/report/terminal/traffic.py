@@ -1,4 +1,4 @@
-"""Waits between ranks, collectives, kernels and modules in a terminal report."""
+"""Waits between ranks, collectives, classes of kernels, kernels and modules in a terminal report."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpudiag.model.analysis import CollectiveSummary, KernelSummary, Modules, Wait
+from gpudiag.model.analysis import Analysis, CollectiveSummary, KernelSummary, Modules, Wait
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
+from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
 from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.module_rows import module_rows, rest_of_modules
@@ -77,6 +78,14 @@ def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> T
         }
         name = shorten_middle(one_line(call.operation), _NAME_WIDTH if width >= _WIDE_FOR_WAIT else 14)
         table.add_row(Text(name), *(Text(cells[column]) for column in columns))
+    return table
+
+
+def compute_table(analysis: Analysis) -> Table:
+    """Return the classes of kernels."""
+    table = plain_table(COMPUTE_COLUMNS, left=("class", "bound"), no_wrap=True)
+    for row in compute_rows(analysis):
+        table.add_row(*map(Text, row))
     return table
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from gpudiag.model.analysis import BUCKETS, Analysis, Modules
 from gpudiag.report import figures, header, rank_rows
 from gpudiag.report import verdict as words
+from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.markup import csv_text, escaped, markdown_table
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
@@ -37,6 +38,7 @@ def to_markdown(analysis: Analysis) -> str:
     lines += _source_lines(analysis)
     lines += _listed("Waits", waits)
     lines += _findings(analysis)
+    lines += _compute(analysis)
     lines += _kernels(analysis)
     lines += _modules(analysis.modules) if analysis.modules is not None else []
     lines += _listed("How far to trust this", doubts)
@@ -92,6 +94,11 @@ def _source_lines(analysis: Analysis) -> list[str]:
         cells = [source_cells(row) for row in rows]
         lines += [f"## {heading}", "", *markdown_table(SOURCE_COLUMNS, cells, left=1), ""]
     return lines
+
+
+def _compute(analysis: Analysis) -> list[str]:
+    rows = compute_rows(analysis)
+    return ["## Compute", "", *markdown_table(COMPUTE_COLUMNS, rows, left=1), ""] if rows else []
 
 
 def _kernels(analysis: Analysis) -> list[str]:

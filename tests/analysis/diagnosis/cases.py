@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpudiag.analysis.attribution import attribute
+from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.timeline import build_timeline
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 def case_of(traces: Sequence[Trace]) -> Case:
     timeline = build_timeline(traces)
-    return without_outlier_steps(Case(timeline=timeline, attribution=attribute(timeline)))
+    work = compute_work(timeline)
+    return without_outlier_steps(Case(timeline=timeline, attribution=attribute(timeline), work=work))
 
 
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:

@@ -20,6 +20,7 @@ from gpudiag.analysis.diagnosis.hardware.foreign_process import ForeignProcess
 from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.rule import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
+from gpudiag.analysis.diagnosis.kernels.slow_compute import is_reported
 from gpudiag.analysis.diagnosis.rules import straggler
 from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes, unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
@@ -72,6 +73,18 @@ ELSEWHERE = {
     "_HOST_DRIFT": "of a confidence interval that decides no finding",
     "_RECORDING_SHARE": "of a confidence interval that decides no finding",
     "_DEEPEST_NESTING": "bounds a search",
+    "_MOST_BETWEEN": "bounds a search",
+    "_MOST_MODULES": "limits what a report shows",
+    "_REACHED_FP32": "of an estimate that is given with an interval",
+    "_REACHED_TENSOR": "of an estimate that is given with an interval",
+    "_CONVERSIONS_LEFT": "of an estimate that is given with an interval",
+    "_NORMALIZATION_LEFT": "of an estimate that is given with an interval",
+    "_SCORES_LEFT": "of an estimate that is given with an interval",
+    "_PRODUCTS_LEFT": "of an estimate that is given with an interval",
+    "_UPDATE_LEFT": "of an estimate that is given with an interval",
+    "_SMALL_UPDATE_LEFT": "of an estimate that is given with an interval",
+    "_UPDATE_HOST_LEFT": "of an estimate that is given with an interval",
+    "_FUSED_LEFT": "of an estimate that is given with an interval",
     "_MOST_STEPS": "bounds a search",
     "_MAX_CONCURRENT": "bounds a search",
     "_NEVER": "the index of a variable",
@@ -115,6 +128,7 @@ def what_if_of(job: Job) -> WhatIf:
 CASES.of("WARNING_PERCENT")(severity_of)
 CASES.of("CRITICAL_PERCENT")(severity_of)
 CASES.of("NOTABLE_PERCENT")(lambda at: notable(at, 100.0))
+CASES.of("ESTIMATED_PERCENT")(lambda at: is_reported(at, 100.0))
 CASES.of("NOTABLE_MS")(lambda at: notable(at, 1.0))
 CASES.of("SURE")(scoring.grade)
 CASES.of("FAIRLY_SURE")(scoring.grade)

@@ -56,7 +56,9 @@ def test_cause_and_ranks(
         assert code in diagnosed
         assert diagnosed[code].ranks == ranks
         assert diagnosed[code].cause == cause
-        others = [f for f in diagnosed.values() if f.code != code and (f.recoverable_percent or 0.0) >= 5]
+        # The workloads compute in fp32, eagerly: that is no fault which was put in.
+        faults = [f for f in diagnosed.values() if f.code not in {code, "slow-compute"}]
+        others = [f for f in faults if (f.recoverable_percent or 0.0) >= 5]
         assert not others, "one fault was put in"
 
 

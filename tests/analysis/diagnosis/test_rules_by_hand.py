@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import pytest
 
+from gpudiag.analysis.diagnosis import kernels as kernel_rules
 from gpudiag.analysis.diagnosis import rules
 from gpudiag.analysis.diagnosis.places import Place, main_place
 from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
@@ -400,7 +401,11 @@ def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
 
 
 def test_registry_lists_every_class_with_a_code_in_the_folder_of_rules() -> None:
-    modules = [import_module(f"{rules.__name__}.{module.name}") for module in pkgutil.iter_modules(rules.__path__)]
+    modules = [
+        import_module(f"{folder.__name__}.{module.name}")
+        for folder in (kernel_rules, rules)
+        for module in pkgutil.iter_modules(folder.__path__)
+    ]
     written = {
         value
         for module in modules

@@ -15,23 +15,31 @@ _ADVICE = (
     others("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
+#: Replaces the general advice if the kernels themselves say what to change.
+_SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger batch."
 
 
 class ComputeBound:
-    """No other fix saves 5 % of the step: the devices compute nearly all of the time, so only faster kernels help."""
+    """No fix besides faster kernels saves 5 % of the step: the devices compute nearly all of the time.
+
+    Where the kernels show which change makes them faster, `slow-compute` names it.
+    """
 
     code: ClassVar[str] = "compute-bound"
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
         """Yield one finding when all could be told and explained, and no other reaches the bound for a warning."""
-        if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
+        others = [finding for finding in findings if finding.code != "slow-compute"]
+        if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
         percent = min(100 * share / case.step_ms, 100.0) if case.step_ms else 0.0
-        yield self._finding(
-            case, share, f"compute-bound ({percent:.0f} %); no other fix saves over {WARNING_PERCENT:.0f} %", "high"
-        )
+        slow = [finding.cause for finding in findings if finding.code == "slow-compute" and finding.cause]
+        rest = f"no other fix saves over {WARNING_PERCENT:.0f} %"
+        if slow:
+            rest = f"faster kernels shorten the step ({', '.join(slow)})"
+        yield self._finding(case, share, f"compute-bound ({percent:.0f} %); {rest}", "high", slow=bool(slow))
 
     @classmethod
     def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
@@ -48,7 +56,9 @@ class ComputeBound:
         return cls._finding(case, compute_ms, title, "medium")
 
     @classmethod
-    def _finding(cls, case: Case, compute_ms: float, title: str, confidence: Confidence) -> Finding:
+    def _finding(
+        cls, case: Case, compute_ms: float, title: str, confidence: Confidence, *, slow: bool = False
+    ) -> Finding:
         return Finding(
             code=cls.code,
             severity="info",
@@ -57,5 +67,5 @@ class ComputeBound:
             confidence=confidence,
             title=title,
             evidence={"compute_ms": compute_ms},
-            advice=advice_for(case.timeline.framework, _ADVICE),
+            advice=(_SPECIFIC,) if slow else advice_for(case.timeline.framework, _ADVICE),
         )

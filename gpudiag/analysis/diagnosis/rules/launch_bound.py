@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.compiled_hosts import mostly_compiling
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.rule import (
     TF_COMPILE,
@@ -73,7 +74,7 @@ class LaunchBound:
         """Propose a step without slow calls, and a step launched as a CUDA graph."""
         if case.tracks[0].is_cpu:
             return
-        if what_if.graph.host.slow.any():
+        if what_if.graph.host.slow.any() and not mostly_compiling(case, what_if):
             slow = few_slow_calls(case, case.timeline.ranks_present)
             if slow:
                 yield Proposal(

@@ -16,8 +16,9 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: Waste can be removed entirely. Communication and launching are work, which can only be hidden or shortened; launching
-#: is scored by the part that the device would not hide once there is no waste.
-Kind = Literal["waste", "communication", "launching"]
+#: is scored by the part that the device would not hide once there is no waste. Kernels are work that others could do
+#: faster, by an estimate; launching is scored with them.
+Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
 

@@ -49,6 +49,8 @@ class Piece(msgspec.Struct, frozen=True):
     pinned: bool = True
     released: bool = False
     name: str = ""
+    operator: str = ""
+    in_update: bool = False
 
 
 def _ns(ms: float) -> int:
@@ -78,6 +80,14 @@ def collection(ms: float) -> Piece:
 def kernels(ms: float, *, count: int = 20, launch_us: float = 8) -> Piece:
     """Launch `count` kernels that take `ms` in total; each launch takes `launch_us`."""
     return Piece("kernels", _ns(ms / count), count, int(launch_us * NS_PER_US))
+
+
+def named(
+    ms: float, name: str, *, operator: str = "aten::add", count: int = 20, launch_us: float = 8, in_update: bool = False
+) -> Piece:
+    """Launch `count` kernels of a name by an operator, or within an optimizer's update."""
+    launch_ns = int(launch_us * NS_PER_US)
+    return Piece("kernels", _ns(ms / count), count, launch_ns, name=name, operator=operator, in_update=in_update)
 
 
 def host_copy(ms: float, *, megabytes: float, pinned: bool = True) -> Piece:
@@ -133,6 +143,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         scatter: relative standard deviation of kernel times between steps of a rank.
         seed: seed of this scatter; the scatter of a step does not depend on its operations.
         recording_ns: profiler overhead per recorded host event.
+        device_name: model of the devices.
         host_pace: rank → factor by which calls and operators on its host, and their recording, take longer.
     """
 
@@ -150,6 +161,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     recording_ns: int = 0
     host_pace: Mapping[int, float] = msgspec.field(default_factory=dict)
+    device_name: str = "example"
 
     def traces(self) -> tuple[Trace, ...]:
         """Return the traces of the recorded ranks, in the format of the trace readers."""
@@ -257,8 +269,7 @@ class _Rank:
             after = self.free[_COMMUNICATION_STREAM]
             self._launch("multi_tensor_apply_kernel", piece.ns, after=after)
         elif self.recorded:
-            for index in range(piece.count):
-                self._launch(f"gemm_{piece.ns}_{index}", piece.ns, launch_ns=piece.launch_ns)
+            self._launch_all(piece)
         else:
             self._launch_unseen(piece)
 
@@ -300,7 +311,7 @@ class _Rank:
             rank=self.rank,
             world_size=self.job.ranks,
             host="example",
-            device_names={0: "example"},
+            device_names={0: self.job.device_name},
             collectives=tuple(
                 CollectiveCall(
                     row=index,
@@ -341,13 +352,21 @@ class _Rank:
     def _wait_event(self) -> None:
         self._call(Role.STREAM_WAIT, "cudaStreamWaitEvent", 1_000)
 
-    def _launch(self, name: str, ns: int, *, launch_ns: int = 8_000, after: int = 0) -> None:
+    def _launch(self, name: str, ns: int, *, launch_ns: int = 8_000, after: int = 0, within: str = "") -> None:
         """Launch a kernel on the compute stream that starts no sooner than `after`."""
         self.launched += 1
-        self._call(Role.LAUNCH, "cudaLaunchKernel", launch_ns, self.launched)
+        self._call(Role.LAUNCH, "cudaLaunchKernel", launch_ns, self.launched, within)
         start, end = self._queued(round(ns * self.pace), after)
         row = _Row(EventKind.KERNEL, Role.COMPUTE, name, start, end, _COMPUTE_STREAM, 0, self.launched)
         self.rows.append(row)
+
+    def _launch_all(self, piece: Piece) -> None:
+        begin = self.now
+        for index in range(piece.count):
+            name = piece.name or f"gemm_{piece.ns}_{index}"
+            self._launch(name, piece.ns, launch_ns=piece.launch_ns, within=piece.operator)
+        if piece.in_update:
+            self.rows.append(_Row(EventKind.ANNOTATION, Role.OPTIMIZER, "Optimizer.step#Adam.step", begin, self.now))
 
     def _launch_unseen(self, piece: Piece) -> None:
         """Compute the times of a piece's kernels like `_launch`, but record no events, which is ten times as fast."""

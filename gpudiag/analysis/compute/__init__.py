@@ -1,0 +1,1 @@
+"""Classify kernels by what they compute, and sum their times per class."""

@@ -1,0 +1,64 @@
+"""Find the host ranges in which device ops were launched."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.intervals import distinct
+from gpudiag.model.event import EventKind, EventTable, ModuleWork, Role
+from gpudiag.model.timeline import UNKNOWN, DeviceTrack
+
+
+def launching_operators(events: EventTable, track: DeviceTrack) -> NDArray[np.int64]:
+    """Return int64[n]: the row of the innermost operator that launched each op of the track, or `UNKNOWN`."""
+    return launching_rows(events, track, events.rows_of(EventKind.OPERATOR))
+
+
+def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bool_]:
+    """Return bool[n]: whether each op of the track was launched within an optimizer's update."""
+    launched: NDArray[np.bool_] = (
+        launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER)) != UNKNOWN
+    )
+    return launched
+
+
+def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.intp]) -> NDArray[np.int64]:
+    """Return int64[n]: the innermost of some host rows that launched each op of the track, or `UNKNOWN`."""
+    ops = track.ops
+    launched = np.full(len(ops), UNKNOWN, np.int64)
+    if not len(around):
+        return launched
+    known = ops.launch_start != UNKNOWN
+    for thread in distinct(ops.launch_thread[known]).tolist():
+        chosen = known & (ops.launch_thread == thread)
+        rows = around[events.thread[around] == thread]
+        launched[chosen] = innermost_rows(events, rows, ops.launch_start[chosen] - track.shift_ns)
+    return launched
+
+
+def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
+
+    The depth of a row is the number of rows that are open at its begin. Rows of one depth do not overlap.
+
+    Args:
+        events: one process's events.
+        rows: rows of one thread, by start.
+        time: int64[n], ns, on the events' own clock.
+    """
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
+    innermost = np.full(len(time), UNKNOWN, np.int64)
+    for row_depth in range(int(depth.max(initial=-1)) + 1):
+        at_depth = np.flatnonzero(depth == row_depth)
+        last = np.searchsorted(start[at_depth], time, side="right") - 1
+        holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
+        innermost[holds] = rows[at_depth[last[holds]]]
+    return innermost
+
+
+def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return int64[n]: index of the module that each of these rows worked for, or `UNKNOWN`."""
+    position = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
+    return np.where(work.row[position] == rows, work.module[position], UNKNOWN) if len(work.row) else rows * 0 + UNKNOWN

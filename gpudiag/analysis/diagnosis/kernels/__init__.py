@@ -1,0 +1,1 @@
+"""Rules about what kernels compute, and about hosts that compile."""

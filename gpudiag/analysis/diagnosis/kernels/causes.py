@@ -1,0 +1,254 @@
+"""Estimate by how much kernels would be shorter without each cause of slow compute.
+
+Each function returns three estimates, because a trace does not say what another kernel would take: the expected one, a
+low one and a high one. They follow from the device's peaks and from the bytes that kernels move:
+
+* fp32 on tensor cores: time falls by the ratio of the peaks, and by the shares of them that kernels reach.
+* Conversions of layouts move bytes that channels-last tensors need not move.
+* Eager attention writes and reads the scores of all pairs of tokens in each kernel; fused attention keeps them on chip,
+  and computes them once more in backward.
+* An unfused update reads and writes each tensor once per operation; a fused one reads and writes each tensor once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel; a compiled one does it once.
+* A launch-sized kernel of a full queue follows the one before after 1.2 µs, in a graph after 0.45 µs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.compute.classes import LAUNCH_SIZED_NS
+from gpudiag.analysis.compute.work import NO_CLASS
+from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, QUEUED_NS
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, Shortening, launch_share
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Times
+from gpudiag.prediction.datasheet import peak_tflops
+
+CauseName = Literal[
+    "fp32-matmul",
+    "layout-conversion",
+    "eager-attention",
+    "unfused-optimizer",
+    "unfused-elementwise",
+    "small-kernels",
+]
+
+#: Share of its fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
+_REACHED_FP32 = 0.85
+#: Share of the peak of tensor cores that kernels reach: expected, low, high. Measured (H100, tf32): 0.4 over a GPT-2,
+#: 0.6 over a ViT; products with 64 rows, which memory bounds, 0.16.
+_REACHED_TENSOR = (0.5, 0.2, 0.8)
+#: Share of conversions that remains with channels-last tensors: the input's, and those of other precisions.
+_CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
+#: Share of normalizations that remains with channels-last tensors, which kernels read once: by the high estimate.
+#: Measured (H100): 0.55 of those of a ResNet-50, while those of other models changed little.
+_NORMALIZATION_LEFT = 0.55
+#: Shares of the kernels of scores, and of the products beside them, that fused attention takes. Physical: it recomputes
+#: one product of six, and skips up to half of them if it is causal.
+_SCORES_LEFT = (0.0, 0.35, 0.0)
+_PRODUCTS_LEFT = (7 / 6, 1.35, 0.8)
+#: Share of an update that a fused one takes. Physical: Adam reads and writes 18 tensors in seven operations, and seven
+#: if fused; SGD with momentum eight and five.
+_UPDATE_LEFT = (0.45, 0.65, 0.35)
+#: The same of launch-sized kernels, of which one fused kernel does hundreds.
+_SMALL_UPDATE_LEFT = (0.1, 0.3, 0.05)
+_UPDATE_HOST_LEFT = (0.2, 0.4, 0.1)
+#: Share of elementwise kernels beside a longer one that their fusion leaves: operands that only they read.
+_FUSED_LEFT = (0.35, 0.6, 0.15)
+#: Most kernels between a product and the softmax of attention.
+_MOST_BETWEEN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class SlowKernels:
+    """Kernels that a change would shorten.
+
+    Attributes:
+        name: the cause.
+        ops: bool[m], the kernels.
+        estimates: scenarios without the cause: expected, by a low and by a high estimate of the savings.
+        evidence: figures for the finding.
+    """
+
+    name: CauseName
+    ops: NDArray[np.bool_]
+    estimates: tuple[Shortening, ...]
+    evidence: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> Shortening:
+        """Return the expected scenario."""
+        return self.estimates[0]
+
+
+def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
+    """Return the kernels that each cause makes slow; kernels of attention and of updates belong to these alone."""
+    if not len(kernels.stream):
+        return []
+    scores, products = attention_ops(kernels)
+    candidates = [
+        fp32_products(case, kernels),
+        conversions(kernels),
+        eager_attention(kernels, scores, products),
+        unfused_update(kernels),
+        elementwise_chains(kernels, scores),
+        launch_sized(kernels),
+    ]
+    return [slow for slow in candidates if slow is not None]
+
+
+def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
+    """Return the fp32 products without tensor cores on devices that have faster ones."""
+    ops = kernels.of_class("matmul", "convolution") & (kernels.matrix == 0)
+    speedups = np.ones(len(case.tracks))
+    evidence: dict[str, object] = {}
+    for index, track in enumerate(case.tracks):
+        fp32, tf32 = peak_tflops(track.device_name, "fp32"), peak_tflops(track.device_name, "tf32")
+        half = peak_tflops(track.device_name, "fp16")
+        faster, precision = (tf32, "tf32") if fp32 and tf32 and tf32[0] > fp32[0] else (half, "fp16")
+        if fp32 and faster and faster[0] > fp32[0]:
+            speedups[index] = faster[0] / fp32[0]
+            evidence = {
+                "peak_tflops": {"fp32": fp32[0], precision: faster[0]},
+                "peak_source": fp32[1],
+                "precision": precision,
+            }
+    track_speedup = speedups[kernels.what_if.graph.device.track]
+    ops &= track_speedup > 1
+    if not ops.any():
+        return None
+    shortest = np.fmin(kernels.duration, LAUNCH_SIZED_NS)
+    scenarios = []
+    for reached in _REACHED_TENSOR:
+        shorter = np.maximum(kernels.duration * _REACHED_FP32 / (reached * track_speedup), shortest)
+        share = np.fmin(shorter / np.maximum(kernels.duration, 1.0), 1.0)
+        scenarios.append(Shortening(np.where(ops, share, 1.0)))
+    return SlowKernels("fp32-matmul", ops, tuple(scenarios), evidence)
+
+
+def conversions(kernels: GraphKernels) -> SlowKernels | None:
+    """Return the conversions between layouts."""
+    ops = kernels.of_class("layout-conversion")
+    if not ops.any():
+        return None
+    expected, low, high = _shares(ops, _CONVERSIONS_LEFT)
+    normalization = kernels.of_class("normalization")
+    high = replace(high, remaining=np.where(normalization, _NORMALIZATION_LEFT, high.remaining))
+    return SlowKernels("layout-conversion", ops, (expected, low, high))
+
+
+def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return (bool[m] kernels of scores, bool[m] the products before and after them) of eager attention.
+
+    It multiplies batches of matrices, applies softmax and further operations on scores, and multiplies again; so does
+    its backward.
+    """
+    scores, products = (np.zeros(len(kernels.stream), np.bool_) for _ in range(2))
+    batched = kernels.of_class("matmul") & kernels.batched
+    on_scores = kernels.of_class("elementwise", "random", "softmax", "copy-kernel", "reduction") & ~kernels.in_update
+    for softmax in np.flatnonzero(kernels.of_class("softmax")).tolist():
+        before = _reach(softmax, -1, kernels, on_scores)
+        after = _reach(softmax, 1, kernels, on_scores)
+        if before is not None and after is not None and batched[before] and batched[after]:
+            scores[before + 1 : after] = True
+            products[[before, after]] = True
+    return scores, products
+
+
+def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
+    """Return the first op of the stream, in a direction, that is not passable; None if it is too far."""
+    for distance in range(1, _MOST_BETWEEN + 1):
+        index = start + direction * distance
+        if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:
+            return None
+        if not passable[index] and kernels.kernel_class[index] != NO_CLASS:
+            return index
+    return None
+
+
+def eager_attention(
+    kernels: GraphKernels, scores: NDArray[np.bool_], products: NDArray[np.bool_]
+) -> SlowKernels | None:
+    """Return the kernels of attention that is not fused."""
+    if not scores.any():
+        return None
+    scenarios = [
+        Shortening(
+            np.where(scores, on_scores, np.where(products, on_products, 1.0)),
+            gap=np.where(scores, on_scores, 1.0),
+            host=launch_share(kernels, scores, on_scores),
+        )
+        for on_scores, on_products in zip(_SCORES_LEFT, _PRODUCTS_LEFT, strict=True)
+    ]
+    evidence: dict[str, object] = {"products_ms_per_step": kernels.ms_per_step(kernels.duration * products)}
+    return SlowKernels("eager-attention", scores, tuple(scenarios), evidence)
+
+
+def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
+    """Return the kernels of an update that does each operation by itself."""
+    ops = kernels.in_update & kernels.of_class("optimizer") & ~kernels.fused
+    if kernels.per_step(ops) <= 1:
+        return None
+    small = kernels.duration <= LAUNCH_SIZED_NS
+    scenarios = [
+        Shortening(
+            np.where(ops, np.where(small, small_left, left), 1.0),
+            gap=np.where(ops, host_left, 1.0),
+            host=launch_share(kernels, ops, host_left),
+        )
+        for left, small_left, host_left in zip(_UPDATE_LEFT, _SMALL_UPDATE_LEFT, _UPDATE_HOST_LEFT, strict=True)
+    ]
+    return SlowKernels("unfused-optimizer", ops, tuple(scenarios))
+
+
+def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> SlowKernels | None:
+    """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor.
+
+    In a chain of simple kernels the longest remains. A reduction or normalization takes in all simple neighbours.
+    """
+    eager = ~kernels.in_update & ~kernels.fused & ~scores
+    simple = kernels.of_class("elementwise", "random", "copy-kernel") & eager
+    member = simple | (kernels.of_class("normalization", "reduction", "softmax") & eager)
+    together = member[1:] & member[:-1] & (kernels.stream[1:] == kernels.stream[:-1])
+    chain = np.cumsum(np.concatenate([[0], ~together]))
+    longest = np.zeros(int(chain[-1]) + 1)
+    np.maximum.at(longest, chain[member], np.where(simple, kernels.duration, np.inf)[member])
+    candidates = np.flatnonzero(simple & (kernels.duration == longest[chain]))
+    ops = simple.copy()
+    ops[candidates[np.unique(chain[candidates], return_index=True)[1]]] = False
+    return SlowKernels("unfused-elementwise", ops, _shares(ops, _FUSED_LEFT)) if ops.any() else None
+
+
+def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
+    """Return the launch-sized kernels that were queued: the device, not the host, spends time between them."""
+    device = kernels.what_if.graph.device
+    gap = kernels.what_if.corrected.gap
+    ops = (kernels.duration <= LAUNCH_SIZED_NS) & (kernels.kernel_class != NO_CLASS)
+    ops &= (gap > GAP_IN_GRAPH_NS) & (gap <= QUEUED_NS) & (device.launch != NONE)
+    if not ops.any():
+        return None
+    share = np.where(ops, GAP_IN_GRAPH_NS / np.maximum(gap, GAP_IN_GRAPH_NS), 1.0)
+    keep = np.ones(len(ops))
+    return SlowKernels(
+        "small-kernels",
+        ops,
+        (
+            Shortening(keep, gap=share),
+            Shortening(keep, gap=(1 + share) / 2),
+            Shortening(np.where(ops, 0.5, 1.0), gap=share),
+        ),
+    )
+
+
+def _shares(ops: NDArray[np.bool_], shares: tuple[float, ...]) -> tuple[Shortening, ...]:
+    return tuple(Shortening(np.where(ops, share, 1.0), gap=np.where(ops, share, 1.0)) for share in shares)
+
+
+def removed_ns(slow: SlowKernels, kernels: GraphKernels) -> Times:
+    """Return float64[m], ns: what the expected scenario removes of each op and of the gap before it."""
+    gap = 0.0 if slow.expected.gap is None else np.maximum(kernels.what_if.corrected.gap, 0.0) * (1 - slow.expected.gap)
+    return kernels.duration * (1 - slow.expected.remaining) + gap

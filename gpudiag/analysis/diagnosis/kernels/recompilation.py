@@ -1,0 +1,102 @@
+"""recompilation: the host compiles in the analysed steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.compiled_hosts import compiling_share
+from gpudiag.analysis.diagnosis.rules.rule import (
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.intervals import Intervals, intersect, length
+from gpudiag.model.analysis import Finding
+from gpudiag.units import milliseconds
+
+_ADVICE = (
+    pytorch("See which guard fails: run once with TORCH_LOGS=recompiles."),
+    pytorch(
+        "If shapes change: torch.compile(dynamic=True), or torch._dynamo.mark_dynamic for that dimension; or pad to a "
+        "few sizes."
+    ),
+    pytorch("If a Python value changes (a counter, a rate): make it a tensor, or keep it out of the function."),
+    jax("See what is compiled: jax.config.update('jax_log_compiles', True). Pad to a few shapes."),
+    tensorflow("Give tf.function an input_signature, or pad to a few shapes; pass tensors, not Python values."),
+    others("Give compiled code the same shapes in each step: pad to a few sizes."),
+)
+
+
+class Recompilation:
+    """The host compiles in the analysed steps, and the devices wait.
+
+    A compiled function is compiled again if a guard fails, for example for a new shape or another Python value. The
+    evidence has the number of compilations per step, their time and, for PyTorch, the frames and how often each was
+    recompiled. Savings are the step time without compiling. Steps that compile during warm-up are outliers, which are
+    left out.
+    """
+
+    code: ClassVar[str] = "recompilation"
+    title: ClassVar[str] = "Code is compiled again in the steps"
+
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
+        """Propose a step in which no host compiles."""
+        share = compiling_share(case, what_if)
+        if share is not None:
+            yield Proposal(
+                edit=partial(_without_compiling, 1.0 - share), describe=partial(self._describe, case, what_if)
+            )
+
+    def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
+        per_step, compile_ms, frames = _compilations(case)
+        times = f"{per_step:.1f}"
+        often = "once per step" if times == "1.0" else f"{times} times per step" if per_step >= 0.1 else "in some steps"
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=tuple(sorted(what_if.graph.ranks.values())),
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="high",
+            title=f"the CPU compiles {often}, which costs {gain:.1f} ms per step",
+            evidence={
+                "compilations_per_step": per_step,
+                "compile_ms_per_step": compile_ms,
+                **({"recompilations_by_frame": frames} if frames else {}),
+            },
+            advice=advice_for(case.timeline.framework, _ADVICE),
+        )
+
+
+def _without_compiling(remaining: Times, _: WhatIf, scenario: Scenario) -> Scenario:
+    return replace(scenario, busy=scenario.busy * remaining, waiting=scenario.waiting * remaining)
+
+
+def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
+    """Return (compilations per step, their ms, recompilations by frame) of the process that compiles longest."""
+    longest: tuple[float, float, dict[str, int]] = (0.0, 0.0, {})
+    for track in case.tracks:
+        compilation = None if case.work is None else case.work.compilations.get(track.trace)
+        if compilation is None or not len(track.window_steps):
+            continue
+        window = Intervals(track.bounds[:1], track.bounds[-1:])
+        steps = len(track.window_steps)
+        inside = intersect(compilation.spans, window)
+        compile_ms = milliseconds(length(inside) / steps)
+        begun = (compilation.starts >= track.bounds[0]) & (compilation.starts < track.bounds[-1])
+        if compile_ms > longest[1]:
+            longest = (float(np.count_nonzero(begun)) / steps, compile_ms, compilation.frames)
+    return longest

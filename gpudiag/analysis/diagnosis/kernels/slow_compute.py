@@ -1,0 +1,182 @@
+"""slow-compute: kernels take longer than others that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import numpy as np
+
+from gpudiag.analysis.compute.launchers import modules_of
+from gpudiag.analysis.diagnosis.calibration import ESTIMATED_PERCENT
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, removed_ns, slow_kernels
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, graph_kernels
+from gpudiag.analysis.diagnosis.rules.rule import (
+    Advice,
+    CannotTell,
+    Proposal,
+    advice_for,
+    jax,
+    others,
+    pytorch,
+    severity_of,
+    tensorflow,
+)
+from gpudiag.model.analysis import Finding
+
+_MOST_MODULES = 3
+
+_WORDS: dict[CauseName, str] = {
+    "fp32-matmul": "matrix products in fp32 run without tensor cores",
+    "layout-conversion": "convolutions convert between tensor layouts",
+    "eager-attention": "attention runs unfused",
+    "unfused-optimizer": "the optimizer runs unfused",
+    "unfused-elementwise": "elementwise operations run unfused",
+    "small-kernels": "gaps between launch-sized kernels take long",
+}
+_ADVICE: dict[CauseName, Advice] = {
+    "fp32-matmul": (
+        pytorch("Allow {precision}: {setting}."),
+        pytorch("bf16 saves more, also of memory traffic: torch.autocast('cuda', dtype=torch.bfloat16)."),
+        tensorflow("Set tf.keras.mixed_precision.set_global_policy('mixed_bfloat16'), and leave TF32 enabled."),
+        jax("Set jax.config.update('jax_default_matmul_precision', 'tensorfloat32'), or compute in bfloat16."),
+        others("Compute matrix products in a precision that the tensor cores have."),
+    ),
+    "layout-conversion": (
+        pytorch("Keep channels last: model.to(memory_format=torch.channels_last), and the same for the input images."),
+        tensorflow("Keep channels last: data_format='channels_last' in all layers."),
+        jax("Use NHWC and HWIO dimension numbers in convolutions."),
+        others("Keep the layout that the convolutions compute in (NHWC) in all layers."),
+    ),
+    "eager-attention": (
+        pytorch("Use torch.nn.functional.scaled_dot_product_attention (transformers: attn_implementation='sdpa')."),
+        tensorflow("Use keras.layers.MultiHeadAttention with flash attention (keras.config.enable_flash_attention())."),
+        jax("Use jax.nn.dot_product_attention(implementation='cudnn')."),
+        others("Use a fused attention kernel."),
+    ),
+    "unfused-optimizer": (
+        pytorch("Construct the optimizer with fused=True (or foreach=True where that is not available)."),
+        tensorflow("Compile the update: jit_compile=True (--compile)."),
+        jax("Put the update into the jitted step."),
+        others("Use a fused optimizer."),
+    ),
+    "unfused-elementwise": (
+        pytorch("Compile the model, or the function with these operations: torch.compile."),
+        tensorflow("Compile the model: jit_compile=True (--compile)."),
+        jax("Put these operations into one jax.jit."),
+        others("Fuse elementwise operations with a compiler."),
+    ),
+    "small-kernels": (
+        "Use a larger batch, so that each kernel does more.",
+        pytorch("Launch the step as a CUDA graph: torch.compile(mode='reduce-overhead'), or torch.cuda.graph."),
+        tensorflow("Fuse kernels: jit_compile=True (--compile)."),
+    ),
+}
+_TF32 = "torch.backends.cuda.matmul.fp32_precision = 'tf32' (before 2.9: torch.set_float32_matmul_precision('high'))"
+_HALF = "torch.autocast('cuda', dtype=torch.float16) with a GradScaler"
+
+
+@dataclass(frozen=True)
+class _Savings:
+    """Savings per step by the expected, low and high estimate, in ms."""
+
+    expected: float
+    low: float
+    high: float
+
+
+class SlowCompute:
+    """Kernels on the critical path take longer than kernels that compute the same would take.
+
+    The cause is one of: `fp32-matmul` (matrix products in fp32 without tensor cores), `layout-conversion` (convolutions
+    convert between NCHW and NHWC), `eager-attention` (attention writes its scores to memory), `unfused-optimizer` (the
+    update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
+    `small-kernels` (gaps between launch-sized kernels). Savings are estimates from the peaks of the device and the time
+    of these kernels; the evidence has a low and a high estimate. They are simulated, because shorter kernels save
+    nothing if the host sets the pace. Estimates below 2 % of the step are not reported.
+    """
+
+    code: ClassVar[str] = "slow-compute"
+    title: ClassVar[str] = "Kernels are slower than they need to be"
+
+    def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
+        """Propose a step without each cause that saves enough."""
+        kernels = graph_kernels(case, what_if)
+        if kernels is None:
+            return
+        now_ms = what_if.now_ms
+        # A cause saves no more than it removes, unless it removes work of the host.
+        candidates = [
+            slow
+            for slow in slow_kernels(case, kernels)
+            if slow.expected.host is not None or is_reported(kernels.ms_per_step(removed_ns(slow, kernels)), now_ms)
+        ]
+        corrected = what_if.corrected
+        expected = what_if.savings_ms([slow.expected(what_if, corrected) for slow in candidates])
+        for slow, saved_ms in zip(candidates, expected, strict=True):
+            if not is_reported(saved_ms, now_ms):
+                continue
+            low, high = what_if.savings_ms([edit(what_if, corrected) for edit in slow.estimates[1:]])
+            savings = _Savings(saved_ms, min(low, saved_ms), max(high, saved_ms))
+            describe = partial(self._describe, case, kernels, slow, savings)
+            yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
+
+    def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal
+        self, case: Case, kernels: GraphKernels, slow: SlowKernels, savings: _Savings, gain: float, percent: float
+    ) -> Finding:
+        spread = f"{savings.low:.1f} to {savings.high:.1f}"
+        precision = str(slow.evidence.get("precision", "tf32"))
+        words = {"precision": precision, "setting": _TF32 if precision == "tf32" else _HALF}
+        evidence: dict[str, object] = {
+            "kernels_ms_per_step": kernels.ms_per_step(kernels.duration * slow.ops),
+            "kernels_per_step": kernels.per_step(slow.ops),
+            "savings_ms_low": savings.low,
+            "savings_ms_high": savings.high,
+            **slow.evidence,
+        }
+        modules = _modules(case, kernels, slow)
+        if modules:
+            evidence["modules_ms_per_step"] = modules
+        return Finding(
+            code=self.code,
+            severity=severity_of(percent),
+            ranks=case.timeline.ranks_present,
+            cause=slow.name,
+            recoverable_ms_per_step=gain,
+            recoverable_percent=percent,
+            confidence="medium",
+            title=f"{_WORDS[slow.name]}, which costs about {gain:.1f} ms per step ({spread})",
+            place=f"in {next(iter(modules))}" if modules else "",
+            evidence=evidence,
+            advice=advice_for(case.timeline.framework, _ADVICE[slow.name], **words),
+        )
+
+
+def is_reported(saved_ms: float, step_ms: float) -> bool:
+    """Return whether an estimate is enough to be reported."""
+    return 100 * saved_ms >= ESTIMATED_PERCENT * step_ms > 0
+
+
+def _modules(case: Case, kernels: GraphKernels, slow: SlowKernels) -> dict[str, float]:
+    """Return ms per step of the modules that launched most of these kernels, on the first rank with marks."""
+    graph = kernels.what_if.graph
+    for index, track in enumerate(case.tracks):
+        work = case.timeline.traces[track.trace].modules
+        if work is None or not len(work.row):
+            continue
+        ops = np.flatnonzero(slow.ops & (graph.device.track == index))
+        found = modules_of(work, kernels.operator[ops])
+        known = found >= 0
+        total = np.bincount(found[known], weights=kernels.duration[ops][known], minlength=len(work.modules))
+        first = np.argsort(-total, kind="stable")[:_MOST_MODULES]
+        return {
+            ".".join(filter(None, (work.modules[module].root, work.modules[module].path))): float(total[module])
+            / graph.steps
+            / 1e6
+            for module in first.tolist()
+            if total[module] > 0
+        }
+    return {}

@@ -1,0 +1,47 @@
+"""Rows and a line about the classes of kernels, for all kinds of reports."""
+
+from __future__ import annotations
+
+from gpudiag.model.analysis import Analysis, ComputeClass
+from gpudiag.model.sanitize import one_line
+from gpudiag.report import figures
+from gpudiag.report.rank_rows import duration
+
+#: Headings of `compute_cells`.
+COMPUTE_COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
+#: Analyses have as many classes as there are; a hostile file may have more.
+_MOST_CLASSES = 16
+_MOST_IN_LINE = 4
+
+
+def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
+    """Return the cells of all classes, in the order of the analysis."""
+    total = _total_ms(analysis)
+    return [
+        (
+            one_line(row.kernel_class)[:20],
+            figures.milliseconds(duration(row.ms_per_step), beside=total),
+            figures.percent(duration(row.ms_per_step), total),
+            figures.count(duration(row.kernels)),
+            row.bound or "",
+        )
+        for row in analysis.compute_classes[:_MOST_CLASSES]
+    ]
+
+
+def compute_line(analysis: Analysis) -> str:
+    """Return a line with the largest classes if compute takes most of the step, else ""."""
+    total = _total_ms(analysis)
+    if 2 * total < duration(analysis.steps.mean_ms) or not total:
+        return ""
+    words = [_words(row, total) for row in analysis.compute_classes[:_MOST_IN_LINE]]
+    return f"compute: {', '.join(words)}"
+
+
+def _words(row: ComputeClass, total: float) -> str:
+    bound = f" ({row.bound})" if row.bound else ""
+    return f"{one_line(row.kernel_class)[:20]} {figures.percent(duration(row.ms_per_step), total)}{bound}"
+
+
+def _total_ms(analysis: Analysis) -> float:
+    return sum(duration(row.ms_per_step) for row in analysis.compute_classes[:_MOST_CLASSES])
