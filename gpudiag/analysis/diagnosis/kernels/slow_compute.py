@@ -25,6 +25,7 @@ from gpudiag.analysis.diagnosis.rules.rule import (
     severity_of,
     tensorflow,
 )
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 
 _MOST_MODULES = 3
