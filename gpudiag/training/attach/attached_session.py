@@ -18,10 +18,15 @@ from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
 from gpudiag.training.frameworks.pytorch.runtime import PyTorchRuntime
 from gpudiag.training.session.agreement import SplittableAgreement
 from gpudiag.training.session.measurement import RankMeasurement, RunDescription
-from gpudiag.training.session.phases import PhaseSettings
 from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.session.ranges import STEP, Range, take_input_ns
-from gpudiag.training.session.step_counts import ACTIVE_STEPS, fewest_steps, recording_steps, split_short_loop
+from gpudiag.training.session.step_counts import (
+    ACTIVE_STEPS,
+    PhaseSettings,
+    fewest_steps,
+    recording_steps,
+    split_short_loop,
+)
 
 if TYPE_CHECKING:
     from gpudiag.training.session.phases import Phases

@@ -20,10 +20,10 @@ from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.loop.launched import Launched, launched
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.measurement import RankMeasurement, RunDescription
-from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.phases import Phases
 from gpudiag.training.session.ranges import INPUT, STEP, Range, take_input_ns
 from gpudiag.training.session.record import print_next_command
-from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_ACTIVE_STEPS, WarmupLimits
+from gpudiag.training.session.step_counts import ACTIVE_STEPS, MIN_ACTIVE_STEPS, PhaseSettings, WarmupLimits
 
 if TYPE_CHECKING:
     from gpudiag.training.session.runtime import Runtime

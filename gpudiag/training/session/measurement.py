@@ -15,9 +15,10 @@ from gpudiag.model.structs import msgspec
 from gpudiag.training.session import record
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.line_log import LineLog, write_lines
-from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.phases import Phases
 from gpudiag.training.session.position import ClusterPosition, current_position, script_name
 from gpudiag.training.session.progress import ProgressSender
+from gpudiag.training.session.step_counts import PhaseSettings
 
 if TYPE_CHECKING:
     from gpudiag.training.session.runtime import LoaderWatch, Runtime

@@ -11,7 +11,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpudiag.model.run import StepTimes, UnprofiledSteps, Warmup
@@ -20,14 +19,11 @@ from gpudiag.training.session.agreement import Agreement, PhaseDecision
 from gpudiag.training.session.clock import SchedulingWatch, StepClock, UnprofiledSeries, summarize
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import (
-    ACTIVE_STEPS,
     PROFILER_WARMUP_STEPS,
     TRACE_KINDS,
-    TimingTarget,
+    PhaseSettings,
     TraceKind,
-    WarmupLimits,
     recording_steps,
-    suggest_arguments,
 )
 
 if TYPE_CHECKING:
@@ -50,36 +46,6 @@ _NO_DEVICE_ACTIVITY = (
     "attached (nsys, ncu, DCGM's profiling metrics), or this user may not read the GPU's counters: end the other, or "
     "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container: --cap-add SYS_ADMIN), and run again"
 )
-
-_LIMITS = WarmupLimits()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseSettings:
-    """Lengths of the phases.
-
-    Attributes:
-        steps: number of unprofiled steps; None to choose it by their duration.
-        warmup: number of warm-up steps; None to detect convergence.
-        active: number of recorded steps.
-        limits: bounds of automatic warm-up.
-        target: required precision of the step time; if given, it determines the number of unprofiled steps.
-        recorded: False to profile no steps.
-        suggest: suggests sufficient arguments for a short loop, like `suggest_arguments`.
-        lines: time the lines of the user's source.
-        save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
-            steps survive a signal that ends the process. A save takes a few ms of a step, which costs 0.1 % in total.
-    """
-
-    steps: int | None = None
-    warmup: int | None = None
-    active: int = ACTIVE_STEPS
-    limits: WarmupLimits = _LIMITS
-    target: TimingTarget | None = None
-    recorded: bool = True
-    suggest: Callable[..., str] = suggest_arguments
-    lines: bool = False
-    save_after_s: float = math.inf
 
 
 class Phases:

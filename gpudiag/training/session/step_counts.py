@@ -13,7 +13,8 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from gpudiag.model.structs import msgspec
@@ -220,6 +221,34 @@ def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, li
     warmup, steps = split_short_loop(left, lines=lines)
     arguments = f"warmup={warmup}, steps={steps}, active={MIN_ACTIVE_STEPS}"
     return f"{needed}, or gpudiag.profile(…, {arguments}) with these {ran}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseSettings:
+    """Lengths of the phases.
+
+    Attributes:
+        steps: number of unprofiled steps; None to choose it by their duration.
+        warmup: number of warm-up steps; None to detect convergence.
+        active: number of recorded steps.
+        limits: bounds of automatic warm-up.
+        target: required precision of the step time; if given, it determines the number of unprofiled steps.
+        recorded: False to profile no steps.
+        suggest: suggests sufficient arguments for a short loop, like `suggest_arguments`.
+        lines: time the lines of the user's source.
+        save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
+            steps survive a signal that ends the process. A save takes a few ms of a step, which costs 0.1 % in total.
+    """
+
+    steps: int | None = None
+    warmup: int | None = None
+    active: int = ACTIVE_STEPS
+    limits: WarmupLimits = WarmupLimits()  # noqa: RUF009  # immutable
+    target: TimingTarget | None = None
+    recorded: bool = True
+    suggest: Callable[..., str] = suggest_arguments
+    lines: bool = False
+    save_after_s: float = math.inf
 
 
 def _sigma(values: Sequence[float]) -> float:

@@ -40,7 +40,7 @@ def simulation(
 
 
 def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
-    return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled)
+    return SimpleNamespace(slowest_ms=slowest, unprofiled_ms=unprofiled, lines=None)
 
 
 @pytest.mark.parametrize(("simulated", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])

@@ -14,10 +14,11 @@ from gpudiag.training.frameworks.pytorch.profiler import _DEVICE_ACTIVITY
 from gpudiag.training.frameworks.tensorflow.profiler import _DEVICE_ACTIVITY as _TENSORFLOW_DEVICE_ACTIVITY
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.clock import host_clock
-from gpudiag.training.session.phases import Phases, PhaseSettings
+from gpudiag.training.session.phases import Phases
 from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import Progress, ProgressSender
 from gpudiag.training.session.record import contains
+from gpudiag.training.session.step_counts import PhaseSettings
 
 if TYPE_CHECKING:
     from gpudiag.training.session.step_counts import TraceKind
