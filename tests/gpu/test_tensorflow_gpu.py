@@ -1,8 +1,8 @@
-"""`gpudiag profile --framework tensorflow` on real GPUs.
+"""Test `gpudiag profile --framework tensorflow` on real GPUs.
 
     GPUDIAG_TENSORFLOW_PYTHON=/path/to/python pytest tests/gpu/test_tensorflow_gpu.py -m multigpu
 
-About three minutes on 4 GPUs. The interpreter has tensorflow[and-cuda] and msgspec.
+The tests take about three minutes on 4 GPUs. The interpreter needs tensorflow[and-cuda] and msgspec.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def profile(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run to the end; the analysis and the run record."""
+    """Run a job to its end; return its analysis and run record."""
     told = ("--framework", "tensorflow", "--python", tensorflow_python(), "--no-probe", "--json")
     command = [sys.executable, "-m", "gpudiag", "profile", "resnet50", *told, *words, "--output", str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)

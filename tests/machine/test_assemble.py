@@ -36,7 +36,7 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
     slow = msgspec.structs.replace(copies.bandwidth[0], gb_per_s=7.0, each_gb_per_s=(7.0,))
     document = msgspec.structs.replace(copies, bandwidth=(slow,), latency=())
     found = assemble(inventory(), [outcome("copies", document)], [])
-    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # CUDA's first GPU has the last PCI address here
+    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # last in PCI order
 
 
 def test_bandwidths_have_ceilings(facts: Facts) -> None:
@@ -82,14 +82,14 @@ def test_collectives_follow_the_convention_of_nccl_tests(facts: Facts) -> None:
     assert fits["nccl-no-p2p"].busbw_gb_per_s == pytest.approx(29.6, rel=1e-3)
 
 
-def test_what_was_not_measured_is_said(facts: Facts) -> None:
+def test_missing_measurements_have_a_reason(facts: Facts) -> None:
     reasons = {skipped.what: skipped.why for skipped in facts.skipped}
     assert reasons["gloo all-reduce"] == "the probe had not finished after 60 s"
     assert reasons["latency of a small copy, GPU 9"] == "made up"
     assert reasons["something"] == "left out"
 
 
-def test_failed_probes_are_those_that_failed_in_whole_or_in_part(facts: Facts) -> None:
+def test_partly_failed_probes_count_as_failed(facts: Facts) -> None:
     assert failed_probes(facts) == ("copies to and from the host", "gloo all-reduce")
 
 
@@ -102,7 +102,7 @@ def test_damaged_data_is_marked() -> None:
     assert [record.verified for record in found.bandwidth] == [False, None, True]
 
 
-def test_a_program_that_names_unknown_gpus_loses_only_itself() -> None:
+def test_program_that_names_unknown_gpus_loses_only_its_result() -> None:
     strange = PeerCopy(
         src=7, dst=8, direction="one_way", initiator="src", peer_access=True, gb_per_s=1, size_bytes=1, cv=0, repeats=1
     )

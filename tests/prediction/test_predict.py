@@ -31,7 +31,7 @@ def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
 
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("p2p", [True, False])
-def test_no_strategy_beats_no_communication(name: str, p2p: bool) -> None:
+def test_no_communication_is_the_fastest_prediction(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
         found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
@@ -54,7 +54,7 @@ def test_twice_the_bytes_never_cost_less(name: str, strategy: str) -> None:
     assert twice.exposed_ms >= once.exposed_ms
 
 
-def test_without_peer_access_the_host_wins_over_the_ring() -> None:
+def test_sums_through_the_host_beat_the_ring_without_peer_access() -> None:
     candidates = [*EVERY, Candidate(strategy="cpu-reduce", compress="bf16")]
     near, far = (_by_name(predict(machine("h200x4"), LARGE, candidates, 4, p2p=p2p)) for p2p in (True, False))
     assert near["nccl"].exposed_ms < near["cpu-reduce"].exposed_ms
@@ -63,7 +63,7 @@ def test_without_peer_access_the_host_wins_over_the_ring() -> None:
     assert "no peer access" in far["nccl"].reason
 
 
-def test_an_unknown_strategy_and_one_that_cannot_run_come_last() -> None:
+def test_unknown_and_impossible_strategies_come_last() -> None:
     found = predict(
         machine("h200x4"), LARGE, [Candidate(strategy="smoke-signals"), *EVERY], 4, cannot={"fsdp": "it is Sunday"}
     )
@@ -71,7 +71,7 @@ def test_an_unknown_strategy_and_one_that_cannot_run_come_last() -> None:
     assert {one.cannot for one in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
 
 
-def test_finalists_are_the_preferred_then_the_best_and_those_near() -> None:
+def test_finalists_are_the_preferred_the_best_and_those_within_the_error() -> None:
     found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
     chosen = finalists_of(found, 2)
     assert chosen[0] == Candidate(strategy="nccl")
@@ -80,7 +80,7 @@ def test_finalists_are_the_preferred_then_the_best_and_those_near() -> None:
     assert all(candidate.strategy != "independent" for candidate in chosen)
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_prediction_names_missing_measurements() -> None:
     (found,) = predict(machine("dgx-1"), LARGE, [Candidate(strategy="ps-cpu")], 8)
     assert "host link" in found.assumed
 
@@ -129,7 +129,7 @@ def test_fsdp_cost_includes_hooks_of_many_small_units() -> None:
 @given(
     st.lists(st.tuples(*(st.floats(0.0, 50.0) for _ in range(3))), min_size=1, max_size=12),
 )
-def test_stalls_are_within_bounds(parts: list[tuple[float, float, float]]) -> None:
+def test_stalls_stay_within_bounds(parts: list[tuple[float, float, float]]) -> None:
     gathers, work, scatters = (list(column) for column in zip(*parts, strict=True))
     stalled = _stalls(gathers, work, scatters)
     assert gathers[0] - 1e-6 <= stalled <= sum(gathers) + sum(scatters) + 1e-6
@@ -141,7 +141,7 @@ def test_nearly_equal_sizes_give_no_slope() -> None:
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
 
 
-def test_one_measured_point_is_a_bandwidth_and_a_known_latency() -> None:
+def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
     """4 GPUs, 92.9 MB in 516 ms, as measured: five buckets of it take what it takes, and half the bytes half of it."""
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
@@ -154,7 +154,7 @@ def test_one_measured_point_is_a_bandwidth_and_a_known_latency() -> None:
     assert found[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
 
 
-def test_a_measured_small_one_is_the_latency() -> None:
+def test_time_of_a_small_size_is_the_latency() -> None:
     curve = Curve({1024: 0.2, 1 << 20: 0.4}, 4, empty_ms=0.05)
     assert curve.time_ms(8) == 0.2
     assert Curve({1 << 20: 0.4}, 4, empty_ms=0.05).time_ms(1 << 19) == pytest.approx(0.225)

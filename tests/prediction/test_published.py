@@ -41,7 +41,9 @@ def test_different_strategies_are_distinguished(groups: list[published.Group]) -
         (("7gforce", "inception3", "4", ""), "parameter-server-cpu"),
     ],
 )
-def test_slow_links_and_hubs_decide(groups: list[published.Group], setting: tuple[str, ...], winner: str) -> None:
+def test_winner_on_slow_links_and_hubs_is_predicted(
+    groups: list[published.Group], setting: tuple[str, ...], winner: str
+) -> None:
     keys = ("machine", "model", "gpus", "gpu_ids")
     assert next(group.said for group in groups if tuple(group.row[key] for key in keys) == setting) == winner
 
@@ -53,7 +55,7 @@ def test_a_tie_is_reported(groups: list[published.Group]) -> None:
 
 
 @pytest.mark.long
-def test_step_times_are_near() -> None:
+def test_predicted_step_times_are_near_published_ones() -> None:
     errors = [abs(predicted / measured - 1) for _, predicted, measured in published.targets()]
     assert len(errors) > 150
     assert statistics.median(errors) < 0.08
@@ -66,13 +68,13 @@ def _alexnet(gpus: str, strategy: str) -> float:
     return published.predicted(one, 372.0, [Candidate(strategy=strategy, framework=FRAMEWORK)])[0].exposed_ms
 
 
-def test_the_ring_prefers_the_switch_to_crossing_it() -> None:
+def test_ring_within_a_switch_is_faster_than_across_switches() -> None:
     """NCCL between GPUs of one switch against two switches: half of the two-way bandwidth, 0.82 and 0.66 GB/s."""
     assert _alexnet("0,1", "replicated-nccl") == pytest.approx(302, rel=0.02)
     assert _alexnet("0,5", "replicated-nccl") == pytest.approx(375, rel=0.02)
 
 
-def test_replicas_are_summed_through_the_host_and_horovod_hides_behind_backward() -> None:
+def test_host_replicas_are_summed_and_horovod_overlaps_backward() -> None:
     """Published: 484 ms for replicas without NCCL on this pair, 453 for parameters on the CPU."""
     assert _alexnet("0,1", "replicated") == pytest.approx(484, rel=0.15)
     assert _alexnet("0,1", "parameter-server-cpu") == pytest.approx(453, rel=0.15)

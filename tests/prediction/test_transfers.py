@@ -26,7 +26,7 @@ def test_different_links_work_in_parallel() -> None:
     assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
 
 
-def test_exposed_time_after_backward() -> None:
+def test_exposed_time_is_what_ends_after_backward() -> None:
     """Two buckets of 5 ms, ready at 4 and 10 of 10 ms: 5 ms are left; of 8 ms each: 10."""
     ready = ready_at([2, 3], 10.0)
     assert ready == [4.0, 10.0]
@@ -62,6 +62,6 @@ def test_curve_interpolates_extrapolates_and_scales_with_ranks() -> None:
 
 
 @given(st.integers(1, 1 << 32), st.integers(2, 16))
-def test_more_bytes_never_take_less(size: int, ranks: int) -> None:
+def test_more_bytes_never_take_less_time(size: int, ranks: int) -> None:
     curve = Curve({1 << 10: 0.02, 1 << 20: 0.04, 1 << 28: 2.0}, 4)
     assert 0 < curve.time_ms(size, ranks) <= curve.time_ms(2 * size, ranks)
