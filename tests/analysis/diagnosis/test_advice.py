@@ -1,4 +1,4 @@
-"""Every finding of every rule, as users of each framework would read it."""
+"""Test the advice of every finding, as users of each framework read it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
 TENSORFLOW = re.compile(r"\btf\.|tf\.data|jit_compile|TF_|NcclAllReduce")
 JAX = re.compile(r"\bjax\b|XLA_")
-#: Words of other frameworks, by framework.
+#: Terms of other frameworks, by framework.
 FOREIGN = {
     "tensorflow": re.compile(f"{PYTORCH.pattern}|{JAX.pattern}"),
     "jax": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|gpudiag\\.(?:range|profile)"),

@@ -1,4 +1,4 @@
-"""What holds for every job: conservation, replays that give back what was measured, edits that only gain."""
+"""Test laws for every job: buckets sum to the step, simulation reproduces it, and scenarios only save time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
     from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 
-#: What the search for the settled turn may leave, relative.
+#: The relative error that the search for the steady state may leave.
 SETTLED = 2e-3
 
 milliseconds = st.sampled_from([0.0, 0.2, 1.0, 3.0, 8.0])
@@ -109,7 +109,7 @@ def test_unchanged_it_takes_what_was_measured(job: Job) -> None:
     what_if = case.what_if
     assert what_if is not None
     steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
-    # Hosts that still run further ahead from step to step, or a device that catches up, are not settled.
+    # If hosts still run further ahead from step to step, or a device catches up, the job is not in a steady state.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
     assert what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 
@@ -162,7 +162,7 @@ def test_findings_are_within_the_step_and_largest_first(job: Job) -> None:
     case = case_of(job.traces())
     findings = diagnose(case).findings
     said = [(finding.code, finding.recoverable_ms_per_step or 0.0) for finding in findings]
-    # Waste stands before work where they are alike, and before launching.
+    # Waste precedes work of equal cost, and precedes launch overhead.
     late = [(a, b) for (a, less), (b, more) in pairwise(said) if more > less and less < (1 - AS_RECORDED) * more]
     assert all(b == "launch-bound" for _, b in late), said
     assert all(0 <= (finding.recoverable_percent or 0.0) <= 100 for finding in findings)

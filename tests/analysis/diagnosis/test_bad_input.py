@@ -1,4 +1,4 @@
-"""Broken and unusual recordings: no crash, no absurd figure, and no certainty that the data cannot carry."""
+"""Test damaged and unusual recordings: no crash, no implausible figure, and low confidence if data is missing."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_late_rank_is_found_all_the_same(fault: Callable[[Trace], Trace]) ->
 
 def test_a_compiling_first_step_and_an_evaluation_in_the_middle_make_no_verdict_certain() -> None:
     def slower(step: int) -> Trace:
-        """One step lasts as long as four."""
+        """Make one step four times as long."""
         (trace,) = Job(ranks=1, step=(kernels(10), item()), steps=8).traces()
         return broken.stretched(trace, step, 30_000_000)
 

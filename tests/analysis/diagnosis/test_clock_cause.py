@@ -1,4 +1,4 @@
-"""A rank that computes longer because its GPU's clocks are held down, as the machine's facts say."""
+"""Test stragglers that compute longer because their GPU's clocks are held down, according to the machine's facts."""
 
 from __future__ import annotations
 

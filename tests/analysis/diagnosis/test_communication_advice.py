@@ -1,4 +1,4 @@
-"""What is advised about an exchange is of the job's own kind, and says nothing of links that carry what they can."""
+"""Test that advice on communication fits the strategy and does not blame links that reach their rated bandwidth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = case_of(Job(ranks=4, step=(kernels(10), all_reduce(10, megabytes=100), upd
 
 
 def exchanging(operation: str, enqueue: str, around: str = "") -> Case:
-    """Two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, handed over within `around`."""
+    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within `around`."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -67,7 +67,7 @@ def test_of_recorded_jobs_under_ddp(name: str, said: str) -> None:
 
 
 def test_tiny_transfers_are_not_to_be_compressed() -> None:
-    """A small network on two CPU processes."""
+    """Use a small network on two CPU processes."""
     advice = communication_advice(case_of(read_traces([TRACES / "gloo_dataloader"])), by_calls=False)
     assert len(advice) == 1
     assert "compression saves nothing" in str(advice[0])
@@ -149,8 +149,8 @@ def test_or_below_half_of_the_nvlink_of_one_of_the_boards() -> None:
 
 
 def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked: int = 0) -> str:
-    """Advice for ranks that wait so long for each of these collectives; of all-reduces so many are called in a step by
-    the loop, and so many by hooks."""
+    """Return the advice for ranks that wait this long for each collective. Of the all-reduces in a step, some are
+    called by the loop and some by hooks."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):

@@ -1,4 +1,4 @@
-"""How sure findings are, in jobs whose steps are a few numbers."""
+"""Test the confidence of findings, in jobs whose steps are a few numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Gone = frozenset[str]
 
 
 class Steps:
-    """A job in place of a replay: what each cause costs each step, in ms, and other costs of the profiler."""
+    """Replace the what-if simulation: the cost of each cause in each step, in ms, and profiler overhead."""
 
     corrected: Gone = frozenset()
     per_event_ns = 1000.0
@@ -76,20 +76,20 @@ def test_of_a_single_step_nothing_is_sure() -> None:
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
 def test_an_amount_that_one_step_makes_is_less_sure(odd: float, share: float) -> None:
-    """Of five steps the others are 10 each: without one of 26.7 their mean falls by a quarter."""
+    """The other four steps cost 10 ms each: without the step of 26.7 ms their mean falls by a quarter."""
     job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
     assert shares(job, found("loader", (40 + odd) / 5)) == pytest.approx([share])
 
 
 def test_each_variation_is_scaled_to_what_is_said() -> None:
-    """Where the timed steps are shorter than the replayed ones, less is said than the replay gains."""
+    """If unprofiled steps are shorter than simulated ones, reported savings are smaller than simulated savings."""
     job = Steps({"loader": [10, 10, 10, 10], "rest": [90] * 4})
     assert shares(job, found("loader", 5.0)) == [1.0]
 
 
 def test_launching_is_varied_without_the_waste() -> None:
     class Hidden(Steps):
-        """Launching shows in each step by so much only where there is no loader."""
+        """Launching costs the same in each step only if the loader is removed."""
 
         def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
             full, even = np.array([100.0, 100, 100]), np.array([10.0, 10, 10])
@@ -109,7 +109,7 @@ def test_launching_is_varied_without_the_waste() -> None:
     [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
 )
 def test_a_tie_may_be_said_the_other_way_round(second: float, instead: tuple[str, ...], share: float) -> None:
-    """That is one more variation, in which the first is not first: of four steps it survives four of five."""
+    """A tie is one more variation, in which the first finding is not first: it survives four of five."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
     assert shares(job, found("loader", 10.0), found("stall", second, instead=instead)) == pytest.approx([share, 1.0])
 

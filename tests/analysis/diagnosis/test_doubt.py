@@ -1,4 +1,4 @@
-"""Just below and just above what makes a finding about hosts doubtful, in jobs of a few numbers."""
+"""Test when a finding about hosts is doubtful, with values just below and above each limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Most of these steps take 90 ms: their mean is 8.3 ms above their median, and known to 21.4 ms.
+#: The mean of these steps is 8.3 ms above their median, with a half-width of 21.4 ms.
 PAUSED = (90.0, 90.0, 90.0, 90.0, 90.0, 140.0)
 EVEN = (100.0,) * 6
 
 
 class Replay:
-    """A replay of steps of 100 ms that took 120 while they were recorded; edits gain so much at a higher cost."""
+    """Replace the what-if simulation: steps of 100 ms, recorded as 120, and steps after edits at higher overhead."""
 
     corrected_ms = 100.0
     simulated_ms = 120.0
@@ -56,7 +56,7 @@ def rank(
 
 
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
-    """Of a job whose lanes took these times, in ms, for their recorded steps."""
+    """Return the significance for devices with these recorded steps, in ms."""
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
     timed = [one.unprofiled.mean_ms for one in ranks if one.unprofiled is not None]
     case: Any = SimpleNamespace(
@@ -97,7 +97,7 @@ def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubte
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
 def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, doubted: bool) -> None:
-    """Though 5 % of this step, 13 ms, are more than what it is above the skew."""
+    """The limit is the interval's half-width, which here is smaller than the skew plus 5 % of the step (13 ms)."""
     simulation = Replay()
     simulation.corrected_ms = 270.0
     only = significance(simulation, [EVEN], rank(0, step_ms=PAUSED))
@@ -109,7 +109,7 @@ def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
     recorded = significance(Replay(), steps)
     assert recorded.slowest_track_ms == [2 * one for one in PAUSED]
     assert recorded.timed_ms == []
-    # Of the recorded steps without what recording took of them.
+    # The scatter of recorded steps is scaled to the step without profiler overhead.
     assert recorded.chance_ms == pytest.approx(2 * half_width_ms(PAUSED) * 100 / 120)
     assert recorded._skew_ms == pytest.approx(2 * 8.3333 * 100 / 120, abs=1e-3)
     both = significance(Replay(), steps, rank(0, step_ms=EVEN), rank(1, step_ms=PAUSED), rank(2))
@@ -159,7 +159,7 @@ def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
 
 
 def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dict[str, Any]:
-    """The graph of processes whose host nodes took so many ms, over all steps, with so many events."""
+    """Return the graph of processes whose host nodes take these ms and record these events, over all steps."""
     process = np.repeat(np.arange(len(each)), [len(busy) for busy, _ in each])
     host = SimpleNamespace(
         process=process,
@@ -169,13 +169,13 @@ def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dic
     return {"host": host, "steps": steps, "ranks": {index: index for index in range(len(each))}}
 
 
-#: One that does as the other two, and takes a little longer.
+#: Process 1 records as many events as the other two and takes slightly longer.
 ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 400]))
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
 def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, doubted: bool) -> None:
-    """Recording took 20 ms."""
+    """Profiler overhead is 20 ms per step."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
     assert bool(found) == doubted
@@ -189,10 +189,10 @@ def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, d
 @pytest.mark.parametrize(
     ("late", "doubted"),
     [
-        # The usual host takes 41 ms and 400 events a step, 0.1025 ms each: 5 ms are 48.8 events.
+        # The usual host takes 41 ms for 400 events per step, 0.1025 ms per event: 5 ms are 48.8 events.
         (([48, 48], [448, 448]), True),
         (([48, 48], [449, 449]), False),
-        # And half as long again is one without a core.
+        # A host that takes half as long again probably lost its CPU core.
         (([61.4, 61.4], [400, 400]), True),
         (([61.6, 61.6], [400, 400]), False),
         (([20, 20], [10, 10]), True),
@@ -209,7 +209,7 @@ def test_but_not_one_that_does_more_or_has_lost_its_core(
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
 def test_events_and_what_they_take_are_of_a_step(events: float, *, doubted: bool) -> None:
-    """Of 41 ms and 2 events a step each takes 20.5 ms: 0.46 events are the 9.5 ms that half the gain is."""
+    """41 ms and 2 events per step are 20.5 ms per event, so half of the savings, 9.5 ms, is 0.46 events."""
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
@@ -223,7 +223,7 @@ def test_hosts_of_no_events_take_nothing_for_each() -> None:
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
 def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: bool) -> None:
-    """By half of the 10 ms of the finding at least."""
+    """The difference must be at least half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
@@ -232,7 +232,7 @@ def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: 
     found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
     assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(found) == doubted
-    # Nothing is known of how much it gains.
+    # The savings are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 

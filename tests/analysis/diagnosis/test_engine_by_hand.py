@@ -1,4 +1,4 @@
-"""What a diagnosis rests on: when a replay tells nothing, how sure the data leaves a finding, and a case's figures."""
+"""Test what a diagnosis depends on: unusable simulations, the confidence that data allows, and a case's figures."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_each_doubt_of_the_data_takes_one_grade() -> None:
 
 @pytest.mark.parametrize(("gain", "confidence"), [(5.0, "high"), (4.9, "medium"), (None, "medium")])
 def test_what_the_profiler_cost_a_host_is_doubted_where_it_is_more(gain: float | None, confidence: str) -> None:
-    """Of 100 ms the profiler took 5, and nobody timed the steps without it."""
+    """The profiler takes 5 of 100 ms, and there are no unprofiled steps."""
     assert sure("host-sync", gain, corrected=95.0, unprofiled=None) == confidence
     assert sure("host-stall", gain, corrected=95.0, unprofiled=None) == "high"
     if gain:
@@ -135,7 +135,7 @@ def test_a_finding_is_no_surer_than_its_rule_and_its_variations(
 
 
 def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
-    """The attribution of devices (rank, ms of each bucket by step); a step is what its buckets are."""
+    """Return the attribution of devices (rank, ms of each bucket by step); a step is the sum of its buckets."""
     of = []
     for rank, buckets in devices:
         columns = np.array([buckets.get(bucket, [0.0] * len(next(iter(buckets.values())))) for bucket in BUCKETS]).T
@@ -164,7 +164,7 @@ def test_exposed_time_is_by_rank_that_of_its_worst_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """A lane's collectives: (instance, ranks in its group or 0, last arrival or -1, end), each begun at 10."""
+    """Make a device's collectives: (instance, ranks in its group or 0, last arrival or -1, end); each starts at 10."""
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(
@@ -192,7 +192,7 @@ def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None
 
 
 def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
-    """A case of two steps of rank 0, in which buckets take so many ms."""
+    """Make a case of two steps of rank 0 with these ms per bucket."""
     return case(
         tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),
@@ -253,7 +253,8 @@ def test_a_likely_cause_of_a_cpu_process_speaks_of_no_gpu() -> None:
 
 
 def reducing(took_ms: float, device_name: str = "") -> Any:
-    """A device that all-reduces 100 MB in so many ms, and once a small one for which its group's size is not known."""
+    """Make a device with an all-reduce of 100 MB that takes this many ms, and a small one whose group size is
+    unknown."""
     end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
     table = SimpleNamespace(
         start=np.zeros(3),

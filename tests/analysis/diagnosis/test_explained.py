@@ -1,4 +1,4 @@
-"""What explains a bucket and what nothing does, in a step of 100 ms: a number below and a number above."""
+"""Test which buckets are explained in a step of 100 ms, with values just below and above each limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gone = frozenset[str]
 
 
 def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
-    """Devices of two steps with so much of each bucket, in ms; the rest of 100 is compute."""
+    """Make devices of two steps with these ms per bucket; the rest of the 100 ms is compute."""
     tracks = []
     for buckets in devices:
         ms = {"compute": 100 - sum(buckets.values()), **buckets}
@@ -34,7 +34,7 @@ def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
 
 
 class Job:
-    """In place of a replay: costs are causes gone, which take so much, beside a device that needs `least`."""
+    """Replace the what-if simulation: a scenario is a set of removed causes, and a step takes at least `least` ms."""
 
     corrected: Gone = frozenset()
     recorded: Gone = frozenset({"measured"})
@@ -73,7 +73,7 @@ def told(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """What is told of a bucket; `weighed` are findings that take away a part of their name."""
+    """Return the explanation of a bucket; `weighed` are scored findings that remove the cause of their name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [
@@ -140,7 +140,7 @@ def test_recording_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> No
     found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
     assert found is not None
     assert (found.by, found.unexplained_ms) == ((), 20)
-    # Where a finding explains enough, it is not asked for.
+    # If a finding explains enough, profiler overhead is not considered.
     found = told(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
     assert found is not None
     assert found.by == ("launch-bound",)
@@ -157,7 +157,7 @@ def test_on_the_device_it_added_what_the_bucket_lengthens_the_recorded_step_by(
 
 @pytest.mark.parametrize(("least", "behind"), [(90.1, True), (90.0, False)])
 def test_what_others_hide_is_theirs(monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool) -> None:
-    """Without the bucket a step is `least`: it saves less than half of what is left, or half."""
+    """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
     job = Job(least, other=80, bucket=20)
     found = told(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
     assert found is not None

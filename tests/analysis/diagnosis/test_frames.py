@@ -1,4 +1,4 @@
-"""The functions of the user's program in the evidence, where the profiler recorded stacks."""
+"""Test user's functions in the evidence, if the profiler recorded stacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Frame = tuple[str, int, int]
 
 
 def with_frames(trace: Trace, *added: Frame) -> Trace:
-    """The trace with Python functions (name, start, end in ns) on its training thread."""
+    """Return the trace with Python functions (name, start, end in ns) on its training thread."""
     events = trace.events
     thread = int(events.thread[events.rows_of(EventKind.ANNOTATION)[0]])
     columns: dict[str, Sequence[int]] = {

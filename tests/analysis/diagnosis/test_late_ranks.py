@@ -1,4 +1,4 @@
-"""Why a rank is late and what is said of it, each decision with a few numbers in place of a replay."""
+"""Test why a rank is late and what is reported, with a few numbers in place of a simulation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Patch = pytest.MonkeyPatch
 
 
 def excess_in(by_part: Mapping[str, Mapping[int, float]], steps: int = 2) -> Callable[[Any, str], Any]:
-    """By how many ms each rank is above its peers, by part; the same in each step."""
+    """Return the excess of each rank over its peers, in ms by component, the same in each step."""
 
     def of(_: Any, part: str) -> Any:
         by_rank = {rank: 1e6 * ms for rank, ms in by_part.get(part, {0: 0.0, 1: 0.0}).items()}
@@ -53,7 +53,7 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """What explains a gain of which each part alone gains so much, all but the best `others`, and a host throughout."""
+    """Return the cause, given the savings of each component, of all but the largest (`others`), and of a slow host."""
     best = max(alone, key=lambda part: alone[part])
 
     def gained(parts: frozenset[str]) -> float:
@@ -82,7 +82,7 @@ def cause(
 def test_a_part_explains_lateness_that_gains_half_of_it_by_itself(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # in no other do they differ
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # only this component differs
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
@@ -106,7 +106,7 @@ def test_a_host_may_be_slow_in_all_that_it_does(monkeypatch: Patch) -> None:
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """In the steps they are late by turns: by 2 ms each time, and by 1 ms in the mean."""
+    """The ranks are late in turns: by 2 ms each time, which is 1 ms in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)
@@ -151,7 +151,7 @@ def said(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """The finding about ranks that are late by so many ms in the part that is the cause."""
+    """Return the finding about ranks that are late by these ms in the component that is the cause."""
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
@@ -315,7 +315,7 @@ def proposed(
     ranks: int = 2,
     meet: bool = True,
 ) -> bool | None:
-    """Whether lateness is taken for jitter; None where nothing is proposed."""
+    """Return whether lateness is reported as jitter; None if nothing is proposed."""
     patch.setattr(straggler, "equalize_ranks", lambda *_, each_step: each_step)
     patch.setattr(straggler, "_steady", lambda _: steady)
     what_if: Any = SimpleNamespace(
@@ -386,13 +386,13 @@ def gain(
 
 def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() -> None:
     assert gain(100, 70, 100) == 30
-    assert gain(100, 70, 80) == pytest.approx(24)  # the share, as the rest is 10
+    assert gain(100, 70, 80) == pytest.approx(24)  # its share, because the remainder is only 10
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the rest alone
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs only the remainder
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
-    assert gain(100, 20, 100, most=60.0) == 60  # no cause saves more than the step that is shown
+    assert gain(100, 20, 100, most=60.0) == 60  # savings are at most the reported step
     assert gain(100, 120, 100) == gain(0, 0, 0) == 0
 
 
@@ -427,7 +427,7 @@ def test_a_replay_is_held_to_what_was_timed(
 
 
 def simulated() -> WhatIf:
-    """Two ranks whose all-reduce rank 1 comes to 300 µs late; a kernel beside the wait is slower than without one."""
+    """Simulate two ranks: rank 1 is 300 µs late at the all-reduce, and a kernel is slower while the other waits."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

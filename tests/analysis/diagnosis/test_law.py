@@ -1,4 +1,4 @@
-"""On every trace there is, table and verdict agree: what takes 5 % of the step is explained, or said not to be."""
+"""Check that findings explain the table of every recording, or that a message calls a bucket unexplained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operators a late rank spends longer in, whether it alone needs them, and where it pauses by itself."""
+"""Test which operators take longer on a late rank, whether only this rank calls them, and its additional pauses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def late_rank(*, own: bool) -> list[TraceBuilder]:
-    """Rank 1 sorts for 30 ms in three calls, or takes 50 ms for the matrix product of 20 ms."""
+    """Make rank 1 sort for 30 ms in three calls, or take 50 ms for a matrix product of 20 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -42,7 +42,7 @@ def test_a_late_ranks_own_operators_are_named_and_not_those_that_all_need(*, own
 
 
 def pausing(*, own: bool) -> Job:
-    """Rank 0 pauses for 1 ms 30 times: between copies that only it makes, or between launches that both make."""
+    """Make rank 0 pause for 1 ms 30 times: between copies that only it makes, or between launches that both make."""
     if own:
         return Job(ranks=2, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 30})
     pauses = (kernels(0.1, count=1), silence(1)) * 30
@@ -68,7 +68,7 @@ def test_of_pauses_in_many_places_none_is_named() -> None:
 
 
 def calling(*calls: tuple[str, int, int]) -> TraceBuilder:
-    """Steps of 20 ms in which a thread makes these calls, from when to when in µs; its kernel runs at the end."""
+    """Make steps of 20 ms in which a thread makes these calls (start and end in µs); its kernel runs at the end."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(step * 20_000)
@@ -97,7 +97,7 @@ def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -
     twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
     assert pauses_of(once, OFTEN_TOGETHER) == {}
     assert pauses_of(twice, OFTEN_TOGETHER) == {"after a and before b": pytest.approx(3)}
-    # Of several peers the mean counts, of several late ranks too; what is within another call is none of them.
+    # The mean over peers and over late ranks counts; time within a nested call does not.
     assert pauses_of(once, OFTEN_TOGETHER, (("c", 0, 17_800),)) == {"after a and before b": pytest.approx(2)}
     inner = (("c", 0, 17_800), ("a", 10, 1000), ("b", 1001, 2000))
     assert pauses_of(once, inner) == {"after a and before b": pytest.approx(2)}

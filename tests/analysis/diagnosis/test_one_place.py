@@ -1,4 +1,4 @@
-"""Causes that lie in one place of the step are one finding, with its parts; what lies elsewhere stays."""
+"""Test that causes at one location of the step become one finding, and that others stay separate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis, Finding
 
-#: After the update a checkpoint is saved: copies to the host, waiting for them, and Python between.
+#: A checkpoint after the update: copies to the host, waits for them, and Python code between them.
 SAVING = (read_back(2, megabytes=40), silence(6), read_back(2, megabytes=40), silence(6))
 
 
-#: What ends the model's part of a step: a range of its own.
+#: The model's work in a step ends with a range.
 MODEL = (kernels(10), update(1), collection(0.01))
 
 
@@ -71,7 +71,7 @@ def test_a_wait_elsewhere_in_the_step_is_a_finding_of_its_own() -> None:
 
 @pytest.mark.long
 def test_a_checkpoint_in_each_step_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
-    """The trace alone names one place with the launching, copies and waits that torch.save causes there."""
+    """The trace alone locates the launches, copies and waits that torch.save causes at one source location."""
     analysis = analysis_of(WHOLE / "faults" / "saves-each-step.npz")
     first = analysis.findings[0]
     assert (first.code, first.cause) == ("host-stall", "other work within the step")

@@ -1,4 +1,4 @@
-"""In what order findings are said."""
+"""Test the order of findings."""
 
 from __future__ import annotations
 

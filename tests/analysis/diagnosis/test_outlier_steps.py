@@ -1,4 +1,4 @@
-"""Steps of another kind are left out, and said to have been."""
+"""Test that outlier steps are left out and reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAUSE_MS = 200
 
 
 def paused_in(*steps: int) -> Case:
-    """All ranks stand still in some steps."""
+    """Pause all ranks in some steps."""
     timeline = build_timeline(replace(LATE, once={step: (silence(PAUSE_MS),) for step in steps}).traces())
     return Case(timeline=timeline, attribution=attribute(timeline))
 

@@ -1,4 +1,4 @@
-"""Where a training thread is while it records nothing."""
+"""Test which code a training thread runs while it records nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def logging(*, marked: bool) -> TraceBuilder:
-    """Steps of 30 ms (in µs): an operator that launches 5 ms of kernels, and 20 ms in which nothing is recorded."""
+    """Make steps of 30 ms: an operator that launches 5 ms of kernels, and 20 ms of untraced host time (in µs)."""
     trace = TraceBuilder(0)
     for step in range(7):
         trace.step(step * 30_000)
@@ -39,7 +39,7 @@ def test_a_range_around_it_names_it_as_the_advice_says() -> None:
 
 
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
-    """Steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has its own ones too."""
+    """Make steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has more pauses."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -88,7 +88,7 @@ def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: 
 
 
 def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
-    """The marks are an update's: rank 0 saves for 30 ms after it, then both fetch for 2 ms."""
+    """The ranges are of the update: rank 0 saves for 30 ms after it, and then both ranks fetch for 2 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):

@@ -1,6 +1,6 @@
-"""Random jobs with causes that are known by taking them out: found, lawful, and no loader called something else.
+"""Test random jobs: known causes are found, findings explain the table, and a loader is not misreported.
 
-`benchmarks/random_jobs.py` does the same with more of them and says what is wrong with each.
+`benchmarks/random_jobs.py` runs more of these jobs and lists the errors of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.analysis.diagnosis.random_jobs.score import Share, judged
 from tests.analysis.diagnosis.random_jobs.truth import truth_of
 
 JOBS = 100
-#: What is asked of them.
+#: Required share of right diagnoses.
 LEAST_RIGHT = 0.97
 MOST_LOADERS_AS_LAUNCHING = 0
 MOST_UNLAWFUL = 0
@@ -22,7 +22,7 @@ MOST_UNLAWFUL = 0
 
 @pytest.mark.long
 def test_random_jobs() -> None:
-    """One test, so that they are judged once."""
+    """Check everything in one test, so that the jobs are judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
@@ -47,7 +47,7 @@ def test_the_shares_interval_is_wilsons() -> None:
 
 
 def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), **buckets: float) -> Analysis:
-    """One device of 100 ms of which these buckets take so many, the rest computing."""
+    """Return the analysis of one device with a step of 100 ms and these buckets; the rest is compute."""
     parts = dict.fromkeys(BUCKETS, 0.0) | buckets
     parts["compute"] = 100.0 - sum(buckets.values())
     return Analysis(

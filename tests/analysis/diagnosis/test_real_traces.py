@@ -1,7 +1,7 @@
-"""The verdict on recorded traces whose truth was measured by ablation: fault on minus fault off, without a profiler.
+"""Test the diagnosis of recorded traces whose truth was measured by ablation: fault on minus fault off, unprofiled.
 
-The small traces lack nested operators, so that they carry the causes but not the profiler's cost: amounts are checked
-on the whole recordings.
+The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
+recordings.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def test_cause_and_ranks(
         assert not others, "one fault was put in"
 
 
-#: The step of each job timed without the profiler, as its truth.json has it.
+#: The unprofiled step of each job, from its truth.json.
 UNPROFILED_MS = {
     "clean": 30.81,
     "slow_loader_rank2": 57.08,

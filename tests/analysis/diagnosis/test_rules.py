@@ -1,4 +1,4 @@
-"""Each rule on its own examples, played as traces and taken through all stages."""
+"""Test each rule on its examples, simulated as traces and analysed by all stages."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_is_silent(code: str, job: Job) -> None:
 @pytest.mark.parametrize(("code", "job"), played("ABSTAINS"))
 def test_abstains_and_says_what_to_record(code: str, job: Job) -> None:
     findings, validity = diagnosis_of(job.traces())
-    if code in findings:  # as a share, of which nothing is said to be saved
+    if code in findings:  # a share of the step, without savings
         assert findings[code].recoverable_ms_per_step is None
         assert "or waiting in it" in findings[code].title
     assert "give the traces of all ranks" in validity[f"cannot-tell:{code}"]
@@ -107,7 +107,7 @@ def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_with
 
 
 def test_a_host_that_is_slow_in_all_that_it_does_is_one_that_launches_slowly() -> None:
-    """Of 20 ms launches are 9, operators 6 and pauses 5: no part alone is most of it."""
+    """Of 20 ms, launches take 9, operators 6 and pauses 5: no component is most of it."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))
@@ -135,7 +135,7 @@ def test_a_late_rank_that_rotates_is_jitter_with_its_distribution() -> None:
 
 
 def test_a_rank_late_a_little_more_often_than_others_is_not_named_as_the_late_one() -> None:
-    # Of the five analysed steps 1 to 5, rank 1 is late in two, each other in one.
+    # Of the analysed steps 1 to 5, rank 1 is late in two, and each other rank in one.
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
     finding = diagnosis_of(job.traces())[0]["straggler"]
     assert finding.title.startswith("ranks take turns")

@@ -1,4 +1,4 @@
-"""What rules say of a few numbers: which condition, which words, which figures."""
+"""Test the findings of rules for a few numbers: conditions, text and figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def timed(
     step_ms: float | None = 100.0,
     not_recorded_ms: float = 0.0,
 ) -> list[Finding]:
-    """The findings of a job whose ranks waited so long for input in each timed step."""
+    """Return the findings of a job whose ranks waited this long for input in each unprofiled step."""
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
@@ -61,7 +61,7 @@ def timed(
     [
         ([[5.0] * 9], 100.0, 5.0),
         ([[4.9] * 9], 100.0, None),
-        ([[5.0]], 100.0, None),  # of one step
+        ([[5.0]], 100.0, None),  # a single step
         ([[5.0] * 9], None, None),
         ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # by chance
         ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # what all wait alike
@@ -124,7 +124,8 @@ def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, 
 
 
 def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operator_around_them() -> None:
-    """Rank 0 reads twice in `outer`, rank 1 once by itself; another thread's operator is around none."""
+    """Rank 0 reads twice in `outer`, and rank 1 once outside; an operator of a different thread contains none of
+    them."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -183,7 +184,7 @@ def test_only_the_five_most_frequent_calls_are_named() -> None:
 
 
 def copies(pageable: int, pinned: int) -> Finding:
-    """A step that copies so many µs from either memory, 1 kB each."""
+    """Make a step with a copy of this many µs from each kind of memory, 1 kB each."""
     trace = TraceBuilder().steps(
         6,
         10_000,
@@ -226,7 +227,7 @@ def test_copies_whose_size_nobody_recorded_have_no_rate() -> None:
 
 
 def test_launching_in_figures() -> None:
-    """Kernels of 20, 5 and 8 µs a step on each of two ranks, whose hosts work 300 µs of it."""
+    """Kernels take 20, 5 and 8 µs per step on each of two ranks, whose hosts work 300 µs per step."""
     traces = [
         TraceBuilder(rank, world_size=2)
         .steps(
@@ -286,7 +287,7 @@ def test_how_often_each_rank_came_last_counts_each_collective_once() -> None:
 
 
 def stacks(*functions: dict[str, int]) -> Case:
-    """Ranks that spend so many µs of a step of 10 ms in functions of their own."""
+    """Make ranks that spend these µs of a step of 10 ms in user's functions."""
     traces = []
     for rank, times in enumerate(functions):
         trace = TraceBuilder(rank, world_size=len(functions), origin_ns=10**18 + 10**6 * rank)
@@ -312,7 +313,7 @@ def test_functions_in_which_late_ranks_are_longer_than_all_others() -> None:
 
 
 def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, world: int = 4) -> Any:
-    """The largest of collectives (operation, bytes, ns of each from the last arrival); -1: that is not known."""
+    """Return the largest of the collectives (operation, bytes, ns of each from the last arrival; -1 if unknown)."""
     times = [(index, ns) for index, (_, _, each) in enumerate(kinds) for ns in each]
     arrival = np.array([UNKNOWN if ns < 0 else 50 for _, ns in times])
     table = SimpleNamespace(
@@ -420,7 +421,7 @@ def concluded(
     compute: float = 90.0,
     step: float = 120.0,
 ) -> list[str]:
-    """What is concluded beside findings of so many percent, of a recorded step of so many ms."""
+    """Return the conclusions for findings of these percentages, in a recorded step of this many ms."""
     case: Any = SimpleNamespace(
         step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
         timeline=SimpleNamespace(framework="pytorch"),

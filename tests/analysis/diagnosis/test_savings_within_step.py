@@ -1,4 +1,4 @@
-"""No cause saves more than the step that reports show, whatever a recording or a run record says."""
+"""Test that no finding saves more than the reported step, whatever a recording or a run record says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def late_input() -> Trace:
-    """Steps of 100 ms, of which the host waits 95 ms for input."""
+    """Make steps of 100 ms in which the host waits 95 ms for input."""
     return (
         TraceBuilder(unit_ns=1_000_000)
         .steps(8, 100, lambda one: one.loader(0, 95).operator(95, 99).compute(96, 99, launch=(95, 96)))
@@ -37,7 +37,7 @@ def late_input() -> Trace:
 
 
 def nothing_left(costs: Scenario) -> Scenario:
-    """The costs of a job that does nothing."""
+    """Return the scenario of a job that does nothing."""
     return replace(
         costs,
         busy=np.zeros_like(costs.busy),
@@ -72,7 +72,7 @@ def test_nothing_saves_more_than_the_recorded_step_where_the_simulation_takes_lo
 
 
 def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> None:
-    """The recording says that input takes 95 ms; the simulated step is longer than the recorded one by a fifth."""
+    """The recording says that input takes 95 ms; the simulated step is a fifth longer than the recorded step."""
     timeline = build_timeline([late_input()])
     case = Case(timeline=timeline, attribution=attribute(timeline))
     free = case.what_if
@@ -87,7 +87,7 @@ def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> N
 
 
 def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_shown() -> None:
-    """A damaged trace had 38 devices, most of them busy for microseconds of a step of 11 ms."""
+    """A damaged trace had 38 devices, most of which were busy for microseconds of a step of 11 ms."""
     builder = TraceBuilder(unit_ns=1000)
     for step in range(4):
         builder.step(step * 12_000).operator(0, 20)
@@ -104,7 +104,7 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
 
 
 def test_input_of_unprofiled_steps_saves_no_more_than_they_take() -> None:
-    """A damaged record says that 150 ms of steps of 100 ms were waited."""
+    """A damaged record has input waits of 150 ms in steps of 100 ms."""
     (finding,) = timed([150.0] * 9, step_ms=100.0)
     assert (finding.recoverable_ms_per_step, finding.recoverable_percent) == (100.0, 100.0)
     assert finding.evidence["step_ms_if_fixed"] == 0.0

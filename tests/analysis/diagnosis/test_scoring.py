@@ -147,7 +147,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
     assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
-    # The stall may be chance, so that it does not reduce the savings of launch overhead.
+    # The stall may be chance, so it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
 
 

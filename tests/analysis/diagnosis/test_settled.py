@@ -1,4 +1,4 @@
-"""Unprofiled steps that show the wait a finding is about settle it, however few steps were recorded."""
+"""Test that unprofiled steps confirm findings about a wait that they also show, however few steps were recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.analysis.diagnosis.test_unprofiled_steps import timed
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
-#: Waits for 10 ms of 30 in each unprofiled step, too.
+#: Each unprofiled step also waits for 10 of 30 ms.
 CASE = timed(Job(ranks=1, step=(fetch(10), kernels(20))), 1 / 3)
 
 

@@ -1,4 +1,4 @@
-"""A finding about the hosts' pace is made only where it can be neither chance nor the recording's doing."""
+"""Test that findings about host speed are reported only if chance and profiler overhead cannot explain them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
-#: So many random jobs, the first.
+#: Number of random jobs.
 JOBS = 20
-#: 100 kernels that take 10 ms, launched in 11: a step that the host sets the pace of by a tenth.
+#: 100 kernels take 10 ms and their launches 11 ms, so the host sets the pace by a tenth.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
@@ -39,7 +39,7 @@ def told(case: Case) -> tuple[set[str], dict[str, str]]:
 
 
 def timed(job: Job, *, slow_times: float) -> Case:
-    """The job with its steps timed without the profiler: as long as recorded in the mean, but one in eight slower."""
+    """Return the job with unprofiled steps whose mean is the recorded step; one of eight steps is slower."""
     case = case_of(job.traces())
     times = [1.0] * 70 + [slow_times] * 10
     scale = case.slowest_ms / statistics.fmean(times)
@@ -59,7 +59,7 @@ def test_what_is_lost_in_a_few_steps_is_none() -> None:
 
 
 def with_events(case: Case, per_node: int) -> Case:
-    """The case as if so many events had been recorded before each launch."""
+    """Return the case as if this many events had been recorded before each launch."""
     what_if = case.what_if
     assert what_if is not None
     host = msgspec.structs.replace(what_if.graph.host, events=np.full(len(what_if.graph.host.time), per_node))
@@ -71,7 +71,7 @@ def with_events(case: Case, per_node: int) -> Case:
 
 @pytest.mark.parametrize(("launch_us", "found"), [(250.0, True), (160.0, False)])
 def test_what_the_profiler_might_have_cost_is_no_finding(launch_us: float, *, found: bool) -> None:
-    """100 launches with 40 events each: the profiler costs them 5.1 ms, and 6.6 where it costs 30 % more."""
+    """100 launches have 40 events each: the profiler costs 5.1 ms, and 6.6 ms if its overhead is 30 % higher."""
     case = with_events(
         case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=launch_us),), steps=10).traces()), 40
     )
@@ -109,12 +109,12 @@ def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> N
         held += low <= true_ms <= high
         halves.append((high - low) / 2 / true_ms)
     assert held >= 0.95 * JOBS
-    # Where none were timed, hosts may be a third slower or faster at other times.
+    # Without unprofiled steps, hosts may be a third slower or faster at other times.
     assert statistics.median(halves) < (0.1 if is_timed else 0.3), "an interval that says something"
 
 
 def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
-    """A device that took 10 ms of each recorded step, and 7 of the timed ones: no cost of a profiler explains that."""
+    """The device took 10 ms of each recorded step and 7 ms of unprofiled steps, which no profiler overhead explains."""
     case = case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=20),), steps=10).traces())
     low, high = interval_of(run_of(case, [7.0, 7.1, 6.9, 7.0, 7.05, 6.95]))
     assert 6.5 < low <= 7.0
@@ -126,12 +126,12 @@ def test_without_timed_steps_the_profiler_may_have_cost_twice_as_much_or_half() 
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
     assert low < recorded_ms - 2 * cost_ms
-    # Nothing but the host sets its pace, which at other times is up to 1.3 times as slow.
+    # Only the host sets the pace, and at other times it may be 1.3 times as slow.
     assert recorded_ms - cost_ms / 2 < high < 1.3 * recorded_ms
 
 
 def cpu_ranks(scatter_us: int) -> Case:
-    """Two CPU processes of 20 ms a step, by turns so much longer and shorter."""
+    """Make two CPU processes with steps of 20 ms that are alternately longer and shorter by this much."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         at = 0

@@ -198,7 +198,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "bbbb"), (1,), True),
         (("aaab", "bbbb"), (1,), True),
         (("aabb", "bbbb"), (1,), False),
-        (("aaab", "bbba"), (1,), False),  # reversed in one step
+        (("aaab", "bbba"), (1,), False),  # in reverse order in one step
         (("aaaa", "bbba"), (1,), True),
         (("aaa", "bbbb"), (1,), True),  # only steps timed on all ranks count
         (("aaaa", "bbbb", "abab"), (1, 2), False),

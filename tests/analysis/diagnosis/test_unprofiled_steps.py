@@ -1,4 +1,4 @@
-"""What was measured without the profiler: means, what a recording cost, and input that only the timed steps show."""
+"""Test figures of unprofiled steps: means, the cost of recording, and input waits that only these steps show."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """The job with timed steps that are longer by this share of the recorded one, by rank, spent in fetching.
+    """Return the job with unprofiled steps that are longer by this share, by rank, spent in fetching.
 
-    The host is ahead of its device by `lead` of a recorded step, and fetches that much longer.
+    The host runs ahead of its device by `lead` of a recorded step, and fetches for that much longer.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
     base_ms = case.slowest_ms
-    # A loader is not the same in each step.
+    # A loader's time varies between steps.
     scatter = list(islice(cycle((0.8, 1.2, 0.9, 1.1)), STEPS))
     case = run_of(case, [base_ms * (1 + max(shares) * one) for one in scatter])
     assert case.run is not None
@@ -65,7 +65,7 @@ def found(case: Case) -> dict[str, Finding]:
     return {finding.code: finding for finding in diagnose(case).findings}
 
 
-#: Nothing in these recordings waits for input.
+#: No recorded step waits for input.
 QUIET = Job(ranks=2, step=DDP)
 
 
@@ -112,12 +112,12 @@ def test_what_the_recording_shows_too_is_found_from_the_recording() -> None:
     assert "timed_steps" not in finding.evidence
 
 
-#: Recorded, rank 1 fetches for 30 ms longer.
+#: In recorded steps, rank 1 fetches for 30 ms longer.
 ONE_LATER = Job(ranks=2, step=(fetch(30), *DDP), extra={1: (fetch(30),)})
 
 
 def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = None) -> Case:
-    """The same, timed: each rank fetches for so long in steps of 60 ms, its one worker takes so long for a batch."""
+    """Return the job on CPUs with unprofiled steps of 60 ms, these fetch times by rank, and this time per batch."""
     case = run_of(case_of(ONE_LATER.traces()), [60.0] * STEPS)
     assert case.run is not None
     ranks = []
@@ -136,7 +136,7 @@ def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itsel
     alike = found(on_cpus((30, 30)))
     assert "straggler" not in alike
     assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
-    # It waited longer in the timed steps too, but not for all of it.
+    # Rank 1 also waited longer in unprofiled steps, but less than in recorded ones.
     later = found(on_cpus((30, 40)))
     assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
     assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
@@ -144,7 +144,7 @@ def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itsel
 
 
 def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_recorded() -> None:
-    """Recorded, the host takes 28 ms a step and its loader keeps up; timed, it takes 20 and waits for 30 more."""
+    """A recorded step takes 28 ms and its loader keeps up; an unprofiled step takes 20 ms and waits for 30."""
     slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
     case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
     assert case.run is not None
@@ -163,7 +163,7 @@ def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_record
 
 def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_rank() -> None:
     slow = found(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # with the workers of rank 0 it takes 59
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
     assert next(iter(slow)) == "input-bound"
     late = found(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
@@ -181,7 +181,7 @@ def test_whose_workers_cannot_keep_up_is_named_though_it_waits_for_nothing() -> 
 def test_the_gain_is_what_the_device_did_not_have_to_do_meanwhile() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # Before the first step nothing is known; 8 after a lead of 5, 2 after 5, 7 after none.
+    # The first step is unknown; the others are 8 minus a lead of 5, 2 after a lead of 5, and 7 after none.
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
@@ -203,7 +203,7 @@ def test_means_and_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Without the first and the last step, as the analysis leaves them out; of the slowest rank.
+    # Without the first and the last step, which the analysis leaves out too, on the slowest rank.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
@@ -221,10 +221,10 @@ def test_a_run_from_before_any_of_this_says_nothing() -> None:
     assert (unprofiled_ranks(None), recording_cost(None), recording_doubts(None)) == (None, None, ())
 
 
-#: Two ranks whose device takes 26.4 ms, 8 of them for an exchange that nothing hides; recorded, the host takes 28.
+#: Each device takes 26.4 ms, 8 of them for exposed communication; in recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: The step of such a job whose host takes as long without the profiler.
+#: The unprofiled step of such a job if its host is as slow without the profiler.
 HOST_MS = 28.0
 
 
@@ -236,7 +236,7 @@ def exchange_ms(
     lead_ms: float | None = None,
     idle_host_ms: tuple[float, ...] = (),
 ) -> float:
-    """What the exchange is found to cost where steps were timed so, and their work queued in so many ms by turns."""
+    """Return the savings of communication, given unprofiled steps and the alternating times to queue their work."""
     case = run_of(case_of(job.traces()), [step_ms] * STEPS)
     assert case.run is not None
     timed_host = UnprofiledSteps(
@@ -253,7 +253,7 @@ def exchange_ms(
 
 
 def test_what_a_host_hides_only_while_it_is_recorded_is_found_by_how_fast_it_was_timed() -> None:
-    """A thread that fills the device's queue waits for room in it: only some steps show what it can do."""
+    """A thread that runs far ahead waits for room in the launch queue, so only some steps show its speed."""
     assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(COMMUNICATION_MS, rel=0.02)
     assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < COMMUNICATION_MS / 2
 
@@ -262,7 +262,7 @@ def test_so_is_what_it_does_by_steps_that_began_on_an_idle_device() -> None:
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same with hosts that are fast enough, but for one that the recording slows at the beginning of its step.
+#: The same with fast hosts, except for one that recording slows at the start of its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,
@@ -273,7 +273,7 @@ ONE_SLOWED = Job(
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
 def test_where_devices_set_the_pace_no_host_is_slower_than_it_was_timed(lead_ms: float | None, each: bool) -> None:
-    """Hosts are ahead of their devices by more than half of the step; 13 ms of 26.4 are less."""
+    """A host sets no pace if it runs ahead by more than half of the step: 13 of 26.4 ms are less."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
@@ -294,7 +294,7 @@ def test_unprofiled_steps_that_took_longer_than_recorded_ones_make_an_amount_les
 
 
 def fetching(job: Job, input_ms: Sequence[float]) -> Case:
-    """The job on CPUs, timed as it was recorded, with so many ms of each rank's timed steps in fetching the batch."""
+    """Return the job on CPUs with unprofiled steps as long as recorded, with these ms of each rank in fetching."""
     case = case_of(job.traces())
     case = run_of(case, [case.slowest_ms] * STEPS)
     assert case.run is not None
@@ -309,7 +309,7 @@ def fetching(job: Job, input_ms: Sequence[float]) -> Case:
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-#: 30 ms behind the step's first kernels in which nothing is recorded: a stall, as far as the traces tell.
+#: 30 ms of untraced host time after the step's first kernels, which the trace alone reports as a stall.
 ELSEWHERE = (kernels(1), silence(30))
 
 
@@ -355,7 +355,7 @@ def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading
 
 
 def hosts(case: Case, *leads: Sequence[float], host_ms: float = 50.0) -> Case:
-    """The case with hosts that all took as long for each timed step, each ahead of its device by so many ms."""
+    """Return the case with hosts that took equally long for each unprofiled step and ran ahead by these ms."""
     case = run_of(case, [host_ms] * len(leads[0]))
     assert case.run is not None
     ranks = [
@@ -411,7 +411,7 @@ def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_
 
 
 def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_where_it_was_in_the_timed_steps() -> None:
-    """Both hosts took as long for a timed step: one waited for room in its device's queue."""
+    """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
     told, untold = (found(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
@@ -420,7 +420,7 @@ def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_wh
 
 
 def test_what_took_longer_in_the_timed_steps_is_the_late_ranks_where_all_waited_for_it() -> None:
-    """Rank 1 pauses for 30 ms of recorded steps, and 8 ms longer in the timed ones."""
+    """Rank 1 pauses for 30 ms of recorded steps, and for 8 ms more in unprofiled steps."""
     step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
     pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))
     case = case_of(Job(ranks=2, step=step, own={1: pause}, steps=8).traces())

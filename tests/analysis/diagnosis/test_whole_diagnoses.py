@@ -1,8 +1,8 @@
-"""All that is said of each rule's example jobs and machines, of recorded machines, random jobs and small real traces.
+"""Compare complete diagnoses of each rule's examples, recorded machines, random jobs and small real traces.
 
-Kept in `tests/golden/diagnoses`.
+The expected diagnoses are in `tests/golden/diagnoses`.
 
-Other tests say what has to be right; here it is seen whatever else a change moves.
+Other tests check what must be right; this test shows every other effect of a change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it, with six digits: sums of floats differ by machine in the last."""
+    """Convert to JSON types with six significant digits, because the last digits of sums differ between machines."""
     match value:
         case float():
             return float(f"{value:.6g}")
@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON in which what fits into a line stands in one."""
+    """Write JSON with each object that fits on a line in one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line

@@ -1,4 +1,4 @@
-"""Whose functions and operators time is spent in, and what is left to gain fix by fix: in a few numbers."""
+"""Test which functions and operators time is attributed to, and the remaining savings after each fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Frame = tuple[str, int, int]
 
 
 def events(*frames: Frame, thread: Sequence[int] | int = 1, role: Role = Role.USER_FUNCTION) -> Any:
-    """Calls (name, start, end), by start; those of lower-case names are nobody's."""
+    """Make calls (name, start, end) sorted by start; those with lower-case names are not the user's."""
     return SimpleNamespace(
         start_ns=np.array([start for _, start, _ in frames], np.int64),
         end_ns=np.array([end for _, _, end in frames], np.int64),
@@ -39,7 +39,7 @@ def events(*frames: Frame, thread: Sequence[int] | int = 1, role: Role = Role.US
 
 @st.composite
 def nested(draw: st.DrawFn, begin: int = 0, end: int = 40, depth: int = 0) -> list[Frame]:
-    """Calls one within another, by start."""
+    """Make nested calls, sorted by start."""
     found: list[Frame] = []
     while begin < end and draw(st.booleans()):
         start = draw(st.integers(begin, end - 1))
@@ -82,7 +82,7 @@ def test_the_function_around_an_event_is_the_innermost_of_its_thread() -> None:
 
 @pytest.mark.parametrize(("end", "found"), [(16, "B"), (15, "A"), (100, "A")])
 def test_a_span_is_in_what_takes_most_of_it(end: int, found: str) -> None:
-    """From 10 to 20 or so; the shortest that does."""
+    """The span lasts from about 10 to 20; it is attributed to the shortest call that covers most of it."""
     frames = events(("A", 0, 90), ("B", 10, end), ("C", 5, 95))
     assert innermost(frames, np.arange(3), 10, 20) == found
     assert innermost(frames, np.array([1]), 10, 20) == ("" if end == 15 else "B")
@@ -102,7 +102,7 @@ def test_the_operators_are_named_by_the_first_where_it_has_most() -> None:
 
 
 def ranks(*operators: dict[str, tuple[float, int]]) -> MoreOperators | None:
-    """What rank 1 spends longer in; of each rank how long calls take, in ms, and how many there are in a step."""
+    """Return the excess of rank 1, given ms and number of calls per step of each rank."""
     traces = []
     for rank, called in enumerate(operators):
         trace = TraceBuilder(rank, world_size=len(operators))
@@ -135,11 +135,11 @@ def test_its_own_work_is_what_it_calls_more_often() -> None:
     assert found is not None
     assert (found.own_work, found.own_ms) == (True, near(sort=3, pad=0.1))
     assert found.calls == near(sort=1, pad=1)
-    # Most of it is not: that all call as often.
+    # Most of the excess is in calls that all ranks make equally often.
     found = ranks({"mm": (5, 2)}, {"mm": (6.6, 2), "sort": (3, 1), "pad": (0.1, 1)})
     assert found is not None
     assert (found.own_work, found.own_ms) == (False, near(mm=3.2, sort=3, pad=0.1))
-    # What it calls less often, and shorter, is none of it.
+    # Calls that the late rank makes less often and that take less time do not count.
     found = ranks({"mm": (5, 3), "sort": (1, 1)}, {"mm": (4, 2), "sort": (4, 1)})
     assert found is not None
     assert found.own_ms == near(sort=3)

@@ -35,7 +35,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of GPU 0, which has the first rate; its siblings have the others."""
+    """Return the signs of damage of GPU 0, which has the first rate; its siblings have the other rates."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -63,7 +63,7 @@ def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = N
         ((50.3,), None, loaded(4, 16, 5, 16), ["own-maximum"]),
         ((50.3,), None, loaded(5, 16, 5, 16), []),
         ((50.3,), None, PcieLink(generation=5, width=8, maximum_generation=5, maximum_width=16), []),
-        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # of a generation whose rate nobody knows
+        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of this generation is unknown
         ((), None, loaded(5, 8, 5, 16), ["own-maximum"]),
         ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
     ],
@@ -120,7 +120,7 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.9, 10.0, None, "warning"),
         (5.1, 10.0, None, "warning"),
         (5.0, 10.0, None, "critical"),
-        (8.0, 10.0, (20.2, 20.0), None),  # in both directions, half of each: 9.05 against 10
+        (8.0, 10.0, (20.2, 20.0), None),  # half of the rate of both directions at once: 9.05 against 10 GB/s
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
@@ -131,7 +131,7 @@ def test_direct_copies_are_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # each direction counts, and both together once
+    if both:  # each direction is compared, and both directions at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
@@ -307,7 +307,7 @@ def test_nvlink_pair_is_slow_against_its_kind_or_its_ceiling(
         assert (
             f"carries {min(rates):.0f} GB/s at worst, where pairs of its kind carry {max(rates):.0f}" in finding.title
         )
-    # Without lanes it is none of NVLink's.
+    # Without lanes the link is not an NVLink.
     bare = [Link(a=a, b=b, kind="PHB") for a, b in pairs]
     assert "degraded-link" not in {
         finding.code for finding in findings_of(*(gpu(at) for at in range(3)), links=bare, bandwidth=copies)

@@ -81,7 +81,7 @@ def test_findings_are_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links: two uplinks, or the host's memory
+        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links, from two uplinks or limited by the host's memory
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
 )
@@ -115,7 +115,7 @@ def test_has_ring(count: int, edges: set[tuple[int, int]], expected: bool) -> No
 
 
 def test_ring_search_ends_on_the_worst_graph() -> None:
-    # Two complete halves of eight joined by one edge: every GPU has many neighbours, and there is no ring.
+    # Two complete groups of eight are joined by one edge: every GPU has many neighbours, but there is no ring.
     halves = {(a, b) for half in (range(8), range(8, 16)) for a in half for b in half if a < b}
     assert has_ring(list(range(16)), halves | {(0, 8)}) is False
 
@@ -126,7 +126,7 @@ def test_wording() -> None:
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s, the rule of thumb behind the exposed 133 ms of a parameter server on x1 risers.
+    # 102.2 MB at 0.7635 GB/s, close to the measured 133 ms of exposed communication of a parameter server on x1 risers.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 

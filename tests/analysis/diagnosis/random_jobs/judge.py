@@ -1,4 +1,4 @@
-"""Whether what the diagnosis said of a job is right."""
+"""Judge whether the diagnosis of a job is right."""
 
 from __future__ import annotations
 
@@ -7,24 +7,23 @@ import msgspec
 from gpudiag.model.analysis import Analysis, Finding
 from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
-#: An amount is right within this share, or within so many milliseconds.
+#: An amount is right if it is within this share or within this many ms of the truth.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
-#: From this share of the step on a finding asks for action. Within the margin around it both are right.
+#: A cause that costs this share of the step is worth action. Within the margin around that share, both reporting and
+#: omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
-#: Causes whose gains differ by no more than this share are equal.
+#: Causes are equal if their costs differ by at most this share.
 _TIE = 0.10
-#: A finding beside the first is a false alarm unless taking its cause out gains this share of the step.
+#: A further finding is a false alarm unless removing its cause saves this share of the step.
 _CONFIRMED = 0.04
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was expected, what came, and why it is wrong; `why` is empty where it is right.
+    """The expected and the reported causes, and the errors; `why` is empty if the diagnosis is right.
 
-    Attributes:
-        expected: codes and causes that may come first, the likeliest first.
-        missed: causes worth 5 % that are nowhere among the findings.
-        loader_as_launching: whether a loader was called launch-bound.
-        beside: work that would do instead of the waste that comes first, and whether a finding names it.
+    Attributes: expected: codes and causes that may come first, the most expensive first. missed: causes of waste that
+        cost more than 5 % and are not among the findings. loader_as_launching: whether a slow loader was reported as
+        launch-bound. beside: work whose removal would save as much as the first waste → whether a finding names it.
     """
 
     expected: tuple[str, ...]
@@ -36,16 +35,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Code, cause, ranks and amount right, and nothing else said."""
+        """Return True if code, cause, ranks and amount are right and there is no false alarm."""
         return not self.why
 
 
 def first_causes(truth: Truth) -> tuple[Cause, ...]:
-    """The causes that may come first, the likeliest first; none where nothing is worth a finding that asks for action.
+    """Return the causes that may come first, the most expensive first; none if no cause is worth action.
 
-    Waste comes before work of as much gain: a host that waits for its loader and then launches for long is faster
-    without either, and only the loader can go away. Work may come first too where it gains more than all waste, or as
-    much once that is gone.
+    Waste precedes work of equal cost: if a host waits for its loader and then launches slowly, removing either helps,
+    but only the loader can be removed entirely. Work may also come first if it costs more than all waste, or as much
+    after all waste is removed.
     """
     notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
     waste = [cause for cause in notable if cause.waste]
@@ -58,7 +57,7 @@ def first_causes(truth: Truth) -> tuple[Cause, ...]:
 
 
 def judge(truth: Truth, analysis: Analysis) -> Verdict:
-    """Hold the findings of an analysis against the truth."""
+    """Compare the findings of an analysis with the truth."""
     alarms = [one for one in analysis.findings if (one.recoverable_percent or 0.0) >= 100 * NOTABLE]
     expected = first_causes(truth)
     first = alarms[0] if alarms else None
@@ -76,7 +75,7 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
     why += [f"also {_words(one)}" for one in alarms[1:] if not _confirmed(one, truth)]
     said = {finding.code for finding in analysis.findings}
     if first is not None:
-        # Where either suffices, both are said.
+        # If removing any of several causes is enough, all of them must be reported.
         equal = [one for one in expected if one.waste and one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
         why += [f"{one.name} not listed" for one in equal if one.code not in said and why != ["wrong code"]]
     wasteful = [one for one in truth.causes if one.waste and one.finding]
@@ -101,7 +100,7 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], said: set[str]) -> dict[s
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """What is wrong with the first finding, or with the one that it names as doing instead, whichever is less."""
+    """Return the errors of the first finding, or of the alternative that it names if those are fewer."""
     first = alarms[0]
     equal = [first, *(one for one in alarms[1:] if one.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]

@@ -1,16 +1,16 @@
-"""A verdict agrees with its table: what the step is made of on the ranks that set its pace is explained."""
+"""Check that findings explain the table: every large bucket of the ranks that set the pace has an explanation."""
 
 from __future__ import annotations
 
 from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 
-#: From this share of the step on a bucket needs an explanation.
+#: A bucket needs an explanation from this share of the step on.
 NOTABLE = 0.05
 
 _HOST = frozenset(
     {"launch-bound", "straggler", "host-stall", "host-sync", "memory-allocation", "input-bound", "slow-copy"}
 )
-#: Which findings explain which bucket.
+#: The findings that explain each bucket.
 EXPLAINS: dict[str, frozenset[str]] = {
     "communication_transfer": frozenset({"communication-bound"}),
     "communication_wait": frozenset({"straggler"}),
@@ -20,27 +20,27 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "launch": _HOST - {"input-bound"},
     "idle": _HOST | {"communication-bound"},
 }
-#: What recording adds to a step lies in these.
+#: Buckets that contain profiler overhead.
 _RECORDED = frozenset({"launch", "idle", "sync"})
 
 
 def pacing(analysis: Analysis) -> tuple[Device, ...]:
-    """The devices that others wait for: those that wait least in collectives, within 5 % of the step."""
+    """Return the devices that others wait for: those whose wait in collectives is within 5 % of a step of the least."""
     devices = [one for one in analysis.devices if one.step_ms > 0]
     least = min((one.buckets_ms["communication_wait"] for one in devices), default=0.0)
     return tuple(one for one in devices if one.buckets_ms["communication_wait"] - least <= NOTABLE * one.step_ms)
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
-    """The buckets that a line calls unexplained."""
+    """Return the buckets that a validity message calls unexplained."""
     lines = [one.message.replace(" ", "_") for one in analysis.validity if one.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """What of the table no finding explains and no line calls unexplained, in words; nothing where all is in order.
+    """Describe the buckets that no finding explains and no message calls unexplained.
 
-    What the recording itself added to the step needs no finding.
+    Profiler overhead needs no finding.
     """
     said = {finding.code for finding in analysis.findings}
     codes = {one.code for one in analysis.validity}

@@ -23,7 +23,7 @@ from tests.analysis.diagnosis.rule_examples.jobs import Job, host_copy, item, ke
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 
-#: A host that launches 12 ms of a step, to a device that is idle when the next batch comes.
+#: The host takes 12 ms to launch a step, and the device is idle when the next batch arrives.
 SLOW_HOST = kernels(4, count=200, launch_us=60)
 
 
@@ -52,7 +52,7 @@ def test_copy_back_from_an_idle_device_is_awaited() -> None:
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
     waits = np.flatnonzero((host.block == HostBlock.SYNC) & device.host_copy[host.block_on])
-    # A blocking call has a second node where it begins; both count as one call.
+    # A blocking call has a second node at its start; the two count as one call.
     returns = waits[host.row[waits] == host.row[waits - 1]]
     assert len(returns) == what_if.graph.steps
     part = _section_of_step(what_if.graph)
@@ -66,7 +66,7 @@ def test_work_before_a_synchronization_without_pending_ops_is_no_wait() -> None:
 
 
 def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any:
-    """The nodes of calls from when to when, and of ops: (when they were launched, began, ended)."""
+    """Return nodes of calls (start, end) and of ops (launch, start, end)."""
     launched, start, end = np.array(ops).reshape(-1, 3).T
     part: Any = SimpleNamespace(
         host_copy=np.ones(len(ops), np.bool_), launch_time=launched, start=start * 1.0, end=end * 1.0

@@ -51,7 +51,7 @@ def test_later_bound_explains_the_start_exactly() -> None:
 
 
 def test_earlier_bound_gets_the_usual_time_or_less() -> None:
-    """The usual latency is that of launches to an idle device; the usual gap is that of ops queued for long."""
+    """The usual latency is that of launches to an idle device; the usual gap is that between ops queued long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
     found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
@@ -120,7 +120,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # Of ranks with more steps, only the common number of steps is used.
+    # Only the number of steps that all ranks have is used.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -183,7 +183,8 @@ def us(column: Any) -> list[float]:
 
 
 def test_chain_of_launches_and_a_wait() -> None:
-    """Short pauses count as work. A wait counts as work until it begins, and as delay after its op has ended."""
+    """Short pauses count as work. A wait
+    counts as work until it begins, and as delay after its op has ended."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 FEW, TIMES = 8, 8
-#: Linear growth is 8, quadratic 64; what does not grow makes it less.
+#: Linear growth gives 8 and quadratic growth 64; costs that do not grow reduce the factor.
 AT_MOST = 24
 
 

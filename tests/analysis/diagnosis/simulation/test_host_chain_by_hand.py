@@ -1,4 +1,4 @@
-"""Test what host calls wait for, with a number below and a number above. Times in µs."""
+"""Test which host calls wait, with values just below and above each limit. Times in µs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return kinds of calls of these durations, far apart; calls named `B` and `C` block, others do not."""
+    """Return the kinds of calls with these durations, far apart; calls named `B` and `C` block and others do not."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -74,9 +74,9 @@ def kinds_of(
 def test_launch_is_held_up_if_three_times_the_usual_and_queue_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
-    # No less than 8 µs, whatever is usual,
+    # A queue wait takes at least 8 µs, whatever is usual,
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # and that is what is usual of its name, without those that block.
+    # and longer than is usual for its name, not counting blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
@@ -119,7 +119,7 @@ def test_synchronization_right_behind_a_copy_belongs_to_it(
     rows = np.flatnonzero(events.device == -1)
     found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == kinds
-    # Launches stay launches, whatever they stand behind.
+    # Launches stay launches, whatever event they are nested in.
     found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == [NOT, NOT]
 
@@ -133,7 +133,7 @@ def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
-    """A stream's ops: when they were launched and ended."""
+    """Return a stream's ops with these (launch, end) times."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
     return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
 
@@ -141,7 +141,7 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 def target_of(
     kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
 ) -> tuple[int, float | None]:
-    """The op that a call waited for, and when that ended."""
+    """Return (op, end) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
         [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # what of a part is looked at
@@ -164,7 +164,7 @@ def test_call_waits_for_last_op_ended_before_its_return() -> None:
     assert target_of(SYNC, 20, 95, stream) == (1, 70)
     assert target_of(SYNC, 30, 49, stream) == (NONE, None)
     assert target_of(NOT, 30, 95, stream) == (NONE, None)
-    # The op that ended last over all streams counts.
+    # The op that ended last on all streams counts.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3)) == (3, 92)
     assert target_of(SYNC, 30, 95, given_of((5, 92), first=3), stream) == (3, 92)
 
@@ -181,10 +181,10 @@ def test_call_with_traced_event_waits_for_op_before_its_record() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
     told = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
     assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
-    # It may seem to end within a microsecond after the call returned.
+    # The op's end may be recorded up to a microsecond after the call's return.
     assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
     assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
-    # It does not wait for other streams.
+    # A stream synchronization does not wait for other streams.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
     another = AwaitedOps(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
     assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
@@ -219,7 +219,7 @@ def test_time_before_a_node_is_busy_fetching_or_untraced() -> None:
     )
     before, stop = np.array([0, 30, 60]), np.array([30, 60, 60])
     busy, fetching, untraced = _time_before_nodes(track, no_events, [1, 2, 3], before, stop)
-    assert busy.tolist() == [15, 20, 0]  # stretches shorter than a pause are Python between calls
+    assert busy.tolist() == [15, 20, 0]  # pauses shorter than the limit are Python code between calls
     assert fetching.tolist() == [5, 10, 0]
     assert untraced.before_first_op.tolist() == [10, 0, 0]
     assert untraced.long.tolist() == [0, 0, 0]
@@ -236,9 +236,9 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works beside it for more than a fifth
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works during over a fifth of the wait
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
-    assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # of 7 nothing is known
+    assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events
     assert chain({2: training}, [2, UNKNOWN]) == [2]
 
 
