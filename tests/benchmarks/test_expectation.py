@@ -1,4 +1,4 @@
-"""The scorer of recordings: its verdicts on hand-made answers, and the files of expectations."""
+"""Test the scorer of recordings: its verdicts on hand-made answers, and the files of expectations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _module() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["expectation"] = module  # msgspec looks its annotations up there
+    sys.modules["expectation"] = module  # msgspec resolves the module's annotations there
     spec.loader.exec_module(module)
     return module
 

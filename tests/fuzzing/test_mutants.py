@@ -1,4 +1,4 @@
-"""Mutants of files cause no traceback, no undocumented exit code, and no excessive time or memory."""
+"""Test that mutants of files cause no traceback, no undocumented exit code, and no excessive time or memory."""
 
 from __future__ import annotations
 

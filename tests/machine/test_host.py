@@ -17,8 +17,8 @@ SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 DEVICES = {
     "0000:3d:00.0": f"{SWITCH}/0000:3c:04.0",  # GPU 0, below the same switch as a network card
     "0000:3e:00.0": f"{SWITCH}/0000:3c:08.0",
-    "0000:41:00.0": "pci0000:3a/0000:3a:02.0",  # GPU 1 below another port of the same host bridge
-    "0000:b1:00.0": "pci0000:b0/0000:b0:00.0",  # GPU 2 on the other socket
+    "0000:41:00.0": "pci0000:3a/0000:3a:02.0",  # GPU 1, below a different port of the same host bridge
+    "0000:b1:00.0": "pci0000:b0/0000:b0:00.0",  # GPU 2, on the other socket
 }
 GPUS = tuple(
     Gpu(index=i, name="Example", pci_id=pci, numa_node=node)

@@ -1,4 +1,4 @@
-"""Test predictions on recorded machines: laws for any model, and the physics of these machines."""
+"""Test predictions on recorded machines: laws for any model, and limits of these machines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpudiag.training.strategies.registry import strategies
 from tests.machines import machine
 
 COMPUTE = Compute(forward_ms=6.0, backward_ms=12.0, update_ms=1.5, step_ms=19.5)
-#: Sizes of VGG-16's kind: nearly all bytes in three tensors that are ready first.
+#: Gradients like VGG-16's: almost all bytes are in three tensors that are ready first.
 LARGE = Gradients(
     sizes=(16_384_000, 67_108_864, 411_041_792, *[4_000_000] * 13), compute=COMPUTE, batch_size=64, input_bytes=1 << 20
 )
-#: Those that come into question at all.
+#: All strategies that gpudiag may recommend.
 EVERY = tuple(Candidate(strategy=name) for name, strategy in strategies().items() if strategy.candidates(None))
 MACHINES = ("h200x4", "7gforce", "7gforce-v2", "az-2x-m60", "az-4x-m60", "dgx-1", "patrick-4x")
 
@@ -91,7 +91,7 @@ def _one(candidate: Candidate, model: Gradients) -> Prediction:
 
 
 def test_host_bound_device_hides_communication() -> None:
-    """The same work on the device, in steps that last longer as the host launches slowly."""
+    """The device's work is the same, but steps are longer because the host launches slowly."""
     bound, slow, idle = (
         Gradients(
             sizes=(30_000_000, 60_000_000),
@@ -107,7 +107,7 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """The same bytes: spread over a backward that hides them, or all in front of it, where nothing computes yet."""
+    """The same bytes are either spread over a backward that hides them, or all before it, where nothing is computed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
@@ -136,13 +136,13 @@ def test_stalls_stay_within_bounds(parts: list[tuple[float, float, float]]) -> N
 
 
 def test_nearly_equal_sizes_give_no_slope() -> None:
-    """28.3157 MB in 1532.6 us and 28.3208 MB in 1532.4 us, as measured: 411 MB take their share, not half of it."""
+    """1532.6 us for 28.3157 MB and 1532.4 us for 28.3208 MB were measured; 411 MB must take a proportional time."""
     curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
 
 
 def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
-    """4 GPUs, 92.9 MB in 516 ms, as measured: five buckets of it take what it takes, and half the bytes half of it."""
+    """On 4 GPUs 92.9 MB took 516 ms: five buckets of that total take as long, and half the bytes take half of it."""
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
     nccl, rounded = (
@@ -161,7 +161,7 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """DGX-1: every GPU has four neighbours of seven. Rings of neighbours are what NCCL uses there."""
+    """On a DGX-1 every GPU has direct links to four of the other seven. NCCL uses rings of neighbours there."""
     for devices in (4, 8):
         found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in found["nccl"].reason
@@ -170,7 +170,7 @@ def test_nvlink_ring_suffices_for_peer_access() -> None:
 
 
 def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:
-    """Links through the host carry one way at a time: twice over each link costs what an all-reduce costs there."""
+    """Links through the host carry one direction at a time, so two transfers per link take as long as an all-reduce."""
     model = Gradients(sizes=(50_000_000,) * 8)
     nccl, spread = (
         predict(machine("7gforce"), model, [Candidate(strategy=name)], 2, p2p=False)[0] for name in ("nccl", "ps-gpu")

@@ -1,4 +1,4 @@
-"""Judge recorded measurements of every strategy on 2 H200s with today's predictions (`recorded/SOURCE.md`)."""
+"""Compare recorded measurements of every strategy on 2 H200 with current predictions (`recorded/SOURCE.md`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudiag.training.strategies.predict import finalists_of, predict
 
 HERE = Path(__file__).parent / "recorded"
 WORKLOADS = ("vgg16", "resnet50", "gpt", "mlp")
-#: A mean that is known no better says nothing about a prediction.
+#: A mean with a larger relative error cannot judge a prediction.
 _KNOWN = 0.15
 
 
@@ -62,7 +62,7 @@ def test_regret_is_at_most_2_percent(access: str, workload: str) -> None:
     chosen = judge(msgspec.structs.replace(benchmark, turns=few)).recommended
     fastest = min((label for label in turns if label != INDEPENDENT), key=lambda label: statistics.fmean(turns[label]))
     beside = mean_of([mine / other for mine, other in zip(turns[chosen], turns[fastest], strict=False)])
-    # Where the rounds tell of no difference there is none to regret (mlp with peer access: 8 ± 33 %).
+    # If the rounds show no difference, there is no regret (mlp with peer access: 8 ± 33 %).
     assert beside.value <= 1.02 or beside.low <= 1.0
 
 
@@ -75,7 +75,8 @@ def test_most_steps_are_predicted_within_15_percent() -> None:
 
 
 def test_unmeasured_strategy_is_not_ranked_as_slower() -> None:
-    """ResNet-50 without peer access: two of ten strategies had turns, and NCCL is predicted within 3 % of them."""
+    """For ResNet-50 without peer access two of ten strategies were measured, and NCCL is predicted within 3 % of
+    them."""
     found = judge(_again("off", "resnet50"))
     assert found.verdict == "tie"
     assert {"nccl", found.recommended} <= set(found.tied)

@@ -1,7 +1,7 @@
 """Run the probe programs on this machine's memory and processes, and on a fake CUDA driver.
 
-The fake driver (fake_cuda/) has real memory and copies real bytes, so what is tested is everything but time: which
-paths are measured, that data is verified, and that one failure loses nothing else.
+The fake driver (fake_cuda/) has real memory and copies real bytes. The tests cover everything except time: which paths
+are measured, that data is verified, and that one failure loses no other results.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def test_the_compiled_kernels_are_those_of_the_source() -> None:
 
 
 def test_host_and_device_agree_on_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first words of splitmix64 with seed 0, as its author's program prints them (https://prng.di.unimi.it/).
+    # The first values of splitmix64 with seed 0, as its author's program prints them (https://prng.di.unimi.it/).
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_pattern")
 
@@ -289,7 +289,7 @@ def test_rates_count_only_while_all_flows_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_stopwatch")
 
-    # One flow takes 1 s a copy, the other 2 s for the first and 1 s for the second, alone by then.
+    # One flow takes 1 s per copy. The other takes 2 s for its first copy, and 1 s for the second, which runs alone.
     assert shared.rates_while_all_run([[0, 1, 2], [0, 2, 3]], 10) == [10.0, 5.0]
     rows = iter([[100.0], [10.0], [10.0], [10.0], [10.0], [99.0]])
     settled = shared.repeat_until_settled(lambda: next(rows), least=4, most=9)

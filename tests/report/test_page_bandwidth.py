@@ -1,4 +1,4 @@
-"""The HTML page of bandwidth: one file that loads nothing and executes nothing from files."""
+"""Test the HTML page of bandwidth: it is one file that loads nothing and executes nothing from files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Page(HTMLParser):
-    """Counts elements, and keeps text and everything that could load or run something."""
+    """Count elements, and keep text and everything that could load or run something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The selftest's table in a terminal and as Markdown."""
+"""Test the selftest's table in a terminal and as Markdown."""
 
 from __future__ import annotations
 

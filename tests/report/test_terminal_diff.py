@@ -1,4 +1,4 @@
-"""The terminal report of a difference, at several widths and in color."""
+"""Test the terminal report of a difference, at several widths and in color."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_verdict_is_in_the_first_lines() -> None:
 
 
 def test_small_difference_is_called_noise() -> None:
-    # Five steps each of variance 0.00625: 0.02 ± t(8) sqrt(2 · 0.00625 / 5) = 0.02 ± 2.306 · 0.05.
+    # Both runs have five steps of variance 0.00625: 0.02 ± t(8) sqrt(2 · 0.00625 / 5) = 0.02 ± 2.306 · 0.05.
     diff = compare(run({"compute": 30.0}), run({"compute": 30.02}))
     (first, *rest) = drawn(diff, 120).splitlines()
     assert first.startswith("NO DIFFERENCE  beyond noise: B's step is +0.02 ms, 95 % interval -0.10 to +0.14 ms.")

@@ -170,7 +170,7 @@ def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: 
         _refused(path, UnreadableInputError, "is damaged")
         assert (
             tracemalloc.get_traced_memory()[1] < 3 * size
-        )  # repairing the whole file at once would take 5.6 times as much
+        )  # repairing the whole file would take 5.6 times as much memory
     finally:
         tracemalloc.stop()
 
@@ -265,11 +265,11 @@ def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """10 GB of JSON, spaces in the list of events, in 10 MB of gzip: one packed piece, over and over."""
+    """Return 10 GB of JSON, spaces in the list of events, as 10 MB of gzip: one compressed block, repeated."""
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same bytes every time
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same for each block
     path.write_bytes(first + spaces * 600)
     return path
 

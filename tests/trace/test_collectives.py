@@ -154,7 +154,7 @@ def test_arguments_on_the_host_operator_around_the_launch(tmp_path: Path) -> Non
             launch(5, 1),
             kernel(_NCCL, 100, 9, 1),
             event("cpu_op", "record_param_comms", 30, 20, args=_told("broadcast", **{"In msg nelems": 7})),
-            launch(60, 2),  # after the operator, not in it
+            launch(60, 2),  # after the operator instead of inside it
             kernel(_NCCL, 120, 9, 2),
         ),
     )
@@ -256,7 +256,7 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 )
 def test_processor_share_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
-    # Further facts about the collective may be on the host's operator and not on the kernel.
+    # The host's operator may have further arguments that the kernel lacks.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
     (call,) = trace.collectives
     assert call.processor_share == share

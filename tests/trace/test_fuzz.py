@@ -1,4 +1,5 @@
-"""Read any bytes: the result is a trace with valid columns, or one of gpudiag's errors. Never a traceback."""
+"""Test reading of arbitrary bytes: the result is a trace with valid columns, or one of gpudiag's errors. There is never
+a traceback."""
 
 from __future__ import annotations
 

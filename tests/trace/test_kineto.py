@@ -1,4 +1,4 @@
-"""Read Kineto's JSON of different years and vendors into the same columns."""
+"""Test that Kineto's JSON of different years and vendors gives the same columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading in pieces equals reading whole, for any cut and any layout."""
+"""Test that reading in blocks equals reading the whole file, for any cut and any layout."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_headers_on_both_sides_of_the_events_are_read() -> None:
 
 @pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": "1"},'])
 def test_events_of_all_phases_are_distinguished(broken: str) -> None:
-    """Test decoding all at once, and one by one if one event is malformed."""
+    """Decode all events at once, and one by one if one is malformed."""
     others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")
     last = '{"name": "no phase", "ts": 2}, {"ts": 1, "ph": "X"}'
     decoded = decode_whole(f'{{"traceEvents": [{others}, {broken} {last}]}}'.encode(), "x", Repairs())
@@ -102,7 +102,7 @@ def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> 
     (expected,) = read_traces([path])
     for piece in (5_000, 40_000, 1 << 30):
         monkeypatch.setattr(unpack, "_PIECE", piece)
-        events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # no need to read whole
+        events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # without a second reading
         assert len(events) == len(expected.events) + 1  # the profiler's own span
         (trace,) = read_traces([path])
         assert trace.events.names == expected.events.names

@@ -1,4 +1,4 @@
-"""Read real traces of several years, vendors and kinds with known content."""
+"""Test real traces of several years, vendors and kinds with known content."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_four_ranks_of_h200s(run: str) -> None:
             row for row in kernels if is_communication_kernel(table.name_of(row))
         ]
         assert {call.group_ranks for call in trace.collectives} == {(0, 1, 2, 3)}
-    # Recorded at the same time on one host: the absolute times overlap.
+    # The traces were recorded at the same time on one host, so their absolute times overlap.
     assert max(trace.origin_ns for trace in traces) - min(trace.origin_ns for trace in traces) < 10**8
 
 
@@ -183,7 +183,7 @@ def test_cut_down_traces_agree_with_full_ones(
 
 
 def _absolute(trace: Trace, *kinds: EventKind) -> Counter[tuple[int, ...]]:
-    """Count the rows of these events, with all columns but names, in absolute time."""
+    """Count the rows of these events, by all columns except names, in absolute time."""
     table, rows = trace.events, trace.events.rows_of(*kinds)
     columns = (
         table.kind[rows],

@@ -1,4 +1,4 @@
-"""Find trace files in every common directory layout."""
+"""Test that trace files are found in every common directory layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unpack files in pieces of any size, and check limits."""
+"""Test decompression of files in blocks of any size, and its limits."""
 
 from __future__ import annotations
 

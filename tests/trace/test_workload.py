@@ -1,4 +1,4 @@
-"""Read the workload, the framework and unread accelerators from a trace."""
+"""Test that the workload, the framework and unread accelerators are read from a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test module times, on recordings in which they are known."""
+"""Test module times on recordings with known times."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def by_path(found: Modules) -> dict[str, ModuleTime]:
 
 
 def check_truth(found: Modules) -> None:
-    """The times of `tests.trace.marked_modules`, per step in ms."""
+    """Check the times of `tests.trace.marked_modules`, in ms per step."""
     times = by_path(found)
     assert list(times) == ["", "a", "b"], "as they were called"
     for path, (forward_us, back_us) in TAKES.items():
@@ -77,7 +77,8 @@ def test_module_times_are_per_device(tmp_path: Path) -> None:
 def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
     found = modules_of(read_one(tmp_path, job(devices=False)))
     times = by_path(found)
-    # aten::linear 50 with what is in it; add 10; detach 1 and addmm 40: nothing of backward, which another thread runs.
+    # aten::linear takes 50 with its nested calls; add takes 10; detach 1 and addmm 40 do not count, nor does backward
+    # on a different thread.
     assert times["a"].own_forward_ms == near(0.05)
     assert times[""].own_forward_ms == near(0.01)
     assert times["b"].own_forward_ms == near(0.041)
@@ -87,7 +88,7 @@ def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
 
 
 def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) -> None:
-    """A module enqueues a collective and waits for it in another operator, as with FSDP."""
+    """A module enqueues a collective and waits for it in a second operator, as with FSDP."""
     events = []
     for number in range(STEPS):
         at = number * STEP_US
@@ -141,7 +142,7 @@ def test_no_modules_without_marks(tmp_path: Path) -> None:
     assert summarise_modules(timeline, told) == Modules(reason="torch.compile has compiled it")
 
 
-#: A call: which of the modules it has in it, and how long its own operator and that one's backward take.
+#: A call: its nested modules, and the time of its operator and of the operator's backward.
 CALLS = st.recursive(
     st.tuples(st.just(()), st.integers(1, 9), st.integers(0, 9)),
     lambda inner: st.tuples(st.lists(inner, max_size=3).map(tuple), st.integers(0, 9), st.integers(0, 9)),
@@ -166,7 +167,7 @@ def test_module_time_includes_modules_below(calls: list[Any], on_gpu: bool, outs
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:
-    """Three steps of these calls, and what a step's operators, or kernels, take in µs."""
+    """Draw three steps of these calls, and the time in µs of a step's operators or kernels."""
     builder = TraceBuilder()
     names: list[Module] = []
     work: list[tuple[str, int, bool]] = []

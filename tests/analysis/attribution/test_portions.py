@@ -43,7 +43,8 @@ def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[
 
 
 def test_a_step_by_hand() -> None:
-    """compute [0, 4) gemm, [2, 6) relu on another stream; all_reduce [5, 9), joined at 7 by the other rank."""
+    """A gemm runs in [0, 4), and a relu in [2, 6) on a second stream. An all_reduce runs in [5, 9), which the other
+    rank joins at 7."""
 
     def body(arrival: int) -> TraceBuilder:
         trace = TraceBuilder(rank=int(arrival == 7), world_size=2, unit_ns=1_000_000)
@@ -116,7 +117,7 @@ def test_hidden_op_is_counted_without_time() -> None:
 
 
 def test_communication_copies_and_host_have_portions() -> None:
-    """The host is at it from 4 to 12, its copy runs from 5 to 7, and two more collectives beside each other."""
+    """The host works from 4 to 12, its copy runs from 5 to 7, and two further collectives overlap."""
     trace = TraceBuilder(unit_ns=1_000_000)
     for step in range(4):
         trace.step(20 * step).compute(0, 4).annotation(4, 12, "gpudiag.exchange")

@@ -1,4 +1,4 @@
-"""Test that differences add up at every level, and swap sign with the runs."""
+"""Test that differences sum at every level, and change sign if the runs are exchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 def test_changes_add_up_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
-    # Rounding: sums of figures up to 1e4 ms are exact to some 1e-11 ms; a nanosecond is 1e-6 ms.
+    # Sums of figures up to 1e4 ms have a rounding error of about 1e-11 ms; a nanosecond is 1e-6 ms.
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(step.difference_ms, abs=1e-8)
     assert diff.unattributed_ms == pytest.approx(0, abs=1e-8)
     assert fsum(one.before_ms for one in diff.buckets) == pytest.approx(step.before_ms)

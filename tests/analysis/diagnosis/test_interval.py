@@ -172,9 +172,9 @@ def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
     [
         (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the estimate to twice the measured limit
         (1270, 2000, (500, 2540)),
-        (1270, 0, (635, 2540)),  # of no time for an event nothing is known
-        (3000, 4000, (1000, 5000)),  # never more than 5 µs
-        (6000, 4000, (1000, 6000)),  # but where it is taken to be more already
+        (1270, 0, (635, 2540)),  # the time per event is unknown
+        (3000, 4000, (1000, 5000)),  # at most 5 µs
+        (6000, 4000, (1000, 6000)),  # unless the estimate is higher
     ],
 )
 def test_it_may_have_cost_half_or_twice_as_much(per_event_ns: float, busy: float, costs: tuple[float, float]) -> None:
@@ -222,8 +222,8 @@ def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
     [
         ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
         ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
-        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # known less well of three
-        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # never more than a factor e
+        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # three steps give a less certain estimate
+        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # at most a factor of e
     ],
 )
 def test_cpu_processes_drift_by_so_many_times_their_scatter(steps: tuple[float, ...], drift: float) -> None:

@@ -42,10 +42,10 @@ def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str,
     ("amounts", "instead", "stays"),
     [
         ((10.0, 9.0), (), [True, True]),
-        ((9.0, 9.1), (), [True, True]),  # as good as first
-        ((8.0, 10.0), (), [False, True]),  # another is first by far
-        ((8.0, 10.0), ("waste",), [True, True]),  # which would do instead
-        ((5.0, 4.0), (), [False, False]),  # other amounts
+        ((9.0, 9.1), (), [True, True]),  # as good as the first
+        ((8.0, 10.0), (), [False, True]),  # the second is first by far
+        ((8.0, 10.0), ("waste",), [True, True]),  # but the first is an alternative to it
+        ((5.0, 4.0), (), [False, False]),  # different amounts
     ],
 )
 def test_a_finding_stays_with_its_amount_and_the_first_with_its_place(

@@ -65,8 +65,8 @@ def unlike(**at: float) -> list[float]:
         (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
-        (unlike(s3=30, s6=16), range(1, 9)),  # two are too few to be told from
-        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter are no exception
+        (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
+        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter of the steps are not outliers
     ],
 )
 def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range) -> None:

@@ -162,8 +162,8 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     [
         (20, 20, 80, True),
         (20, 20, 78.1, True),
-        (20, 20, 78, False),  # both save 2 % more than either alone
-        (20, 10, 79, False),  # fixing one suffices, fixing the other does not
+        (20, 20, 78, False),  # removing both saves 2 % more than either alone
+        (20, 10, 79, False),  # fixing the first is enough, but not the second
         (5, 5, 95, True),
         (4.9, 4.9, 95.1, False),  # neither is worth fixing
     ],

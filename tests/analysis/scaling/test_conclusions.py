@@ -1,4 +1,4 @@
-"""Test speedup, waterfall, fit and forecast against values computed by hand."""
+"""Test speedup, waterfall, fit and forecast with values computed by hand."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
         2: Estimate(value=40, low=36, high=44, freedom=freedom),
     }
     low, high = fit(steps).range_of(lambda cost: cost.step_ms(2))
-    # Of 400 draws, ten are beyond either end.
+    # Ten of 400 draws are outside each end of the interval.
     assert low == pytest.approx(36, abs=1.2)
     assert high == pytest.approx(44, abs=1.2)
 
@@ -170,7 +170,7 @@ def test_forecasts_within_the_machine() -> None:
 
 
 def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
-    # 100 MB over 10 GB/s: 20 ms between many machines, as much as backward hides.
+    # 100 MB over 10 GB/s take 20 ms between many machines, which backward can hide entirely.
     found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert found is not None
     last = found.forecasts[-1]
@@ -189,7 +189,7 @@ def test_durations_count_samples_and_say_the_batch() -> None:
 
 
 def test_voxels_count_once() -> None:
-    """8.1 teravoxels at 8.8 million voxels a second take 256 hours, and not 25.7."""
+    """8.1 teravoxels at 8.8 million voxels per second take 256 hours rather than 25.7."""
     point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
     (one,) = durations([point], Wanted(voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000}))
     assert one.hours == pytest.approx(255.7, abs=0.1)
@@ -229,7 +229,7 @@ def test_odd_gpu_is_named_instead_of_its_pair() -> None:
         links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
     )
     pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
-    # The pair with the slow GPU is compared with its own two, of which one can only wait for the other.
+    # The pair with the slow GPU is compared with its two GPUs measured alone, because the faster one waits.
     assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
     assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]

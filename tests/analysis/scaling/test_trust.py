@@ -1,8 +1,8 @@
-"""Test conclusions with untrusted baselines, and intervals widened by starts.
+"""Test conclusions from untrusted baselines, and intervals that cover the scatter between starts.
 
-`uneven-host.json`: points and parts of steps of ResNet-50 and VGG-16 on 4 H200s, as `gpudiag scale resnet50 vgg16
---precision bf16 --memory-format nhwc --seconds 2` measured them on 2026-11-22 on a slow and uneven host. ResNet-50's
-step was the host's; efficiencies of 118 and 132 % and a waterfall with a rest of 56 % came of it.
+`uneven-host.json` has points and step parts of ResNet-50 and VGG-16 on 4 H200, measured by `gpudiag scale resnet50
+vgg16 --precision bf16 --memory-format nhwc --seconds 2` on 2026-11-22 on a slow and uneven host. The host limited
+ResNet-50's step, which led to efficiencies of 118 and 132 % and a waterfall with 56 % unexplained.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def started(devices: int, *steps_ms: float, **given: object) -> PointRecord:
 
 
 def test_intervals_cover_the_scatter_of_starts() -> None:
-    """Two starts, 1 % apart on average, each known to 1 %."""
+    """Two starts differ by 1 % on average, and each is known to 1 %."""
     points = [started(n, 30.0 * n, 30.0 * n * (1 + apart)) for n, apart in ((1, 0.01), (2, -0.01), (4, 0.012))]
     for point in with_scatter(points):
         rates = [start.samples_per_s for start in point.starts]

@@ -22,7 +22,8 @@ TRANSFER = BUCKETS.index("communication_transfer")
 def job(
     arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
 ) -> list[TraceBuilder]:
-    """Ranks with one all-reduce per step that each enters at its own time (µs) and all leave at 20 000."""
+    """Make ranks with an all-reduce per step, which each rank enters at a different time (µs) and all leave at 20
+    000."""
     noise = np.random.default_rng(5)
     lengths = noise.integers(0, 900, steps)
     builders = []
@@ -56,7 +57,7 @@ def test_all_ranks_wait_for_the_last_one(clocks_ns: list[int] | None) -> None:
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """Two groups of two; the clock of rank 3 is 4 ms ahead, which only rank 2 can tell."""
+    """There are two groups of two ranks; the clock of rank 3 is 4 ms ahead, which only rank 2's collectives show."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -72,7 +73,7 @@ def test_separate_components_of_clocks_are_aligned() -> None:
 
 
 def test_two_devices_of_one_process_share_its_clock() -> None:
-    """The second device takes part in no collective; its clock is off as the first's is."""
+    """The second device has no collectives; its clock offset equals that of the first."""
     reference, other = (
         TraceBuilder(rank, world_size=2).steps(
             6, 30_000, lambda s: s.on(0).compute(0, 100).collective(5_000, 20_000, ranks=(0, 1)).on(1).compute(0, 100)
@@ -97,7 +98,7 @@ def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
 
 
 def test_several_groups_of_one_process() -> None:
-    """Tensor-parallel pairs within the step, a data-parallel all-reduce at its end."""
+    """Tensor-parallel pairs communicate within the step, and a data-parallel all-reduce ends it."""
     traces = []
     for rank in range(4):
         pair = (0, 1) if rank < 2 else (2, 3)
@@ -113,7 +114,7 @@ def test_several_groups_of_one_process() -> None:
 
 
 def test_a_broadcast_whose_root_leaves_early() -> None:
-    """The root does not wait for the others; they wait for it if it is late."""
+    """The root does not wait for other ranks; they wait for a late root."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -180,7 +181,7 @@ def test_captures_that_end_early_and_lose_some_in_the_middle() -> None:
 
 
 def test_clocks_of_unknown_origin() -> None:
-    """Files without baseTimeNanoseconds: each clock starts anywhere."""
+    """The files lack baseTimeNanoseconds, so each clock has an arbitrary start."""
     builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
     traces = [replace(builder.build(), origin_ns=0) for builder in builders]
     timeline = build_timeline(traces)
@@ -190,7 +191,7 @@ def test_clocks_of_unknown_origin() -> None:
 
 
 def test_gloo_order_differs_between_worker_threads() -> None:
-    """Two threads run the collectives; which of two starts first is chance."""
+    """Two threads run the collectives in either order."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -220,7 +221,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the clocks' residual leaves open who came last
+        return  # the residual of the clocks is too large to say who arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

@@ -1,4 +1,4 @@
-"""Test the share of a recording that the analysed steps represent, and its warning."""
+"""Test the share of a recording that the analysed steps represent, and the warning about it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_cpu_process_is_covered_by_its_operators() -> None:
 
 
 def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
-    """Operators of the training thread are short, and in the analysed steps there are none at all."""
+    """Operators of the training thread are short, and the analysed steps have none."""
     trace = TraceBuilder(0, world_size=2, unit_ns=NS_PER_MS).operator(-20, -19)
     for at in (100, 200, 300, 400, 500):
         trace.step(at).gloo(2, 42, ranks=(0, 1))
@@ -81,12 +81,12 @@ def test_remedy_depends_on_marks() -> None:
 
 
 def test_below_seventy_percent_the_outside_work_is_reported() -> None:
-    """The last step of 9 ms and the work after it count as one step at most."""
+    """The last step of 9 ms and the work after it count as at most one step."""
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message
-    assert partial(recording(47)) == []  # 82 of 117 ms
-    assert len(partial(recording(48))) == 1  # 82 of 118 ms
+    assert partial(recording(47)) == []  # covers 82 of 117 ms
+    assert len(partial(recording(48))) == 1  # covers 82 of 118 ms
 
 
 def test_the_least_covered_rank_decides() -> None:
@@ -124,7 +124,7 @@ def test_no_compute_bound_finding_from_a_single_step(before: int, *, concluded: 
 
 
 def test_a_single_range_at_the_end_of_a_long_recording_is_said_to_be_a_part_of_it() -> None:
-    """PARAM's AlexNet: all device work lies in one range of 12.9 s, and 30 s of setting up before it."""
+    """In PARAM's AlexNet all device work is in one range of 12.9 s, after 30 s of setup."""
     (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
     (message,) = [one.message for one in build_timeline([trace]).validity if one.code == "partial-coverage"]
     assert "12920.2 ms of the 43424.3 ms" in message

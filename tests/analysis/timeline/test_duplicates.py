@@ -1,4 +1,4 @@
-"""Test which traces repeat a rank."""
+"""Test which traces are duplicates of a rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ORIGIN_NS = 10**18
 
 
 def recording(rank: int, longer: int = 0, *, origin_ns: int = ORIGIN_NS) -> TraceBuilder:
-    """Steps with more kernels than durations tell one recording from another, each as long as no other."""
+    """Make steps with more kernels than are needed to identify a recording, each of a different length."""
     trace = TraceBuilder(rank, world_size=2, origin_ns=origin_ns)
     for step in range(4):
         trace.step(step * 100_000)

@@ -1,4 +1,4 @@
-"""Test host threads, launches and tracks with a few calls, a µs below and above each boundary."""
+"""Test host threads, launches and tracks with a few calls, a µs below and above each limit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_synchronization_and_waiting_in_communication_block() -> None:
     assert us(found[1].blocked) == [(20, 50)]
     assert us(found[2].blocked) == [(70, 80)]
     assert us(found[1].busy) == [(0, 90)]
-    # An executor's call that is an exchange is a wait, and not busy.
+    # An executor's call that communicates is a wait rather than work.
     built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
     role[built.events.kind == EventKind.RUNTIME] = Role.COMMUNICATION
@@ -72,7 +72,7 @@ def test_synchronization_and_waiting_in_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # put aside by the driver: begun when its call had returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # deferred by the driver: the copy starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
@@ -176,7 +176,7 @@ def test_training_thread_operators_stand_in_for_device_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """Return the ranks that traces with these ranks get, and their notes."""
+    """Return the ranks assigned to traces with these ranks, and the notes about them."""
     traces = [
         replace(TraceBuilder(rank).steps(4, 100, lambda one: one.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)
@@ -225,7 +225,7 @@ def test_host_collectives_belong_to_the_first_track() -> None:
 
 
 def test_time_is_linear_in_threads() -> None:
-    """Searching all events for each thread would take 10,000 million comparisons."""
+    """A search of all events for each thread would take 10 billion comparisons."""
     threads = 50_000
     thread = np.tile(np.arange(threads), 4)
     start = np.arange(len(thread), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Test that only communication of a single participant becomes compute, copies and host work."""
+"""Test that communication of a single participant becomes compute, copies and host work."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_without_a_world_and_without_collectives_one_device_is_alone() -> None:
         (0, 2, ()),
         (0, 2, (0, 1)),
         (0, None, (0, 1)),
-        (0, None, ()),  # a group that is not known may be of ranks whose traces are not here
-        (1, None, (1,)),  # where there is a second rank, there is a first
+        (0, None, ()),  # an unknown group may include ranks without traces
+        (1, None, (1,)),  # if there is a second rank, there is a first
     ],
 )
 def test_trace_that_mentions_other_ranks_keeps_its_communication(

@@ -1,4 +1,4 @@
-"""Test the steps that are kept for drawing, of a real job with a straggler."""
+"""Test which steps are kept for drawing, in a real job with a straggler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 @pytest.fixture(scope="module")
 def late() -> StepView:
-    """Two steps, in which rank 2's loader comes 40 ms late."""
+    """Return two steps in which rank 2's loader is 40 ms late."""
     _, step = analyze_with_step([TRACES / "slow_loader_rank2"])
     assert step is not None
     return step
@@ -42,7 +42,7 @@ def test_straggler_is_named_by_the_waiting_ranks(late: StepView) -> None:
 
 
 def test_work_of_the_straggler_has_a_name(late: StepView) -> None:
-    """It recorded nothing: that is no blank, but taken for its input; and it is a part of what is idle."""
+    """The straggler's untraced time is shown as its input, and is part of its idle time."""
     silent = {}
     for rank in late.ranks:
         (track,) = (track for track in rank.tracks if track.kind == "buckets")
@@ -67,7 +67,7 @@ def test_other_steps_are_kept_with_the_same_names(late: StepView) -> None:
 
 
 def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
-    """Steps of so many µs, in each a kernel and an all-reduce to which rank 0 comes late."""
+    """Make steps of these µs, each with a kernel and an all-reduce that rank 0 enters late."""
     traces = []
     for rank in range(ranks):
         trace = TraceBuilder(rank, world_size=ranks)
@@ -121,7 +121,7 @@ def view_of(*traces: Trace) -> StepView:
 
 
 def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
-    """(name, start and length in µs, colour, depth) of all spans of these rows."""
+    """Return (name, start and length in µs, colour, depth) of all spans of these rows."""
     return [
         (view.names[name], start // 1000, length // 1000, colour, depth)
         for track in view.ranks[rank].tracks
@@ -133,7 +133,7 @@ def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int,
 
 
 def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> None:
-    """An operator is 0, a range 1, a call of the runtime 2; what goes over an edge of the step is in both."""
+    """An operator has depth 0, a range 1 and a runtime call 2; a span that crosses a step's edge is in both steps."""
 
     def step(trace: TraceBuilder) -> None:
         trace.annotation(10, 100, "deep").operator(20, 90, "deeper").runtime(30, 80, "call").operator(40, 50, "hidden")
@@ -212,7 +212,7 @@ def test_long_names_are_cut_and_known_once() -> None:
 
 
 def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
-    """Steps of `length` µs with a collective after each of which rank 0 is late by so much, one after the other."""
+    """Make steps of `length` µs, each with collectives in sequence for which rank 0 is late by these µs."""
     traces = []
     for rank in range(ranks):
 

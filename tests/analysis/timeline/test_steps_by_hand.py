@@ -1,4 +1,4 @@
-"""Test steps from launches, and windows cut to common steps, with a few numbers."""
+"""Test steps found in launches, and windows cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Steps found in launches of kernels of these names, one each 10 ns, from row 5 on; seven on thread 3 and so on."""
+    """Return the steps found in launches of kernels with these names, one per 10 ns, from row 5 on; seven on thread
+    3."""
     count = len(launched)
     events: Any = SimpleNamespace(
         start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
@@ -36,15 +37,15 @@ def starts(launched: str) -> list[int] | None:
         ("abxyzxyzxyz", [2, 5, 8]),
         ("ab" * 3, [0, 2, 4]),
         ("ab" * 2 + "a", None),  # fewer than six launches
-        ("abcd" * 2, None),  # twice is no pattern
-        ("aaaaaaaa", None),  # nor is what comes each time
-        ("aabaabaab", [2, 5, 8]),  # `a` comes twice in a step: now one, now two apart
-        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # and here each half of a step
+        ("abcd" * 2, None),  # two repetitions are no pattern
+        ("aaaaaaaa", None),  # nor is a name that never changes
+        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
+        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # here each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),
         ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # less than half of the capture
         ("z" * 23 + "abcdefgabcdefgabcdefg", None),
-        ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # two more or fewer are the same
+        ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # the period may differ by two launches
         ("abcdef" + "abcdxxxef" + "abcdef" + "abcdef", None),
         ("", None),
     ],
@@ -74,7 +75,7 @@ def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
 
 
 def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut windows to common steps, for tracks with these step numbers; step n is from 10 n to 10 (n + 1)."""
+    """Cut windows to common steps, for tracks with these step numbers; step n lasts from 10 n to 10 (n + 1)."""
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]
@@ -88,7 +89,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
     assert cut([1, 2], [3, 4]) == [([10, 20, 30], [1, 2]), ([30, 40, 50], [3, 4])]
     assert cut([1, 2], [], [1]) == [([10, 20, 30], [1, 2]), ([], []), ([10, 20], [1])]
     assert cut([1, 2]) == [([10, 20, 30], [1, 2])]
-    # One that skips what the others have is left as it is, and so are they.
+    # A track that skips the others' steps is unchanged, and so are the others.
     assert cut([1, 9], [2, 3, 4]) == [([10, 90, 100], [1, 9]), ([20, 30, 40, 50], [2, 3, 4])]
 
 
@@ -99,7 +100,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
         ([0, 10, 20], [10, 20], [6]),
         ([0, 10], [0, 10], [5]),
         ([0], [0, 99], [5]),
-        ([0, 10, 10, 20], [10, 20], [6]),  # a step that begins when the next does is none
+        ([0, 10, 10, 20], [10, 20], [6]),  # a step of length zero does not count
         ([200], [200, 201], [5]),
     ],
 )

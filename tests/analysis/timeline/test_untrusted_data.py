@@ -1,4 +1,4 @@
-"""Test that broken recordings are named and give no certain cause, and that sound ones pass."""
+"""Test that damaged recordings are reported and give no certain cause, and that intact ones pass."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_clocks_an_hour_apart_are_not_another_run() -> None:
 
 
 def test_one_launch_of_many_kernels_loses_none() -> None:
-    """A CUDA graph: all kernels of a step share one launch, and the calls that were replaced are gone."""
+    """With a CUDA graph all kernels of a step share one launch, and the replaced calls are missing."""
     (trace,) = Job(ranks=1, step=DDP, steps=8).traces()
     events = trace.events
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.role == Role.LAUNCH))

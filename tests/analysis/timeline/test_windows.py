@@ -1,4 +1,4 @@
-"""Steps, and the device windows cut from them."""
+"""Test steps, and the device windows cut from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def track_of(trace: TraceBuilder | Trace) -> DeviceTrack:
 
 
 def windows(track: DeviceTrack) -> list[tuple[int, int, int]]:
-    """(step number, begin, end) in microseconds."""
+    """Return (step number, begin, end) in microseconds."""
     bounds = (track.bounds // NS_PER_US).tolist()
     return list(zip(track.window_steps.tolist(), bounds[:-1], bounds[1:], strict=True))
 
@@ -39,7 +39,7 @@ def test_first_and_last_step_are_left_out() -> None:
 
 
 def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
-    """The host is one and a half steps ahead: step k's kernels run while the host is in k + 1 or k + 2."""
+    """The host is one and a half steps ahead: step k's kernels run while the host is in step k + 1 or k + 2."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step).compute(150, 240)
@@ -71,7 +71,7 @@ def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
 
 
 def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
-    """Return marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
+    """Return marked steps of 100 µs with this many ops of 20 µs each; the host runs ahead of the device."""
     trace = TraceBuilder()
     if before:
         trace.compute(-20, 20, launch=None)
@@ -91,7 +91,7 @@ def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark_else_th
 
 
 def test_two_of_three_steps_hold_their_own_waits_for_data() -> None:
-    """Cut at their first ops, the first would hold the second's wait, and the second none."""
+    """If cut at their first ops, the first window would contain the second step's wait, and the second window none."""
     trace = TraceBuilder()
     for begin, wait in ((0, 40), (60, 20), (100, 70)):
         trace.step(begin).loader(0, wait).compute(wait, wait + 25, launch=wait)
@@ -115,7 +115,7 @@ def test_last_step_that_is_not_whole_is_left_out() -> None:
 
 
 def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
-    """Its first op starts 30 µs after its launch: something that was not recorded was in the way."""
+    """Its first op starts 30 µs after its launch because of work that was not recorded."""
     trace = TraceBuilder()
     for number, ops in enumerate((2, 2, 1)):
         trace.step(200 * number).compute(50, 70, launch=(10, 20)).operator(91, 150)
@@ -132,7 +132,7 @@ def test_both_steps_of_a_published_recording_of_two_are_used() -> None:
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
-    """So many layers of two kernels of 10 µs each."""
+    """Add this many layers of two kernels of 10 µs each."""
     for layer in range(count):
         begin = 20 * layer
         trace.compute(begin, begin + 9, "gemm", launch=begin).compute(begin + 10, begin + 19, "norm", launch=begin + 10)
@@ -143,7 +143,7 @@ def test_repeated_layers_within_one_range_are_one_step() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).annotation(0, 250, "forward").build()])
     (track,) = timeline.tracks
     assert (track.steps.source, windows(track)) == ("range", [(0, 0, 239)])
-    assert timeline.unit == "recording"  # of a range that does not repeat it is not known that it is a step
+    assert timeline.unit == "recording"  # a range that does not repeat may not be a step
 
 
 def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
@@ -153,7 +153,7 @@ def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
 
 
 def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
-    """A range of each forward pass holds a third of the step's launches; the range inside it is no step."""
+    """The range of each forward pass has a third of the step's launches; the nested range is not a step."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -164,7 +164,7 @@ def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
 
 
 def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
-    """As of collectives, of which each step has several: between them more is launched and less."""
+    """The ranges are of collectives, of which a step has several, with unequal numbers of launches between them."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(400 * step, mark=None)
@@ -178,7 +178,7 @@ def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
 
 
 def test_calls_of_the_whole_model_are_steps() -> None:
-    """As recorded with stacks; calls of its layers lie inside them."""
+    """The trace has stacks; calls of the model's layers are nested."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -198,7 +198,7 @@ def test_steps_of_very_different_length_keep_their_own() -> None:
 
 
 def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None:
-    """An evaluation step on the host, in the middle."""
+    """An evaluation step on the host is in the middle."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step)
@@ -252,7 +252,7 @@ def test_without_marks_and_optimizer_a_repeating_pattern_is_found() -> None:
 
 
 def test_a_pattern_of_kernels_alone_is_found() -> None:
-    """Every launch call has the same name: only the kernels tell where the pattern begins again."""
+    """All launch calls have the same name, so only the kernels show where the pattern repeats."""
     trace = TraceBuilder()
     for step in range(8):
         trace.step(100 * step, mark=None)
@@ -326,7 +326,7 @@ def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
     st.integers(0, 60),
 )
 def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
-    """Whatever the lengths of steps and ops and however far the host is ahead: no gap and no overlap."""
+    """Windows have no gaps and no overlaps, for any lengths of steps and ops and any lead of the host."""
     trace, at = TraceBuilder(), 0
     for length, duration, kernels in steps:
         trace.step(at)
@@ -342,7 +342,8 @@ def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
 
 
 def test_the_timeline_grows_linearly() -> None:
-    """Four times the steps: the same work per step. Counted in calls of Python and NumPy, not in seconds."""
+    """Four times as many steps take the same work per step. Work is counted in calls of Python and NumPy instead of
+    seconds."""
     import cProfile
     import pstats
 

@@ -1,4 +1,4 @@
-"""gpudiag's tracks equal the attribution; rows have only nested or disjoint events."""
+"""Test that exported tracks equal the attribution, and that rows have only nested or disjoint events."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_gpudiag_tracks_equal_the_attribution() -> None:
 
 
 def test_one_clock() -> None:
-    """All ranks leave an all-reduce together, so its kernels end together in the export model."""
+    """All ranks leave an all-reduce at the same time, so its kernels end together in the export model."""
     groups = [group for group in exported_job("clean").export_model.groups if group.device is not None]
     ends = []
     for group in groups:

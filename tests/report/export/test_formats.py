@@ -1,4 +1,4 @@
-"""Every format keeps the number and total duration of events per line."""
+"""Test that every format keeps the number and total duration of events per line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHADOW = "gpu_user_annotation"
 
 
 def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Return (on a device, stream or thread) → (events, total ns) of PyTorch's JSON."""
+    """Return (device, stream or thread) → (events, total ns) of PyTorch's JSON."""
     events = json.loads(gzip.decompress(rank_file.read_bytes()))["traceEvents"]
     lines: dict[tuple[bool, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for event in events:

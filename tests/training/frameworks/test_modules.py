@@ -1,4 +1,4 @@
-"""Marks of module calls in full traces, which leave the training unchanged."""
+"""Test marks of module calls in full traces; marking leaves the training unchanged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def calls(trace: Trace) -> list[str]:
-    """Return paths of marked calls in the first step, in order; recomputed ones in backward are labelled."""
+    """Return the paths of marked calls in the first step, in order; calls recomputed in backward are labelled."""
     work, events = trace.modules, trace.events
     assert work is not None
     end = events.end_ns[trace.step_marks[0].row[0]]

@@ -1,4 +1,4 @@
-"""Processes of one node, started as TensorFlow's are: their variables, and the named culprit of a failure."""
+"""Test processes of one node, started as TensorFlow needs: their variables, and the process named in a failure."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_empty_visible_devices_stay_empty() -> None:
     assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["", ""]
 
 
-#: Rank 0 does not care for SIGTERM, as TensorFlow's preemption notifier does not.
+#: Rank 0 ignores SIGTERM, as TensorFlow's preemption notifier does.
 _ONE_CRASHES = f"""
 import os, signal, time
 if os.environ["RANK"] == "0":

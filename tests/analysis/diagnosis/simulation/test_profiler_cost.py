@@ -127,9 +127,9 @@ USUAL = [10.0] * CALLS
         ([20.0] * CALLS, 2.0, 2.0),
         ([15.0] * CALLS, 1.5, 1.5),
         ([14.9] * CALLS, 1.49, 1.0),
-        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one place
-        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the parts
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one more than half
+        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one section
+        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
@@ -206,15 +206,15 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # 20.02 ms
-        (24.76, 0, 1250),  # within 1 % of the 25 ms that it is already
+        (20.0, 0, 2495),  # gives 20.02 ms
+        (24.76, 0, 1250),  # within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # 27.972 ms
-        (35.0, 0, 7.5),  # no cost at all, to a thousandth
-        (20.0, 22, 1939.5),  # a hundredth, and a thousandth of it, above where the device sets the pace
-        (5.0, 0, 4972),  # at most twice the most seen, 10 ms
+        (28.0, 0, 507),  # gives 27.972 ms
+        (35.0, 0, 7.5),  # zero overhead, within a thousandth
+        (20.0, 22, 1939.5),  # above the device's 22 ms by a hundredth, and a thousandth of it
+        (5.0, 0, 4972),  # at most twice the highest measured overhead, which gives 10 ms
     ],
 )
 def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
@@ -238,9 +238,9 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
 @pytest.mark.parametrize(
     ("host_ms", "cost"),
     [
-        ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # all work 5 ms longer than timed
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the one in the middle of the three
-        ({4: 26.0, 5: 30.0}, 1250),  # of two the lower: it was timed to take longer
+        ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts
+        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts: it took longer in unprofiled steps
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
         ({6: 40.0}, 2500),

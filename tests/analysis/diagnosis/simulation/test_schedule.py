@@ -161,8 +161,8 @@ def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
     [
         ([0] * 5 + [1] * 4, [5, 9], True),
         ([0] * 4 + [1] * 4, [1, 3], False),  # few ops
-        ([0] * 9, [1, 3], False),  # none of the second step
-        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # what comes late of the first step ends with the second
+        ([0] * 9, [1, 3], False),  # no op of the second step
+        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # late ops of the first step end with the second
         ([0] * 5 + [1] * 3 + [2], [5, 8], True),
     ],
 )

@@ -75,8 +75,8 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
     [
         (20, 500, 1),  # the wait is for ops launched before the call,
         (11, 500, 1),
-        (10, 500, None),  # a call before the launch of another op is that one's
-        (20, 400, 1),  # of that the last that had ended
+        (10, 500, None),  # a call before the launch of a different op belongs to that op
+        (20, 400, 1),  # and the latest of them that had ended
         (20, 399, 0),
         (20, 200, 0),
         (20, 199, None),
@@ -198,8 +198,8 @@ def known(
     [
         (20, 15, 500, [1]),
         (30, 15, 500, [1]),
-        (31, 15, 500, None),  # of the stream nothing is launched after
-        (20, 15, 399, [1]),  # it may seem to end a microsecond later
+        (31, 15, 500, None),  # nothing is launched on the stream after it
+        (20, 15, 399, [1]),  # its end may be recorded a microsecond later
         (20, 15, 398.9, [0]),
         (20, UNKNOWN, 399, [0]),
         (20, UNKNOWN, 400, [1]),
@@ -262,7 +262,7 @@ def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> 
     """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20."""
     none = NO_NUMBER
     assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
-    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the one that waits
-    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # launched no earlier
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the waiting stream
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # with a launch that is no earlier
     assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
     assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]

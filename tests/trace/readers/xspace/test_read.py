@@ -52,7 +52,7 @@ def test_steps_waits_and_input_are_found(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if track.rank == 0 else 0
         assert means["communication_wait"] == waits
-        # 300 µs in the all-reduce, and then the executor's wait until the function ends.
+        # 300 µs in the all-reduce, and then the executor's wait until the function ends
         assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
@@ -121,7 +121,7 @@ def test_the_real_trace() -> None:
         events = trace.events
         waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == COMMUNICATION_WAIT]
         assert {Role(events.role[row]) for row in waits} == {Role.COMMUNICATION}
-        # The optimizer is launched when the all-reduce has ended, in each step.
+        # In each step the optimizer is launched after the end of the all-reduce.
         for call in trace.collectives:
             end = int(events.end_ns[call.row])
             (wait,) = [row for row in waits if events.start_ns[row] < end <= events.end_ns[row]]
@@ -136,7 +136,7 @@ def test_the_analysis_of_the_real_trace() -> None:
     assert analysis.steps.mean_ms == pytest.approx(86.1, rel=0.05)
     for device in analysis.devices:
         assert sum(device.buckets_ms.values()) == pytest.approx(device.step_ms, abs=1e-9)
-        # The all-reduce itself takes 0.5 ms; the executor notices its end 0.5 to 0.8 ms later.
+        # The all-reduce takes 0.5 ms; the executor notices its end 0.5 to 0.8 ms later.
         assert 0.8 < device.buckets_ms["communication_transfer"] < 6
     (collective,) = analysis.collectives
     assert collective.busbw_gb_per_s == pytest.approx(338, rel=0.1)

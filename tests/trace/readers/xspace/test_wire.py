@@ -85,11 +85,11 @@ def test_several_batches_of_events() -> None:
         b"\x08",  # a field without its value
         b"\x08\x80",  # a varint without its end
         b"\x22\x05\x08",  # a stat longer than the event
-        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a length as large as can be
-        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative one
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # the largest possible length
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative length
         b"\x0b",  # a group, which this version of the format does not have
         b"\x08\x01" * 5000,  # fields without end
-        b"\x22\x02\x08\x80",  # a stat that is cut
+        b"\x22\x02\x08\x80",  # a truncated stat
     ],
 )
 def test_invalid_event_is_refused(data: bytes) -> None:
