@@ -74,7 +74,7 @@ def conclusions(traces: Sequence[Trace]) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_events_under_other_names_lead_to_the_same_conclusions(job: str) -> None:
+def test_renamed_events_give_the_same_conclusions(job: str) -> None:
     traces = read_traces([TRACES / job])
     first, second = (conclusions(in_disguise(traces, key)) for key in ("#", "@"))
     assert first.replace(b"#", b"@") == second.replace(b"#", b"@")
@@ -96,7 +96,7 @@ def figures(concluded: bytes) -> object:
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: path.relative_to(SOURCES).as_posix())
-def test_no_module_looks_into_names(module: Path) -> None:
+def test_no_module_inspects_names(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert [ast.unparse(node) for node in looks(tree)] == []
 
@@ -129,11 +129,11 @@ def is_name(node: ast.AST) -> bool:
         "x = events.names[i] == 'ProfilerStep#3'",
     ],
 )
-def test_the_check_itself_finds_what_looks(line: str) -> None:
+def test_check_detects_inspection_of_names(line: str) -> None:
     assert len(list(looks(ast.parse(line)))) == 1
 
 
-def test_only_patterns_of_what_is_no_event_are_left() -> None:
+def test_remaining_patterns_are_not_for_event_names() -> None:
     with_patterns = {path.name for path in modules() if "re" in imported(path)}
     # These are names of planes in TensorFlow's file, and of TensorBoard directories.
     assert with_patterns <= {"xspace.py", "log_directory.py"}

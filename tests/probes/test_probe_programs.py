@@ -53,7 +53,7 @@ def faked(name: str, *arguments: str, path: str = "", **options: Any) -> Any:
 
 
 class TestHostMemory:
-    def test_every_node_is_measured_and_verified(self) -> None:
+    def test_every_numa_node_is_measured_and_verified(self) -> None:
         found = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
         assert isinstance(found, HostMemoryResult)
         assert found.errors == ()
@@ -90,7 +90,7 @@ def test_dead_rank_is_an_error(tmp_path: Path) -> None:
 
 
 class TestCopiesOnAFakeDriver:
-    def test_host_paths(self) -> None:
+    def test_host_paths_are_measured(self) -> None:
         found = faked("copy_host.py")
         assert isinstance(found, HostCopies)
         assert found.errors == ()
@@ -110,7 +110,7 @@ class TestCopiesOnAFakeDriver:
             ("dependent_load", "gpu", "gpu"),
         }
 
-    def test_peer_paths_off_and_on(self) -> None:
+    def test_peer_paths_are_measured_with_peer_access_off_and_on(self) -> None:
         found = faked("copy_peer.py")
         assert isinstance(found, PeerCopies)
         assert found.errors == ()
@@ -138,7 +138,7 @@ class TestCopiesOnAFakeDriver:
         assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in found.errors)
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
-    def test_no_memory_is_an_error_and_no_crash(self, program: str) -> None:
+    def test_missing_memory_is_an_error(self, program: str) -> None:
         found = faked(program, fail="cuMemGetInfo")
         assert found.errors
         assert "cuMemGetInfo" in found.errors[0].why
@@ -233,7 +233,7 @@ class TestNcclOnAFakeLibrary:
         assert {one.wrong_values for one in documents[-1].collectives} == {0}
         assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
 
-    def test_no_memory_is_an_error_and_no_crash(self, library: str) -> None:
+    def test_missing_memory_is_an_error(self, library: str) -> None:
         found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
         assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
 
@@ -264,7 +264,7 @@ def test_without_cuda_bindings_the_reason_is_given(tmp_path: Path) -> None:
     assert "cuda-bindings is not installed" in found.unavailable
 
 
-def test_the_compiled_kernels_are_those_of_the_source() -> None:
+def test_compiled_kernels_match_their_source() -> None:
     digest = hashlib.sha256((PROBES / "kernels.cu").read_bytes()).hexdigest()
     compiled = (PROBES / "kernels.ptx").read_text()
     assert digest in compiled.splitlines()[0], "run benchmarks/compile_kernels.py"

@@ -100,7 +100,7 @@ NESTED: st.SearchStrategy[Nested] = st.recursive(
 
 
 @given(nested=NESTED, most=st.integers(1, 12), devices=st.integers(1, 3))
-def test_rows_and_rest_add_up_to_all_modules(nested: Nested, most: int, devices: int) -> None:
+def test_rows_and_rest_sum_to_all_modules(nested: Nested, most: int, devices: int) -> None:
     times: list[ModuleTime] = []
     total = add(times, nested, "")
     spread = tuple(

@@ -207,7 +207,7 @@ def test_markdown_and_csv_are_escaped() -> None:
     assert len(run_text.to_csv(analysis).splitlines()) == 1 + len(analysis.devices)
 
 
-def test_nothing_to_show_is_an_error() -> None:
+def test_page_without_content_is_an_error() -> None:
     with pytest.raises(UsageError):
         report()
 

@@ -67,16 +67,16 @@ def test_corrupted_data_is_marked() -> None:
     assert "data corrupted on 1 of" in text
 
 
-def test_page_without_measurements_says_so() -> None:
+def test_missing_measurements_are_reported_on_the_page() -> None:
     assert "nothing was measured" in bandwidth_page(Facts(host=Host()))
 
 
-def test_light_and_dark() -> None:
+def test_page_has_light_and_dark_colours() -> None:
     assert "prefers-color-scheme: dark" in bandwidth_page(measured())
 
 
 @pytest.mark.parametrize(("share", "bucket"), [(None, 0), (-1, 0), (0.04, 0), (0.5, 5), (0.96, 10), (7, 10)])
-def test_heat(share: float | None, bucket: int) -> None:
+def test_heat_colours_follow_the_rate(share: float | None, bucket: int) -> None:
     assert heat_bucket(share) == bucket
 
 

@@ -45,7 +45,7 @@ def drawn(diff: Diff, width: int, *, colour: Colour | None = None, encoding: str
     return target.file.getvalue()
 
 
-def test_examples_hold() -> None:
+def test_documented_examples_are_correct() -> None:
     assert doctest.testmod(diff_words).failed == 0
 
 
@@ -128,7 +128,7 @@ def test_bars_stay_within_their_width_and_are_never_empty(differences: list[floa
         assert set(bar.plain.strip()) <= ({"#", "|"} if difference > 0 else {"=", "|"})
 
 
-def test_table_of_parts_adds_up_to_the_difference() -> None:
+def test_parts_sum_to_the_difference() -> None:
     output = drawn(CASES["late_rank"](), 100)
     table = output.partition("Largest changes\n")[2].split("\n\n")[0].splitlines()[1:]
     figures = [float(line.split()[0]) for line in table]

@@ -40,7 +40,7 @@ def _plain(events: list[Event]) -> list[Any]:
     st.integers(1, 400),
     st.booleans(),
 )
-def test_any_layout_decodes_in_any_pieces(words: list[str], indent: int | None, step: int, tail: bool) -> None:
+def test_any_layout_decodes_in_any_blocks(words: list[str], indent: int | None, step: int, tail: bool) -> None:
     whole = document(
         *(
             event("cpu_op", word, position, 1, args={"nested": [{"a": 1}, {"b": word}]})
@@ -97,7 +97,7 @@ def test_unfinished_text_is_reported_without_reading_again() -> None:
     assert caught.value.args == (41,)
 
 
-def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_trace_is_read_equally_in_any_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     path = TRACES / "public" / "nccl_data.json.gz"
     (expected,) = read_traces([path])
     for piece in (5_000, 40_000, 1 << 30):
@@ -111,7 +111,7 @@ def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> 
         assert trace.collectives == expected.collectives
 
 
-def test_undescribed_kernel_finds_its_host_range_in_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_finds_its_host_range_in_a_different_block(monkeypatch: pytest.MonkeyPatch) -> None:
     path = TRACES / "public" / "sampled_rank-1.json.gz"
     (expected,) = read_traces([path])
     monkeypatch.setattr(unpack, "_PIECE", 10_000)

@@ -187,14 +187,14 @@ def on_pool(recording: Recording, *threads: int) -> Recording:
     return recording
 
 
-def test_an_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+def test_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
     light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
     merged = joined(tmp_path, light, full)
     assert merged is not None
     assert around(merged) == each(*LONG, times=4)
 
 
-def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -> None:
+def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) -> None:
     recordings = []
     for full in (False, True):
         two = on_pool(Recording(full=full, thread=11), 11, 11)
@@ -216,7 +216,7 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
-def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
+def test_threshold_of_common_calls_separates_its_cases(tmp_path: Path, others: int, usable: bool) -> None:
     """Test just below and just above the minimum share of common calls."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
@@ -227,7 +227,7 @@ def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) ->
     assert (joined(tmp_path, light, full) is not None) == usable
 
 
-def test_another_job_is_refused(tmp_path: Path) -> None:
+def test_different_job_is_refused(tmp_path: Path) -> None:
     light = Recording(full=False).step(*LONG, *LONG).step(*LONG, *LONG)
     full = Recording(full=True).step(*MANY).step(*MANY)
     assert joined(tmp_path, light, full) is None

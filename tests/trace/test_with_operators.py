@@ -83,7 +83,7 @@ def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_real_recordings(tmp_path: Path) -> None:
+def test_real_recordings_are_merged(tmp_path: Path) -> None:
     for name, directory in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):
         unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / "traces" / directory)
     (tmp_path / "run.json").write_text(json.dumps({"schema": "gpudiag/run/1"}), encoding="utf-8")

@@ -121,7 +121,7 @@ def in_ms(track: TrackAttribution) -> Counter[str]:
 
 
 @given(pairs_of_ranks())
-def test_device_buckets_instant_by_instant(ranks: tuple[Case, Case]) -> None:
+def test_device_buckets_equal_instant_by_instant_classification(ranks: tuple[Case, Case]) -> None:
     traces = [case.builder(rank).build() for rank, case in enumerate(ranks)]
     attribution = attribute(build_timeline(traces))
     for rank, track in enumerate(attribution.tracks):
@@ -182,6 +182,6 @@ def idle_buckets(case: Case) -> Counter[str]:
 
 @given(single_ranks())
 @examples(200)
-def test_idle_time_instant_by_instant(case: Case) -> None:
+def test_idle_causes_equal_instant_by_instant_classification(case: Case) -> None:
     (track,) = attribute(build_timeline([case.builder().build()], world_size=1)).tracks
     assert in_ms(track) == idle_buckets(case)

@@ -74,7 +74,7 @@ def test_module_times_are_per_device(tmp_path: Path) -> None:
     assert found.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
 
 
-def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
+def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
     found = modules_of(read_one(tmp_path, job(devices=False)))
     times = by_path(found)
     # aten::linear takes 50 with its nested calls; add takes 10; detach 1 and addmm 40 do not count, nor does backward
@@ -152,7 +152,7 @@ CALLS = st.recursive(
 
 @settings(max_examples=40)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), on_gpu=st.booleans(), outside=st.integers(0, 9))
-def test_module_time_includes_modules_below(calls: list[Any], on_gpu: bool, outside: int) -> None:
+def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, outside: int) -> None:
     trace, total_us = random_job(calls, on_gpu=on_gpu, outside=outside)
     found = modules_of(trace)
     times = by_path(found)

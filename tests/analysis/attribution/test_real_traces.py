@@ -74,14 +74,14 @@ def test_real_traces_have_compute(job: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(UNPROFILED_MS))
-def test_step_time_on_the_device_is_the_unprofiled_one(name: str) -> None:
+def test_device_step_equals_the_unprofiled_step(name: str) -> None:
     _, attribution = analysed(HERE / name)
     steps = [float(track.step_ns.mean()) / NS_PER_MS for track in attribution.tracks]
     assert steps == pytest.approx([UNPROFILED_MS[name]] * len(steps), rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "resnet50_dataloader"])
-def test_all_ranks_have_one_step_time(name: str) -> None:
+def test_all_ranks_have_the_same_step_time(name: str) -> None:
     _, attribution = analysed(HERE / name)
     steps = [float(track.step_ns.mean()) for track in attribution.tracks]
     assert max(steps) <= 1.01 * min(steps)
@@ -105,7 +105,7 @@ def test_straggler_with_late_loader_is_waited_for() -> None:
             assert named[2] > 0.99 * sum(named.values())
 
 
-def test_slow_transport_is_transfer_and_not_waiting() -> None:
+def test_slow_transport_is_transfer_instead_of_wait() -> None:
     """By ablation, 19.9 of 39.4 ms are communication, equally on all ranks."""
     _, attribution = analysed(HERE / "vgg_p2poff")
     assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
@@ -120,7 +120,7 @@ def test_small_layers_are_bound_by_launches() -> None:
 
 
 @pytest.mark.parametrize("name", ["clean", "vgg_p2poff", "slow_loader_rank2"])
-def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
+def test_all_collectives_within_the_windows_match(name: str) -> None:
     _, attribution = analysed(HERE / name)
     assert [track.unsplit_ns.sum() for track in attribution.tracks] == [0] * len(attribution.tracks)
 
@@ -135,7 +135,7 @@ def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
         ("vgg_p2poff", "pattern"),  # autograd's thread launches most and has the ranges of collectives, six per step
     ],
 )
-def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps taken from optimizer ends, from ranges or from the pattern of launches have the same period."""
     if (name, source) == ("clean", "pattern"):
         monkeypatch.setattr("gpudiag.analysis.timeline.steps._enclosing", lambda *_: None)
@@ -147,7 +147,7 @@ def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: py
     assert np.diff(track.bounds).mean() / NS_PER_MS == pytest.approx(UNPROFILED_MS[name], rel=0.03)
 
 
-def test_gloo_on_processors() -> None:
+def test_gloo_job_has_compute_transfer_and_input() -> None:
     """Two CPU ranks have compute, transfer and input; collectives match although their ends differ by ms."""
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]

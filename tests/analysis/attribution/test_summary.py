@@ -51,7 +51,7 @@ def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Tim
     return build_timeline(traces[:-1] if missing else traces)
 
 
-def test_steps_and_devices() -> None:
+def test_summary_of_steps_and_devices() -> None:
     found = timeline()
     attribution = attribute(found)
     steps = summarise_steps(found, attribution)
@@ -67,7 +67,7 @@ def test_steps_and_devices() -> None:
         assert device.hidden_communication_ms == 0
 
 
-def test_who_waits_for_whom() -> None:
+def test_waits_name_the_last_rank() -> None:
     found = timeline(ranks=3)
     assert summarise_waits(found, attribute(found)) == (
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
@@ -78,7 +78,7 @@ def test_who_waits_for_whom() -> None:
     assert summarise_waits(partly, attribute(partly)) == ()
 
 
-def test_collectives_by_kind() -> None:
+def test_collectives_are_summarized_by_kind() -> None:
     (found,) = summarise_collectives(timeline())
     assert (found.operation, found.ranks, found.size_bytes, found.per_step) == ("all_reduce", 2, SIZE, 1)
     assert found.transfer_us == 20
@@ -134,7 +134,7 @@ def test_waits_below_a_microsecond_are_omitted() -> None:
     assert [(wait.rank, wait.ms_per_step) for wait in waiting(20, 30)] == [(2, near(0.052)), (0, near(0.05))]
 
 
-def test_unseen_device_has_host_step_times() -> None:
+def test_unread_device_has_host_step_times() -> None:
     found = replace(
         timeline(), tracks=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000}
     )

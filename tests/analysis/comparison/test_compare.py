@@ -26,7 +26,7 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 
 @examples(60)
 @given(analyses(), analyses())
-def test_changes_add_up_at_every_level(before: Analysis, after: Analysis) -> None:
+def test_changes_sum_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
     # Sums of figures up to 1e4 ms have a rounding error of about 1e-11 ms; a nanosecond is 1e-6 ms.
@@ -120,7 +120,7 @@ def test_straggler_of_two_ranks_explains_waiting() -> None:
     assert (cause.bucket, cause.ranks, cause.waiting_ms) == ("launch", (1,), 10.0)
 
 
-def test_waiting_for_ranks_in_turn_is_no_straggler() -> None:
+def test_taking_turns_in_waiting_is_no_straggler() -> None:
     parts = {"compute": 20.0, "communication_wait": 6.0}
     template = late_rank().waits[0]
     waits = tuple(

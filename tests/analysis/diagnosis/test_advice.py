@@ -42,7 +42,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])
-def test_a_finding_has_advice_in_each_framework_and_none_of_another(job: str | Job) -> None:
+def test_finding_has_advice_for_its_framework_only(job: str | Job) -> None:
     timeline = build_timeline(job.traces() if isinstance(job, Job) else read_traces([TRACES / job]))
     attribution = attribute(timeline)
 
@@ -62,7 +62,7 @@ def test_a_finding_has_advice_in_each_framework_and_none_of_another(job: str | J
         assert not [line for finding in told for line in finding.advice if foreign.search(line)]
 
 
-def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None:
+def test_advice_for_all_frameworks_keeps_the_rules_order() -> None:
     lines = (For("tensorflow", "Prefetch."), "Look at {ranks}.", For("pytorch", "Pin it."), "Cache.")
     assert advice_for("pytorch", lines, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
     assert advice_for("tensorflow", lines, ranks="rank 2") == ("Prefetch.", "Look at rank 2.", "Cache.")
@@ -72,7 +72,7 @@ def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None
     assert advice_for("pytorch", beside, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
 
 
-def test_the_real_trace_of_tensorflow() -> None:
+def test_advice_for_a_real_tensorflow_trace() -> None:
     advice = [line for finding in analyze([TRACES / "tensorflow"]).findings for line in finding.advice]
     assert advice
     assert not [line for line in advice if PYTORCH.search(line)]

@@ -78,7 +78,7 @@ def doubt(of: Significance, gain_ms: float, found: Finding | None = None, before
 TIMED = (rank(0, step_ms=EVEN), rank(1, step_ms=EVEN))
 
 
-def test_the_steps_of_these_tests() -> None:
+def test_statistics_of_the_example_steps() -> None:
     assert statistics.fmean(PAUSED) - statistics.median(PAUSED) == pytest.approx(8.333, abs=1e-3)
     assert half_width_ms(PAUSED) == pytest.approx(mean_of(PAUSED, as_measured=True).half_width)
     assert half_width_ms(PAUSED) == pytest.approx(21.4, abs=0.1)
@@ -87,7 +87,7 @@ def test_the_steps_of_these_tests() -> None:
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(4.9, False), (5.0, True), (13.3, True), (13.35, False)])
-def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubted: bool) -> None:
+def test_savings_in_the_median_step_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
     found = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
     assert ("may be chance" in found) == doubted
     if doubted:
@@ -96,7 +96,7 @@ def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubte
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
-def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, doubted: bool) -> None:
+def test_savings_above_the_interval_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
     """The limit is the interval's half-width, which here is smaller than the skew plus 5 % of the step (13 ms)."""
     simulation = Replay()
     simulation.corrected_ms = 270.0
@@ -104,7 +104,7 @@ def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, do
     assert ("may be chance" in doubt(only, gain_ms)) == doubted
 
 
-def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
+def test_recorded_and_unprofiled_steps_scatter_independently() -> None:
     steps = [EVEN, tuple(2 * one for one in PAUSED), ()]
     recorded = significance(Replay(), steps)
     assert recorded.slowest_track_ms == [2 * one for one in PAUSED]
@@ -129,13 +129,13 @@ def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
         ("host-stall", "launch", False),
     ],
 )
-def test_only_findings_about_the_hosts_work_are_asked(code: str, cause: str | None, *, asked: bool) -> None:
+def test_only_findings_about_host_work_are_doubted(code: str, cause: str | None, *, asked: bool) -> None:
     of = significance(Replay(), [EVEN], rank(0, step_ms=PAUSED))
     assert bool(doubt(of, 6.0, finding(code, cause))) == asked
 
 
 @pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
-def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: float, *, doubted: bool) -> None:
+def test_finding_without_unprofiled_steps_must_survive_higher_overhead(left_ms: float, *, doubted: bool) -> None:
     simulation = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
     found = doubt(significance(simulation), 10.0)
     assert simulation.asked == [1300.0]
@@ -146,7 +146,7 @@ def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: flo
         assert found.endswith("as `gpudiag profile` does.")
 
 
-def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
+def test_smaller_finding_must_survive_higher_overhead() -> None:
     simulation = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 58.0})
     of = significance(simulation, [EVEN], *TIMED)
     assert doubt(of, 10.0) == ""
@@ -174,7 +174,7 @@ ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 4
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
-def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, doubted: bool) -> None:
+def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) -> None:
     """Profiler overhead is 20 ms per step."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
@@ -199,7 +199,7 @@ def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, d
         (([41, 41], [1000, 1000]), False),
     ],
 )
-def test_but_not_one_that_does_more_or_has_lost_its_core(
+def test_host_with_more_events_or_a_lost_core_is_not_doubted(
     late: tuple[Sequence[float], Sequence[float]], *, doubted: bool
 ) -> None:
     graph = hosts(([40, 40], [400, 400]), late, ([41, 41], [400, 400]), ([43, 43], [401, 401]))
@@ -208,21 +208,21 @@ def test_but_not_one_that_does_more_or_has_lost_its_core(
 
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
-def test_events_and_what_they_take_are_of_a_step(events: float, *, doubted: bool) -> None:
+def test_events_and_times_are_per_step(events: float, *, doubted: bool) -> None:
     """41 ms and 2 events per step are 20.5 ms per event, so half of the savings, 9.5 ms, is 0.46 events."""
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
 
 
-def test_hosts_of_no_events_take_nothing_for_each() -> None:
+def test_hosts_without_events_have_no_time_per_event() -> None:
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     graph = hosts(([40], [0]), ([48], [0]), ([41], [0]), steps=0)
     assert "no more work" in doubt(significance(Replay(left, **graph)), 10.0, finding("straggler", "launch", 10.0))
 
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
-def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: bool) -> None:
+def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *, doubted: bool) -> None:
     """The difference must be at least half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
@@ -236,7 +236,7 @@ def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: 
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 
-def test_so_does_the_one_that_alone_is_waited_for() -> None:
+def test_only_awaited_host_is_not_doubted() -> None:
     timed = tuple(
         rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
         for number, lead in enumerate((45, 0, 45))

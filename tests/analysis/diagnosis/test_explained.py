@@ -91,7 +91,7 @@ def test_the_device_that_waits_least_sets_the_pace() -> None:
     assert (set(nothing[0].values()), nothing[1]) == ({0}, 0)
 
 
-def test_from_five_percent_on_a_bucket_is_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told(monkeypatch, "input", 4.9) is None
     found = told(monkeypatch, "input", 5.0)
     assert found is not None
@@ -102,7 +102,7 @@ def test_from_five_percent_on_a_bucket_is_to_be_explained(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("ms", "gain", "left"), [(10, 5.0, 0), (10, 4.9, 5.1), (40, 30.0, 0), (40, 29.9, 10.1), (10, 0.9, 10)]
 )
-def test_it_is_where_less_than_five_percent_or_a_quarter_is_left(
+def test_bucket_is_explained_if_the_remainder_is_small(
     monkeypatch: pytest.MonkeyPatch, ms: float, gain: float, left: float
 ) -> None:
     found = told(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
@@ -111,14 +111,14 @@ def test_it_is_where_less_than_five_percent_or_a_quarter_is_left(
     assert found.by == (("input-bound",) if gain > 1 else ())
 
 
-def test_findings_add_up_and_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explaining_findings_are_summed_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = finding("straggler", 8.0), finding("input-bound", 8.0), finding("straggler", 8.0)
     found = told(monkeypatch, "input", 30, *both)
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("straggler", "input-bound"), 0)
 
 
-def test_gaps_between_queued_kernels_are_the_devices_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     found = told(monkeypatch, "idle", 20, queued=15.0)
     assert found is not None
     assert (found.unexplained_ms, found.note) == (0, "15.0 ms of it are gaps between kernels that were already queued")
@@ -130,7 +130,7 @@ def test_gaps_between_queued_kernels_are_the_devices_own(monkeypatch: pytest.Mon
     assert found.unexplained_ms == 20
 
 
-def test_recording_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)
@@ -147,7 +147,7 @@ def test_recording_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("hidden", "left"), [(12.0, 8.0), (20.0, 5.5), (0.0, 20.0)])
-def test_on_the_device_it_added_what_the_bucket_lengthens_the_recorded_step_by(
+def test_device_bucket_is_explained_by_its_effect_on_the_recorded_step(
     monkeypatch: pytest.MonkeyPatch, hidden: float, left: float
 ) -> None:
     found = told(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
@@ -156,7 +156,9 @@ def test_on_the_device_it_added_what_the_bucket_lengthens_the_recorded_step_by(
 
 
 @pytest.mark.parametrize(("least", "behind"), [(90.1, True), (90.0, False)])
-def test_what_others_hide_is_theirs(monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool) -> None:
+def test_bucket_hidden_behind_findings_is_explained_by_them(
+    monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool
+) -> None:
     """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
     job = Job(least, other=80, bucket=20)
     found = told(monkeypatch, "input", 20, job=job, weighed=("host-sync",))

@@ -108,18 +108,18 @@ def around(below: float, above: float | None = None, *, timed: object = ()) -> t
     return 100 - below - alike, 100 + (below if above is None else above) + alike
 
 
-def test_of_a_single_step_there_is_none() -> None:
+def test_single_step_has_no_interval() -> None:
     this: Any = Job(steps=[100.0])
     assert interval_ms(this) is None
 
 
-def test_where_nothing_scatters_it_is_what_is_alike() -> None:
+def test_interval_without_scatter_is_the_general_tolerance() -> None:
     assert Job().interval() == around(0)
     assert Job(timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
 
 @pytest.mark.parametrize("timed", [[], [(100.0, 100.0)]])
-def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[float, ...]]) -> None:
+def test_scatter_and_simulation_error_widen_the_interval(timed: list[tuple[float, ...]]) -> None:
     assert Job(chance=3, timed=timed).interval() == around(3, timed=timed)
     assert Job(recorded=104, timed=timed).interval() == around(4, timed=timed)
     assert Job(recorded=96, timed=timed).interval() == around(4, timed=timed)
@@ -127,7 +127,7 @@ def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[
     assert Job(chance=150, timed=timed).interval() == (0, 252 if timed else 253)
 
 
-def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
+def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
     fast, slow = (80.0, 81.0), (89.0, 90.0, 91.0)
     assert Job(timed=[fast, slow]).interval() == (90 - half_width_ms(slow), 102)
     late = (119.0, 120.0, 121.0)
@@ -136,12 +136,12 @@ def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
     assert Job(timed=[wild]).interval() == (0, statistics.fmean(wild) + half_width_ms(wild))
 
 
-def test_waiting_for_input_that_only_the_timed_steps_have_is_in_it() -> None:
+def test_interval_includes_input_of_unprofiled_steps() -> None:
     timed = (119.9, 120.0, 120.1)  # scatters less than 2 % of the step, which is 120
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
-def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None:
+def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
     assert Job(dear=90, cheap=105).interval() == around(10, 5)
     assert Job(dear=90, cheap=105, chance=7.5, recorded=110).interval() == around(
         math.hypot(10, 7.5, 10), math.hypot(5, 7.5, 10)
@@ -152,7 +152,7 @@ def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None
     assert Job(chance=120).interval() == (0, 223)
 
 
-def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
+def test_interval_covers_speed_changes_of_hosts() -> None:
     job = Job(at_other_times=(80, 130))
     assert job.interval() == around(20, 30)
     # Host work, and waits except for devices, vary by a factor of 1.3 in both directions.
@@ -177,20 +177,22 @@ def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
         (6000, 4000, (1000, 6000)),  # unless the estimate is higher
     ],
 )
-def test_it_may_have_cost_half_or_twice_as_much(per_event_ns: float, busy: float, costs: tuple[float, float]) -> None:
+def test_overhead_may_be_half_or_twice_the_estimate(
+    per_event_ns: float, busy: float, costs: tuple[float, float]
+) -> None:
     each = busy / NS_PER_MS
     job = Job(per_event_ns=per_event_ns, busy=[each, 3 * each], events=[1, 3])
     job.interval()
     assert tuple(job.asked) == pytest.approx(costs)
 
 
-def test_hosts_without_events_cost_as_taken() -> None:
+def test_hosts_without_events_have_the_estimated_overhead() -> None:
     job = Job(events=[0, 0])
     job.interval()
     assert job.asked == [635, 2540]
 
 
-def test_what_hosts_do_unseen_in_an_exchange_slows_as_their_work_does() -> None:
+def test_untraced_communication_time_scales_with_host_work() -> None:
     """The profiler takes half of the 100 ms, so it may also take 5 ms per step of 20 ms communication in two steps."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
     assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
@@ -205,7 +207,7 @@ def test_what_hosts_do_unseen_in_an_exchange_slows_as_their_work_does() -> None:
     assert Job(tracks=[track(transfer=((0, 20),), steps=0)], **of).interval() == around(10, 0)
 
 
-def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
+def test_slow_calls_scale_with_host_work() -> None:
     # The profiler takes 45 of the 90 ms that are not slow calls.
     assert Job(profiler=45, slow=[10, 0]).interval() == around(2.5, 0)
     assert Job(profiler=45, slow=[10, 0], dear=98).interval() == around(4.5, 0)
@@ -226,7 +228,7 @@ def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
         ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # at most a factor of e
     ],
 )
-def test_cpu_processes_drift_by_so_many_times_their_scatter(steps: tuple[float, ...], drift: float) -> None:
+def test_cpu_processes_drift_by_a_multiple_of_their_scatter(steps: tuple[float, ...], drift: float) -> None:
     low, high = 100 * (1 - math.exp(-drift)), 100 * (math.exp(drift) - 1)
     job: Any = Job(steps=steps, tracks=[track(is_cpu=True)], chance=55)
     assert interval_ms(job) == pytest.approx(around(low, high), rel=1e-3)

@@ -79,7 +79,7 @@ def cause(
     return found
 
 
-def test_a_part_explains_lateness_that_gains_half_of_it_by_itself(monkeypatch: Patch) -> None:
+def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
     assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # only this component differs
@@ -87,12 +87,12 @@ def test_a_part_explains_lateness_that_gains_half_of_it_by_itself(monkeypatch: P
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
 
-def test_or_without_which_half_of_it_is_not_gained(monkeypatch: Patch) -> None:
+def test_component_without_which_half_is_lost_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.0) == "compute"
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.1) == "unknown"
 
 
-def test_a_host_may_be_slow_in_all_that_it_does(monkeypatch: Patch) -> None:
+def test_slow_host_is_the_cause_if_its_components_together_are(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"operators": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=4.9) == "unknown"
@@ -124,7 +124,7 @@ def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
         ("launch", 0.0, 9.0, "launch"),
     ],
 )
-def test_a_host_with_pauses_of_its_own_stalls(
+def test_host_with_additional_pauses_stalls(
     monkeypatch: Patch, called: str, gain: float, paused: float, found: str
 ) -> None:
     monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
@@ -187,7 +187,7 @@ def said(
     return Straggler()._describe(case, what_if, jitter, gain, 20.0)
 
 
-def test_the_late_are_those_above_a_third_of_the_latest(monkeypatch: Patch) -> None:
+def test_late_ranks_exceed_a_third_of_the_latest(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
     assert (one.ranks, one.cause, one.confidence) == ((1, 2), "compute", "high")
     assert one.title == "ranks 1 and 2 compute longer, which delays all ranks by 10.0 ms per step"
@@ -199,7 +199,7 @@ def test_the_late_are_those_above_a_third_of_the_latest(monkeypatch: Patch) -> N
     assert said(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
 
 
-def test_on_a_cpu_what_a_thread_does_itself_is_computing(monkeypatch: Patch) -> None:
+def test_host_work_on_a_cpu_is_compute(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "launch", is_cpu=True)
     assert (one.cause, one.evidence["savings_ms_by_part"]["compute"]) == ("compute", 2.0)
     assert "launch" not in one.evidence["savings_ms_by_part"]
@@ -208,7 +208,7 @@ def test_on_a_cpu_what_a_thread_does_itself_is_computing(monkeypatch: Patch) -> 
     assert said(monkeypatch, "launch").cause == "launch"
 
 
-def test_who_is_late_now_and_then_or_by_turns(monkeypatch: Patch) -> None:
+def test_occasional_and_rotating_lateness_are_distinguished(monkeypatch: Patch) -> None:
     some = said(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
     assert some.title == "rank 1 is slow now and then, which costs 10.0 ms per step"
     assert (some.ranks, some.confidence, some.evidence["times_last_by_rank"]) == ((1,), "medium", {0: 3})
@@ -234,13 +234,13 @@ def test_who_is_late_now_and_then_or_by_turns(monkeypatch: Patch) -> None:
         ("launch", 9.0, False, "launch"),
     ],
 )
-def test_a_stall_that_the_timed_steps_know_as_fetching(
+def test_stall_that_unprofiled_steps_show_as_fetching_is_input(
     monkeypatch: Patch, cause: str, later: float, found: str, *, jitter: bool
 ) -> None:
     assert said(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
 
 
-def test_input_that_nobody_marked_is_called_so(monkeypatch: Patch) -> None:
+def test_unmarked_input_is_called_unmarked(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "input", silent=5.0, marked=4.9)
     assert one.title.startswith("rank 1's unmarked time at the start of the step (usually data loading) delays")
     assert (one.confidence, "assumed_data_loading" in one.evidence) == ("medium", True)
@@ -250,7 +250,7 @@ def test_input_that_nobody_marked_is_called_so(monkeypatch: Patch) -> None:
     assert "assumed_data_loading" not in said(monkeypatch, "compute", silent=5.0).evidence
 
 
-def test_own_pauses_and_places_are_said(monkeypatch: Patch) -> None:
+def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "launch", paused=6.0)
     assert (one.cause, one.place, one.evidence["pauses_ms_more_than_peers"]) == ("stall", "after a", {"after a": 6.0})
     assert said(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
@@ -263,7 +263,7 @@ def test_own_pauses_and_places_are_said(monkeypatch: Patch) -> None:
     )
 
 
-def test_clocks_are_the_cause_where_they_hold_the_late_back(monkeypatch: Patch) -> None:
+def test_clock_is_the_cause_if_it_slows_late_ranks(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "compute", held=True)
     assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
     assert "peers' clocks" in one.advice[0]
@@ -271,7 +271,7 @@ def test_clocks_are_the_cause_where_they_hold_the_late_back(monkeypatch: Patch) 
     assert said(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
 
 
-def test_what_the_timed_steps_took_longer_is_the_late_ranks_too(monkeypatch: Patch) -> None:
+def test_longer_unprofiled_steps_are_attributed_to_late_ranks(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "compute", longer=10.0)
     assert one.recoverable_ms_per_step == 20.0
     assert one.recoverable_percent == pytest.approx(100 * 20 / 60)
@@ -281,7 +281,7 @@ def test_what_the_timed_steps_took_longer_is_the_late_ranks_too(monkeypatch: Pat
     assert (none.recoverable_percent, "longer_in_timed_steps_ms" in none.evidence) == (20.0, False)
 
 
-def test_operators_of_its_own_are_named(monkeypatch: Patch) -> None:
+def test_additional_operators_are_named(monkeypatch: Patch) -> None:
     more = MoreOperators(own_ms={"sort": 3.0, "pad": 1.0}, calls={"sort": 1.0}, own_work=True)
     one = said(monkeypatch, "launch", more=more)
     assert (one.place, one.evidence["calls_per_step_more_than_peers"]) == ("in sort", {"sort": 1.0})
@@ -297,7 +297,7 @@ def test_operators_of_its_own_are_named(monkeypatch: Patch) -> None:
         assert "operators_ms_more_than_peers" not in other.evidence
 
 
-def test_where_nothing_explains_it_the_largest_part_says_who(monkeypatch: Patch) -> None:
+def test_unknown_cause_names_the_ranks_by_the_largest_component(monkeypatch: Patch) -> None:
     one = said(monkeypatch, "unknown", part="sync")
     assert (one.ranks, one.confidence) == ((1,), "medium")
     assert one.title == "rank 1 delays all ranks by 10.0 ms per step; the traces do not show why"
@@ -338,14 +338,14 @@ def proposed(
     return bool(one.edit.keywords["each_step"])  # type: ignore[attr-defined]  # a partial
 
 
-def test_jitter_is_what_levelling_each_step_gains_more(monkeypatch: Patch) -> None:
+def test_jitter_saves_more_if_each_step_is_equalized(monkeypatch: Patch) -> None:
     assert [proposed(monkeypatch, 10.0, by_step) for by_step in (13.0, 13.1)] == [False, True]
     assert [proposed(monkeypatch, 10.0, 10.0, steady=steady) for steady in (True, False)] == [False, True]
     assert [proposed(monkeypatch, 0.0, by_step) for by_step in (0.99, 1.0)] == [False, True]
     assert [proposed(monkeypatch, 1.0, 9.0, steps=steps) for steps in (1, 2)] == [False, True]
 
 
-def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
+def test_ranks_without_common_collectives_are_not_compared(monkeypatch: Patch) -> None:
     assert proposed(monkeypatch, 9.0, 9.0, meet=False) is None
     assert proposed(monkeypatch, 9.0, 9.0, ranks=1) is None
 
@@ -353,9 +353,7 @@ def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("timed", "corrected", "now"), [(None, 90.0, 90.0), (90.0, 90.9, 90.9), (90.0, 91.0, 90.0), (90.0, 50.0, 50.0)]
 )
-def test_a_step_is_as_it_was_timed_where_that_was_so_much_faster(
-    timed: float | None, corrected: float, now: float
-) -> None:
+def test_current_step_is_the_unprofiled_step_if_much_faster(timed: float | None, corrected: float, now: float) -> None:
     known: Any = SimpleNamespace(unprofiled_ms=timed, corrected_ms=corrected)
     now_ms: Any = vars(WhatIf)["now_ms"]
     assert now_ms.fget(known) == now
@@ -384,7 +382,7 @@ def gain(
     return found
 
 
-def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() -> None:
+def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() -> None:
     assert gain(100, 70, 100) == 30
     assert gain(100, 70, 80) == pytest.approx(24)  # its share, because the remainder is only 10
     assert gain(100, 20, 90) == pytest.approx(72)
@@ -405,7 +403,7 @@ def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() ->
         (50.0, True, None, [("steps", 50.0), ("hosts", {}), ("each", {})]),
     ],
 )
-def test_a_replay_is_held_to_what_was_timed(
+def test_simulation_is_fitted_to_unprofiled_steps(
     monkeypatch: Patch, timed: float | None, devices_set_pace: bool, host_ms: dict[int, float] | None, asked: list[Any]
 ) -> None:
     noted: list[Any] = []
@@ -441,7 +439,7 @@ def simulated() -> WhatIf:
     return found
 
 
-def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
+def test_scenarios_simulated_together_equal_separate_simulations() -> None:
     of = simulated()
     shorter = replace(of.corrected, duration=of.corrected.duration / 2)
     both = of.each_step_ms([of.corrected, shorter])
@@ -454,7 +452,7 @@ def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
     assert steps.mean() == pytest.approx(both[1])
 
 
-def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
+def test_overhead_changes_only_host_time() -> None:
     of = simulated()
     other = of.at_cost(0.0)
     assert other.model is of.model
@@ -465,7 +463,7 @@ def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
     assert of.model.process_of_op.tolist() == of.graph.device.track.tolist()
 
 
-def test_stalled_is_what_a_thread_waits_elsewhere_and_at_no_exchange() -> None:
+def test_stall_excludes_waits_for_communication() -> None:
     known: Any = SimpleNamespace(
         graph=SimpleNamespace(host=SimpleNamespace(untraced=np.array([10.0, 10.0, 10.0]))),
         host_corrected=SimpleNamespace(waiting=np.array([30.0, 12.0, 4.0])),

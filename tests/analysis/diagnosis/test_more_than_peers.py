@@ -30,7 +30,7 @@ def late_rank(*, own: bool) -> list[TraceBuilder]:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_late_ranks_own_operators_are_named_and_not_those_that_all_need(*, own: bool) -> None:
+def test_additional_operators_of_a_late_rank_are_named(*, own: bool) -> None:
     found, _ = diagnosis_of([trace.build() for trace in late_rank(own=own)])
     finding = found["straggler"]
     assert (finding.ranks, finding.cause) == ((1,), "compute")
@@ -50,7 +50,7 @@ def pausing(*, own: bool) -> Job:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_rank_stalls_that_pauses_between_calls_that_the_others_do_not_make(*, own: bool) -> None:
+def test_pauses_between_additional_calls_are_a_stall(*, own: bool) -> None:
     case = case_of(pausing(own=own).traces())
     assert own_pauses(case, (0,)).total_ms == pytest.approx(30 if own else 0, rel=0.01)
     assert not own_pauses(case, (1,)).ms
@@ -62,7 +62,7 @@ def test_a_rank_stalls_that_pauses_between_calls_that_the_others_do_not_make(*, 
     assert ("pauses_ms_more_than_peers" in finding.evidence) == own
 
 
-def test_of_pauses_in_many_places_none_is_named() -> None:
+def test_pauses_at_many_locations_are_not_named() -> None:
     pauses = OwnPauses(ms={"after a and before b": 4.0, "after b and before c": 3.0, "between calls of d": 2.0})
     assert (pauses.words(), pauses.total_ms) == ("", 9.0)
 
@@ -92,7 +92,7 @@ def test_a_pause_is_longer_than_half_a_millisecond(begin: int, paused: float | N
     assert own == ({} if paused is None else {"after a and before b": pytest.approx(paused)})
 
 
-def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -> None:
+def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
     once = (("a", 0, 1000), ("b", 3000, 17_800))
     twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
     assert pauses_of(once, OFTEN_TOGETHER) == {}
@@ -106,7 +106,7 @@ def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -
     }
 
 
-def test_pauses_are_named_by_the_calls_around_them_the_longest_first() -> None:
+def test_pauses_are_named_by_surrounding_calls_longest_first() -> None:
     calls = (("a", 0, 1000), ("a", 1600, 2000), ("b", 4000, 5000), ("b", 8000, 17_800))
     found = pauses_of(calls, (("c", 0, 17_800),))
     assert list(found) == ["between calls of b", "after a and before b", "between calls of a"]

@@ -43,7 +43,7 @@ def step_ms(*step: object) -> float:
     return sum(times) / len(times)
 
 
-def test_saving_in_each_step_is_one_finding_of_all_that_it_costs() -> None:
+def test_checkpoint_in_each_step_is_one_finding() -> None:
     before = (fetch(0.2), *MODEL)
     found = findings(*before, *SAVING)
     first = found[0]
@@ -55,12 +55,12 @@ def test_saving_in_each_step_is_one_finding_of_all_that_it_costs() -> None:
     assert not {"host-sync", "slow-copy"} & {one.code for one in found}
 
 
-def test_a_stall_alone_stays_what_it_is() -> None:
+def test_stall_alone_is_unchanged() -> None:
     (stall,) = [one for one in findings(fetch(0.2), *MODEL, silence(20)) if one.code == "host-stall"]
     assert "ms_by_finding_alone" not in stall.evidence
 
 
-def test_a_wait_elsewhere_in_the_step_is_a_finding_of_its_own() -> None:
+def test_wait_elsewhere_in_the_step_is_a_separate_finding() -> None:
     found = findings(
         fetch(0.2), kernels(5), item(), silence(0.2), kernels(5), item(), update(1), collection(0.01), silence(8)
     )
@@ -70,7 +70,7 @@ def test_a_wait_elsewhere_in_the_step_is_a_finding_of_its_own() -> None:
 
 
 @pytest.mark.long
-def test_a_checkpoint_in_each_step_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
+def test_checkpoint_in_each_step_is_found_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
     """The trace alone locates the launches, copies and waits that torch.save causes at one source location."""
     analysis = analysis_of(WHOLE / "faults" / "saves-each-step.npz")
     first = analysis.findings[0]

@@ -69,7 +69,7 @@ def unlike(**at: float) -> list[float]:
         (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter of the steps are not outliers
     ],
 )
-def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range) -> None:
+def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -> None:
     case = case_of(steps)
     assert kept(case) == list(left)
     assert kept(case_of(EIGHT, steps)) == list(left)
@@ -78,7 +78,7 @@ def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range)
         assert without_outlier_steps(case) is case
 
 
-def test_the_usual_is_the_median_of_the_others() -> None:
+def test_usual_step_is_the_median_of_the_others() -> None:
     # Of 10, 10, 20 and 16 ms the usual step is 10 ms; of 10, 20 and 16 it is 15.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
@@ -88,7 +88,7 @@ def test_the_usual_is_the_median_of_the_others() -> None:
     assert "step 2 took rank 0 16.0 ms, the others 10.0 ms" in without_outlier_steps(case_of([10, 16])).outlier_steps
 
 
-def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
+def test_rank_with_the_largest_difference_is_named() -> None:
     one, other = unlike(s4=30), unlike(s4=40)
     assert "step 4 took rank 1 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(one, other)).outlier_steps
     assert "step 4 took rank 0 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(other, one)).outlier_steps
@@ -100,13 +100,13 @@ def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
     assert "all steps, including outliers" in many
 
 
-def test_cpu_processes_and_ranks_of_other_steps_keep_all() -> None:
+def test_cpu_processes_keep_all_steps() -> None:
     cpu = case_of(unlike(s4=30), cpu=True)
     assert kept(cpu) == list(range(1, 9))
     assert without_outlier_steps(cpu).outlier_steps
 
 
-def test_unprofiled_steps_say_which_are_the_job() -> None:
+def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
     """The mean with three steps of 30 ms is 17.5 ms: they stay if unprofiled steps are nearer to it than to 10."""
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
@@ -125,6 +125,6 @@ def likely(share: float, *, world: int = 1) -> str:
     return found[0].title if found else ""
 
 
-def test_a_likely_cause_takes_what_asks_for_action() -> None:
+def test_bucket_is_a_likely_cause_from_five_percent_on() -> None:
     assert likely(4.9) == "compute-bound (95 %); nothing else takes over 5 %"
     assert likely(5.0) == "copies between CPU and GPU: up to 0.5 ms (5 % of a step)"

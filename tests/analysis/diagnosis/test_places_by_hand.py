@@ -56,7 +56,7 @@ def found(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, floa
     return [(place.words, place.ms_per_step) for place in stalls(case, ranks, common=common)]
 
 
-def test_stretches_are_named_by_what_is_around_them_the_longest_first() -> None:
+def test_pauses_are_named_by_the_calls_around_them_longest_first() -> None:
     case = job(pausing(2000, 5500), pausing(4000))
     assert found(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
     # Each pause has the length of the rank where it is longest,
@@ -69,13 +69,13 @@ def test_stretches_are_named_by_what_is_around_them_the_longest_first() -> None:
 
 
 @pytest.mark.parametrize(("collected", "collecting"), [(1001, True), (1000, False)])
-def test_a_stretch_is_collecting_garbage_for_the_most_part(collected: int, *, collecting: bool) -> None:
+def test_pause_is_garbage_collection_if_most_of_it_is(collected: int, *, collecting: bool) -> None:
     case = job([("a", 0, 1000), (COLLECTING, 1200, 1200 + collected), ("b", 3000, 19_990)])
     (place,) = stalls(case, [0])
     assert (place.words, place.ms_per_step, place.collecting) == ("after a and before b", 2.0, collecting)
 
 
-def test_before_the_first_operator_is_told_by_what_came_before() -> None:
+def test_pause_before_the_first_operator_is_named_by_the_previous_call() -> None:
     case = job([("a", 2000, 19_000)], [("a", 1000, 5000), ("b", 5001, 18_000)])
     assert before_first_operator(case, [0]) == "after a and before a"
     assert before_first_operator(case, [1]) == "after b and before a"
@@ -93,7 +93,7 @@ def outermost(*calls: Call, latest: bool) -> str:
     return _outermost(events, np.arange(len(calls)), events.end_ns if latest else events.start_ns, latest=latest)
 
 
-def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
+def test_outermost_of_nested_calls_is_named() -> None:
     calls = (("inner", 10, 90), ("outer", 0, 100), ("before", 0, 40))
     assert outermost(*calls, latest=True) == "outer"
     assert outermost(("inner", 10, 90), ("outer", 50, 100), latest=False) == "inner"
@@ -105,7 +105,7 @@ def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
     assert outermost(latest=True) == ""
 
 
-def test_a_place_is_also_told_by_the_range_around_it() -> None:
+def test_location_includes_the_surrounding_range() -> None:
     case = job([("a", 0, 1000), ("mine", 1500, 19_000), ("b", 3000, 18_000)])
     track, events = case.tracks[0], case.timeline.traces[0].events
 
@@ -132,7 +132,7 @@ def test_slow_calls_are_per_step_and_process() -> None:
 
 
 @pytest.mark.parametrize(("rest", "few"), [(2.0, True), (2.1, False)])
-def test_slow_calls_are_few_where_two_names_have_half_of_it(
+def test_slow_calls_are_few_if_two_names_have_half_of_their_time(
     monkeypatch: pytest.MonkeyPatch, rest: float, *, few: bool
 ) -> None:
     slow = {"a": (3.0, 1.0), "b": (1.0, 1.0), "c": (rest, 1.0), "d": (2.0, 1.0)}
@@ -140,7 +140,7 @@ def test_slow_calls_are_few_where_two_names_have_half_of_it(
     assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # not looked at
 
 
-def test_processes_are_those_of_the_ranks_once_each() -> None:
+def test_each_process_of_the_ranks_counts_once() -> None:
     tracks = [
         SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
     ]

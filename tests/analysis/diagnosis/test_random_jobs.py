@@ -21,7 +21,7 @@ MOST_UNLAWFUL = 0
 
 
 @pytest.mark.long
-def test_random_jobs() -> None:
+def test_random_jobs_are_diagnosed_correctly() -> None:
     """Check everything in one test, so that the jobs are judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
@@ -34,14 +34,14 @@ def test_random_jobs() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_job_is_the_same_each_time_and_its_faults_cost_what_taking_them_out_gains(kind: str) -> None:
+def test_random_job_is_reproducible_and_its_faults_cost_time(kind: str) -> None:
     assert draw(7, kind) == draw(7, kind)
     truth = truth_of(draw(7, kind))
     assert truth == truth_of(draw(7, kind))
     assert all(cause.gain_ms > -0.02 * truth.step_ms for cause in truth.causes)
 
 
-def test_the_shares_interval_is_wilsons() -> None:
+def test_share_has_a_wilson_interval() -> None:
     # Newcombe, Statistics in Medicine 17 (1998), 857-872, table I: 81 of 263.
     assert Share(81, 263).interval == pytest.approx((0.2553, 0.3662), abs=1e-4)
 
@@ -61,7 +61,7 @@ def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), *
     )
 
 
-def test_the_law_asks_for_an_explanation_from_five_percent_on() -> None:
+def test_law_requires_an_explanation_from_five_percent_on() -> None:
     assert not violations(analysis_of({"compute-bound": 0}, launch=4.9))
     assert violations(analysis_of({"compute-bound": 0}, launch=5.1)) == [
         "compute-bound, but launch takes 5 % of the step"

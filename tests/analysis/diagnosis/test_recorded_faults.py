@@ -40,7 +40,7 @@ def analysis_of(name: str, run: dict[str, Any], where: Path) -> Analysis:
         ("resnet50-float64-batches", "slow-copy", (0, 1), "pageable memory"),
     ],
 )
-def test_it_is_first_with_ranks_cause_and_amount(
+def test_fault_is_first_with_ranks_cause_and_amount(
     name: str, code: str, ranks: tuple[int, ...], cause: str, tmp_path: Path
 ) -> None:
     first = analysis_of(name, FAULTS[name]["run"], tmp_path).findings[0]
@@ -48,7 +48,7 @@ def test_it_is_first_with_ranks_cause_and_amount(
     assert first.recoverable_ms_per_step == pytest.approx(FAULTS[name]["costs_ms"], rel=0.25)
 
 
-def test_whose_host_is_slow_is_told_by_who_was_ahead_in_the_timed_steps(tmp_path: Path) -> None:
+def test_unprofiled_steps_show_which_host_is_slow(tmp_path: Path) -> None:
     """Both hosts took 52 ms for an unprofiled step. One host was ahead by 49 ms, and the other by less than 1 ms."""
     name = "gpt-busy-core-one"
     run = json.loads(json.dumps(FAULTS[name]["run"]))

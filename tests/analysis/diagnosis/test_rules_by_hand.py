@@ -75,7 +75,7 @@ def test_unprofiled_steps_show_input_that_costs_five_percent(
     assert [one.recoverable_ms_per_step for one in timed(*waits, step_ms=step_ms)] == ([] if gain is None else [gain])
 
 
-def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
+def test_unprofiled_input_names_the_ranks_that_wait_for_half_of_it() -> None:
     (one,) = timed([8.0] * 9, [10.0] * 8, [4.0] * 9, [3.9] * 9, [12.0] * 9)
     assert (one.recoverable_ms_per_step, one.ranks) == (8.0, (0, 1, 2, 4))
     assert (one.recoverable_percent, one.severity) == (8.0, "warning")
@@ -90,12 +90,12 @@ def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
 
 
 @pytest.mark.parametrize(("not_recorded_ms", "gain"), [(0.0, 7.0), (2.1, 8.0)])
-def test_it_takes_the_place_of_what_recorded_steps_show_less_of(not_recorded_ms: float, gain: float) -> None:
+def test_unprofiled_input_wait_replaces_a_shorter_recorded_wait(not_recorded_ms: float, gain: float) -> None:
     (found,) = timed([8.0] * 9, findings=(finding("input-bound", 7.0),), not_recorded_ms=not_recorded_ms)
     assert found.recoverable_ms_per_step == gain
 
 
-def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:
+def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
     def codes(*findings: Finding) -> list[tuple[str, float | None]]:
         return [(one.code, one.recoverable_ms_per_step) for one in timed([8.0] * 9, findings=findings)]
 
@@ -110,7 +110,7 @@ def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:
 
 
 @pytest.mark.parametrize(("marked", "known"), [(6.0, True), (5.0, True), (4.9, False)])
-def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, *, known: bool) -> None:
+def test_mostly_marked_input_is_the_loaders(marked: float, *, known: bool) -> None:
     nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, before_first_op=np.array([20.0, 0.0]) * 1e6)
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(
@@ -123,7 +123,7 @@ def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, 
     assert (one.cause == "loader", one.confidence == "high", "data loading adds 10.0" in one.title) == (known,) * 3
 
 
-def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operator_around_them() -> None:
+def test_blocking_calls_are_counted_by_outermost_operator() -> None:
     """Rank 0 reads twice in `outer`, and rank 1 once outside; an operator of a different thread contains none of
     them."""
     traces = []
@@ -149,7 +149,7 @@ def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operato
     assert "waits for the GPU in outer, which costs 3.0 ms" in one.title
 
 
-def test_functions_in_which_blocking_calls_are_made_are_counted_per_step_and_rank() -> None:
+def test_blocking_calls_are_counted_by_users_function() -> None:
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -201,7 +201,7 @@ def copies(pageable: int, pinned: int) -> Finding:
     return SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
 
 
-def test_copies_are_of_pageable_memory_where_these_take_longer() -> None:
+def test_copies_count_as_pageable_if_those_take_longer() -> None:
     one, other = copies(2000, 1000), copies(1000, 1000)
     assert one.evidence == pytest.approx(
         {"pageable_ms_per_step": 2, "pinned_ms_per_step": 1, "copied_bytes_per_step": 2000, "achieved_gb_per_s": 0.0005}
@@ -211,7 +211,7 @@ def test_copies_are_of_pageable_memory_where_these_take_longer() -> None:
     assert copies(1000, 2000).evidence["achieved_gb_per_s"] == pytest.approx(0.0005)
 
 
-def test_copies_whose_size_nobody_recorded_have_no_rate() -> None:
+def test_copies_of_unknown_size_have_no_rate() -> None:
     trace = TraceBuilder().steps(
         6,
         10_000,
@@ -226,7 +226,7 @@ def test_copies_whose_size_nobody_recorded_have_no_rate() -> None:
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
 
 
-def test_launching_in_figures() -> None:
+def test_figures_of_launch_overhead() -> None:
     """Kernels take 20, 5 and 8 µs per step on each of two ranks, whose hosts work 300 µs per step."""
     traces = [
         TraceBuilder(rank, world_size=2)
@@ -263,13 +263,13 @@ def test_launching_in_figures() -> None:
         ("copy", "", "rank 3 copies longer", "ranks 3 copy longer"),
     ],
 )
-def test_what_late_ranks_do_in_words(cause: str, place: str, one: str, several: str) -> None:
+def test_wording_for_late_ranks(cause: str, place: str, one: str, several: str) -> None:
     assert (_what(cause, "rank 3", place, one=True, silent=False) or "").startswith(one)
     assert (_what(cause, "ranks 3", place, one=False, silent=False) or "").startswith(several)
     assert _what("unknown", "rank 3", place, one=True, silent=False) is None
 
 
-def test_unmarked_input_is_called_what_it_may_be() -> None:
+def test_wording_for_unmarked_input() -> None:
     words = "unmarked time (usually loading)"
     assert _what("input", "rank 3", words, one=True, silent=True) == f"rank 3's {words} delays"
     assert _what("input", "ranks 3 and 4", words, one=False, silent=True) == (
@@ -277,7 +277,7 @@ def test_unmarked_input_is_called_what_it_may_be() -> None:
     )
 
 
-def test_how_often_each_rank_came_last_counts_each_collective_once() -> None:
+def test_last_arrivals_count_each_collective_once() -> None:
     def track(*of: tuple[int, int]) -> Any:
         instance, last = np.array(of).T
         return SimpleNamespace(collectives=SimpleNamespace(instance=instance, last_rank=last))
@@ -301,7 +301,7 @@ def stacks(*functions: dict[str, int]) -> Case:
     return case_of(traces)
 
 
-def test_functions_in_which_late_ranks_are_longer_than_all_others() -> None:
+def test_functions_slower_on_late_ranks_are_named() -> None:
     case = stacks({"log": 100, "load": 900}, {"log": 1100, "load": 900, "save": 300}, {"log": 500, "tiny": 10})
     found = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
     assert found == pytest.approx({"log": 0.6, "save": 0.3})
@@ -331,7 +331,7 @@ def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, wor
     return _largest(case)
 
 
-def test_the_largest_collective_is_that_of_most_transfer_time() -> None:
+def test_largest_collective_has_the_most_transfer_time() -> None:
     found = largest(("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900]))
     assert (found.operation, found.size_bytes, found.transfer_ms) == ("all_reduce", 4000, 0.0004)
     assert found.busbw_gb_per_s == 4000 / 400 * 1.5
@@ -340,7 +340,7 @@ def test_the_largest_collective_is_that_of_most_transfer_time() -> None:
     assert largest(("all_reduce", 10, [100]), ("all_reduce", 20, [100])).size_bytes == 10
 
 
-def test_it_is_one_whose_size_and_cost_are_known() -> None:
+def test_largest_collective_has_known_size_and_cost() -> None:
     known = ("all_gather", 30, [10.0])
     for other in (
         ("all_reduce", None, [900.0]),
@@ -355,9 +355,7 @@ def test_it_is_one_whose_size_and_cost_are_known() -> None:
 @pytest.mark.parametrize(
     ("collecting", "world", "together"), [(True, 2, True), (True, 1, False), (False, 2, None), (None, 2, None)]
 )
-def test_collecting_garbage_is_to_be_done_together(
-    *, collecting: bool | None, world: int, together: bool | None
-) -> None:
+def test_common_garbage_collection_is_advised(*, collecting: bool | None, world: int, together: bool | None) -> None:
     case: Any = SimpleNamespace(timeline=SimpleNamespace(world_size=world))
     place = None if collecting is None else Place(words="after a", ms_per_step=1.0, collecting=collecting)
     advice = stall_advice(case, place)
@@ -367,7 +365,7 @@ def test_collecting_garbage_is_to_be_done_together(
         assert ("on all ranks at once" in str(advice)) == together
 
 
-def test_the_main_place_has_half_of_all_and_of_what_is_gained() -> None:
+def test_main_location_has_half_of_the_time_and_savings() -> None:
     def main(*ms: float, gain: float = 0.0) -> bool:
         return main_place([Place(words="", ms_per_step=one) for one in ms], gain) is not None
 
@@ -380,7 +378,7 @@ def test_the_main_place_has_half_of_all_and_of_what_is_gained() -> None:
     ]
 
 
-def test_ranks_that_are_late_in_some_steps_are_so_for_a_third_of_the_latest() -> None:
+def test_occasionally_late_ranks_exceed_a_third_of_the_latest() -> None:
     excess = {0: (10.0, -90.0), 1: (0.0, 3.0), 2: (2.9, 0.0), 3: (-5.0, -5.0)}
     what_if: Any = SimpleNamespace(excess=excess)
     with pytest.MonkeyPatch.context() as patch:
@@ -390,7 +388,7 @@ def test_ranks_that_are_late_in_some_steps_are_so_for_a_third_of_the_latest() ->
         assert _late_in_some_steps(what_if, "launch") == (0, 1)
 
 
-def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
+def test_clocks_are_the_cause_only_if_all_late_ranks_are_slowed() -> None:
     from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
 
     slow = machine(gpu(0), gpu(1, sm_mhz=1000), gpu(2, sm_mhz=1000, throttle_reasons=("hardware thermal slowdown",)))
@@ -430,7 +428,7 @@ def concluded(
     return [one.title.partition(";")[0] for one in ComputeBound().conclude(case, findings, conclusive=conclusive)]
 
 
-def test_it_is_compute_bound_where_nothing_else_reaches_five_percent() -> None:
+def test_step_without_other_large_buckets_is_compute_bound() -> None:
     assert concluded() == concluded(4.9, None) == ["compute-bound (75 %)"]
     assert concluded(5.0) == concluded(1.0, 7.0) == concluded(conclusive=False) == []
     assert concluded(compute=130.0) == ["compute-bound (100 %)"]
@@ -447,7 +445,7 @@ def stalled(*at: Place, gain: float = 10.0) -> Finding:
         return HostStall()._describe(case, what_if, gain, 20.0)
 
 
-def test_a_stall_is_told_by_its_main_place_or_in_many() -> None:
+def test_stall_names_its_main_location_or_says_that_there_are_many() -> None:
     long, short = Place(words="after a", ms_per_step=9.0), Place(words="after b", ms_per_step=3.0)
     one = stalled(long, short)
     assert (one.title, one.place) == ("the training thread stalls after a, which costs 10.0 ms per step", "after a")

@@ -62,7 +62,7 @@ def test_nothing_saves_more_than_the_unprofiled_step(share: float) -> None:
     assert 0 < made.saving_ms(nothing_left(made.corrected)) <= share * step_ms
 
 
-def test_nothing_saves_more_than_the_recorded_step_where_the_simulation_takes_longer() -> None:
+def test_nothing_saves_more_than_the_recorded_step_if_the_simulated_step_is_longer() -> None:
     timeline = build_timeline([late_input()])
     free = what_if_of(timeline)
     assert free.saving_ms(nothing_left(free.corrected)) == pytest.approx(free.corrected_ms)

@@ -46,13 +46,13 @@ def timed(job: Job, *, slow_times: float) -> Case:
     return run_of(case, [scale * one for one in times])
 
 
-def test_steps_that_scatter_little_carry_a_small_finding() -> None:
+def test_small_finding_is_reported_if_steps_scatter_little() -> None:
     codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.02))
     assert "launch-bound" in codes
     assert "cannot-tell:launch-bound" not in doubts
 
 
-def test_what_is_lost_in_a_few_steps_is_none() -> None:
+def test_loss_in_few_steps_is_no_finding() -> None:
     codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.8))
     assert not codes & {"launch-bound", "compute-bound"}, "nor is it said that nothing is wrong"
     assert "chance" in doubts["cannot-tell:launch-bound"]
@@ -70,7 +70,7 @@ def with_events(case: Case, per_node: int) -> Case:
 
 
 @pytest.mark.parametrize(("launch_us", "found"), [(250.0, True), (160.0, False)])
-def test_what_the_profiler_might_have_cost_is_no_finding(launch_us: float, *, found: bool) -> None:
+def test_savings_within_profiler_overhead_are_no_finding(launch_us: float, *, found: bool) -> None:
     """100 launches have 40 events each: the profiler costs 5.1 ms, and 6.6 ms if its overhead is 30 % higher."""
     case = with_events(
         case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=launch_us),), steps=10).traces()), 40
@@ -82,7 +82,7 @@ def test_what_the_profiler_might_have_cost_is_no_finding(launch_us: float, *, fo
     assert ("cannot-tell:launch-bound" in doubts) == (not found)
 
 
-def test_what_is_left_once_a_larger_cause_is_gone_must_remain_when_the_profiler_costs_more() -> None:
+def test_remaining_savings_must_survive_higher_overhead() -> None:
     job = Job(ranks=1, step=(fetch(15), kernels(10, count=100, launch_us=168)), steps=10)
     without_profiler_ms = 15 + 100 * (0.168 - 40 * PROFILER_NS_PER_EVENT / 1e6)
     codes, doubts = told(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
@@ -100,7 +100,7 @@ def interval_of(case: Case) -> tuple[float, float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_timed", [False, True])
-def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
+def test_interval_contains_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
     held, halves = 0, []
     for seed in range(JOBS):
         recipe = msgspec.structs.replace(draw(seed), timed=is_timed)
@@ -113,7 +113,7 @@ def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> N
     assert statistics.median(halves) < (0.1 if is_timed else 0.3), "an interval that says something"
 
 
-def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
+def test_interval_includes_faster_unprofiled_steps() -> None:
     """The device took 10 ms of each recorded step and 7 ms of unprofiled steps, which no profiler overhead explains."""
     case = case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=20),), steps=10).traces())
     low, high = interval_of(run_of(case, [7.0, 7.1, 6.9, 7.0, 7.05, 6.95]))
@@ -121,7 +121,7 @@ def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
     assert high >= 10.0
 
 
-def test_without_timed_steps_the_profiler_may_have_cost_twice_as_much_or_half() -> None:
+def test_interval_covers_half_and_twice_the_overhead() -> None:
     case = with_events(case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=250.0),), steps=10).traces()), 40)
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
@@ -142,7 +142,7 @@ def cpu_ranks(scatter_us: int) -> Case:
     return case_of([trace.build() for trace in ranks])
 
 
-def test_cpu_processes_whose_steps_scatter_may_take_another_time_at_other_times() -> None:
+def test_interval_of_cpu_processes_covers_drift() -> None:
     quiet, busy = interval_of(cpu_ranks(20)), interval_of(cpu_ranks(1_000))
     assert (quiet[1] - quiet[0]) / 2 < 0.1 * 20
     assert busy[0] < 0.8 * 20

@@ -70,7 +70,7 @@ QUIET = Job(ranks=2, step=DDP)
 
 
 @pytest.mark.parametrize(("device", "lead"), [("cuda", 0.0), ("cuda", 0.3), ("cpu", 0.0)])
-def test_a_loader_too_slow_by_a_tenth_that_the_recording_hides_is_found(device: str, lead: float) -> None:
+def test_slow_loader_hidden_by_recording_is_found(device: str, lead: float) -> None:
     case = timed(QUIET, 0.1, device=device, lead=lead)
     assert "input-bound" not in found(replace(case, run=None))
     finding = found(case)["input-bound"]
@@ -91,11 +91,11 @@ def test_a_loader_too_slow_by_a_tenth_that_the_recording_hides_is_found(device: 
         pytest.param(timed(QUIET, 0.0, device="cpu"), id="no time in fetching"),
     ],
 )
-def test_what_costs_the_job_nothing_is_no_finding(case: Case) -> None:
+def test_wait_that_costs_nothing_is_no_finding(case: Case) -> None:
     assert "input-bound" not in found(case)
 
 
-def test_where_it_is_not_known_whether_the_device_waits_nothing_is_said() -> None:
+def test_unknown_device_wait_gives_no_finding() -> None:
     case = timed(QUIET, 0.3)
     assert case.run is not None
     for unknown in ({"lead_ms": None}, {"input_ms": None}):
@@ -107,7 +107,7 @@ def test_where_it_is_not_known_whether_the_device_waits_nothing_is_said() -> Non
         assert "input-bound" not in found(replace(case, run=msgspec.structs.replace(case.run, ranks=ranks)))
 
 
-def test_what_the_recording_shows_too_is_found_from_the_recording() -> None:
+def test_recorded_wait_is_reported_from_the_recording() -> None:
     finding = found(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
     assert "timed_steps" not in finding.evidence
 
@@ -130,7 +130,7 @@ def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = N
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itself() -> None:
+def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
     recorded = found(replace(on_cpus((30, 30)), run=None))
     assert recorded["straggler"].ranks == (1,)
     alike = found(on_cpus((30, 30)))
@@ -143,7 +143,7 @@ def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itsel
     assert next(iter(later)) == "input-bound"
 
 
-def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_recorded() -> None:
+def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> None:
     """A recorded step takes 28 ms and its loader keeps up; an unprofiled step takes 20 ms and waits for 30."""
     slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
     case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
@@ -161,7 +161,7 @@ def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_record
     assert "29.9 ms of waiting for input that were not recorded; 50.0 ms were measured" in said
 
 
-def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_rank() -> None:
+def test_equally_slow_workers_make_no_rank_late() -> None:
     slow = found(on_cpus((1, 40), (59.0, 59.5)))
     assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
     assert next(iter(slow)) == "input-bound"
@@ -170,7 +170,7 @@ def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_ra
     assert late["straggler"].recoverable_ms_per_step == pytest.approx(30)
 
 
-def test_whose_workers_cannot_keep_up_is_named_though_it_waits_for_nothing() -> None:
+def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
     hidden = run_of(case_of(QUIET.traces()), [60.0] * STEPS)
     assert hidden.run is not None
     for batch_ms, ranks in ((59.0, (0, 1)), (40.0, (1,))):
@@ -178,7 +178,7 @@ def test_whose_workers_cannot_keep_up_is_named_though_it_waits_for_nothing() -> 
         assert found(case)["input-bound"].ranks == ranks
 
 
-def test_the_gain_is_what_the_device_did_not_have_to_do_meanwhile() -> None:
+def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
     # The first step is unknown; the others are 8 minus a lead of 5, 2 after a lead of 5, and 7 after none.
@@ -188,7 +188,7 @@ def test_the_gain_is_what_the_device_did_not_have_to_do_meanwhile() -> None:
     assert exposed_input_ms(rank) == ()
 
 
-def test_means_and_costs_of_a_run() -> None:
+def test_means_and_recording_costs_of_a_run() -> None:
     case = timed(QUIET, 0.1, lead=0.2)
     assert case.run is not None
     ranks = [
@@ -213,7 +213,7 @@ def test_means_and_costs_of_a_run() -> None:
     assert [one.message for one in recording_doubts(run)] == ["because"]
 
 
-def test_a_run_from_before_any_of_this_says_nothing() -> None:
+def test_run_record_without_these_fields_gives_no_figures() -> None:
     case = run_of(case_of(QUIET.traces()), [10.0, 11.0, 10.0])
     assert unprofiled_ranks(case.run) is None
     assert recording_cost(case.run) is None
@@ -252,13 +252,13 @@ def exchange_ms(
     return 0.0 if finding is None else finding.recoverable_ms_per_step or 0.0
 
 
-def test_what_a_host_hides_only_while_it_is_recorded_is_found_by_how_fast_it_was_timed() -> None:
+def test_communication_hidden_only_while_recorded_is_found_by_host_speed() -> None:
     """A thread that runs far ahead waits for room in the launch queue, so only some steps show its speed."""
     assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(COMMUNICATION_MS, rel=0.02)
     assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < COMMUNICATION_MS / 2
 
 
-def test_so_is_what_it_does_by_steps_that_began_on_an_idle_device() -> None:
+def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> None:
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
@@ -272,18 +272,18 @@ ONE_SLOWED = Job(
 
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
-def test_where_devices_set_the_pace_no_host_is_slower_than_it_was_timed(lead_ms: float | None, each: bool) -> None:
+def test_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(lead_ms: float | None, each: bool) -> None:
     """A host sets no pace if it runs ahead by more than half of the step: 13 of 26.4 ms are less."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
 
-def test_a_host_that_sets_the_pace_of_the_timed_step_is_not_made_faster_by_a_step_that_was() -> None:
+def test_host_that_sets_the_pace_is_not_made_faster() -> None:
     as_told = exchange_ms(HOST_MS, [HOST_MS])
     assert exchange_ms(HOST_MS, [HOST_MS, 16.0]) == pytest.approx(as_told)
 
 
-def test_unprofiled_steps_that_took_longer_than_recorded_ones_make_an_amount_less_sure() -> None:
+def test_longer_unprofiled_steps_lower_confidence() -> None:
     case = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces())
     as_recorded, longer = (
         found(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
@@ -313,7 +313,7 @@ def fetching(job: Job, input_ms: Sequence[float]) -> Case:
 ELSEWHERE = (kernels(1), silence(30))
 
 
-def test_a_stall_that_the_timed_steps_know_as_fetching_is_input_and_said_once() -> None:
+def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input() -> None:
     job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
     assert "host-stall" in found(fetching(job, (0.0, 0.0)))
     case = fetching(job, (30.0, 30.0))
@@ -323,7 +323,7 @@ def test_a_stall_that_the_timed_steps_know_as_fetching_is_input_and_said_once() 
     assert "host-stall" not in {fix.code for fix in diagnose(case).next}
 
 
-def test_so_is_the_stall_of_one_late_rank() -> None:
+def test_stall_of_a_late_rank_that_is_fetching_is_input() -> None:
     job = Job(ranks=2, step=DDP, extra={1: ELSEWHERE})
     causes = [found(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
     assert causes == ["stall", "input"]
@@ -331,9 +331,7 @@ def test_so_is_the_stall_of_one_late_rank() -> None:
 
 @pytest.mark.parametrize("found", [None, StepsFound(by="optimizer", optimizer="SGD", optimizers=1)])
 @pytest.mark.parametrize("late", [(0,), (0, 1)])
-def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading(
-    late: tuple[int, ...], found: StepsFound | None
-) -> None:
+def test_unmarked_time_after_an_update_may_be_more_than_input(late: tuple[int, ...], found: StepsFound | None) -> None:
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -383,7 +381,7 @@ BY_TURNS = [[45.0, 0.5] * 10, [0.5, 45.0] * 10]
         ([[45.0] * 20, [0.5] * 20, [0.5] * 20, [0.5] * 20], (1,), False),
     ],
 )
-def test_who_is_waited_for_is_told_by_who_is_ahead(
+def test_ranks_ahead_of_their_devices_wait_for_the_others(
     leads: list[list[float]], late: tuple[int, ...], alone: bool
 ) -> None:
     case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)
@@ -391,13 +389,13 @@ def test_who_is_waited_for_is_told_by_who_is_ahead(
 
 
 @pytest.mark.parametrize(("lead", "alone"), [(24.9, False), (25.1, True)])
-def test_a_host_that_is_ahead_by_less_than_half_a_step_may_have_worked_all_of_it(lead: float, alone: bool) -> None:
+def test_host_less_than_half_a_step_ahead_may_set_the_pace(lead: float, alone: bool) -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [lead] * 20, [0.5] * 20)
     assert alone_waited_for(case.run, range(2), (1,))
     assert alone_waited_for(case.run, range(2), (1,), ahead_from=MOST) == alone
 
 
-def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_lead() -> None:
+def test_awaited_ranks_are_unknown_without_leads_of_all_ranks() -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [45.0] * 20, [0.5] * 20)
     assert case.run is not None
     assert not alone_waited_for(case.run, range(3), (1,))
@@ -410,7 +408,7 @@ def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_
     assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
 
 
-def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_where_it_was_in_the_timed_steps() -> None:
+def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
     """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
@@ -419,7 +417,7 @@ def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_wh
     assert "straggler" not in untold
 
 
-def test_what_took_longer_in_the_timed_steps_is_the_late_ranks_where_all_waited_for_it() -> None:
+def test_longer_unprofiled_steps_belong_to_the_awaited_rank() -> None:
     """Rank 1 pauses for 30 ms of recorded steps, and for 8 ms more in unprofiled steps."""
     step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
     pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))

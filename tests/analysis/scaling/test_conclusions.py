@@ -22,7 +22,7 @@ from gpudiag.statistics import Estimate
 from tests.app.scale.points import measured, parts
 
 
-def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
+def test_efficiency_is_relative_to_one_device_of_the_same_curve() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     other = measured(1, 60.0, precision="fp32")
     found = {point.id: point for point in with_speedups([four, other, one])}
@@ -37,7 +37,7 @@ def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
     "unlike",
     [{"batch_per_device": 32}, {"data": "loader"}, {"strategy": "gloo"}, {"mode": "strong"}, {"workload": "vgg16"}],
 )
-def test_no_speedup_over_another_job(unlike: dict[str, object]) -> None:
+def test_different_jobs_give_no_speedup(unlike: dict[str, object]) -> None:
     four = with_speedups([measured(4, 40.0), measured(1, 30.0, **unlike)])[0]
     assert four.speedup is None
     assert four.baseline is None
@@ -51,7 +51,7 @@ def test_strong_scaling_compares_the_same_step() -> None:
     assert found.efficiency == pytest.approx(0.8)
 
 
-def test_the_worked_example_of_the_waterfall() -> None:
+def test_waterfall_of_the_worked_example() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
     lost = {loss.name: loss.percent for loss in fall.losses}
@@ -63,7 +63,7 @@ def test_the_worked_example_of_the_waterfall() -> None:
     assert fall.notes == ()
 
 
-def test_residual_of_the_simulation_is_the_rest() -> None:
+def test_simulation_error_is_the_rest() -> None:
     fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=38), parts(compute=30))
     assert {loss.name: loss.percent for loss in fall.losses}["rest"] == pytest.approx(5)
     assert any("5.0 %" in note for note in fall.notes)
@@ -85,7 +85,7 @@ def test_note_compares_with_the_job_without_communication() -> None:
     assert any("4 devices reach 96.8 %" in note for note in fall.notes)
 
 
-def test_a_waterfall_of_timed_steps_alone() -> None:
+def test_waterfall_without_recorded_steps() -> None:
     apart = measured(4, 31.0, strategy="independent"), measured(1, 29.0, strategy="independent")
     fall = measured_waterfall(measured(4, 40.0), measured(1, 30.0), apart)
     lost = {loss.name: loss.percent for loss in fall.losses}
@@ -103,7 +103,7 @@ length = st.floats(0, 50)
     st.floats(1, 200),
     st.sampled_from([1, 2, 4, 64]),
 )
-def test_the_waterfall_closes(
+def test_waterfall_parts_sum_to_the_step(
     several: tuple[float, ...], single: tuple[float, ...], step_ms: float, one_ms: float, count: int
 ) -> None:
     fall = waterfall(
@@ -122,7 +122,7 @@ def known(step_ms: float) -> Estimate:
     return Estimate(value=step_ms, low=0.998 * step_ms, high=1.002 * step_ms)
 
 
-def test_the_fit_finds_the_terms_it_was_made_of() -> None:
+def test_fit_recovers_its_terms() -> None:
     steps = {n: known(30 + 4 * 2 * (n - 1) / n + 0.2 * (n - 1)) for n in (1, 2, 4, 8, 16)}
     found = fit(steps)
     assert found.cost.compute_ms == pytest.approx(30, rel=0.01)
@@ -143,7 +143,7 @@ def test_costs_are_never_negative_and_never_fall(compute: float, transfer: float
 
 
 @pytest.mark.parametrize("freedom", [3.0, 9.0, math.inf])
-def test_the_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
+def test_forecast_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
     steps = {
         1: Estimate(value=30, low=29.9, high=30.1, freedom=freedom),
         2: Estimate(value=40, low=36, high=44, freedom=freedom),
@@ -160,7 +160,7 @@ def test_too_few_sizes_give_no_fit() -> None:
     assert prospect([measured(1, 30.0)], None, None) is None
 
 
-def test_forecasts_within_the_machine() -> None:
+def test_forecast_within_the_machine() -> None:
     found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
     assert found is not None
     assert [one.devices for one in found.forecasts] == [8, 16, 32]
@@ -169,7 +169,7 @@ def test_forecasts_within_the_machine() -> None:
     assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
 
 
-def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
+def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
     # 100 MB over 10 GB/s take 20 ms between many machines, which backward can hide entirely.
     found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert found is not None
@@ -182,13 +182,13 @@ def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
     assert "10 GB/s" in last.network
 
 
-def test_durations_count_samples_and_say_the_batch() -> None:
+def test_durations_count_samples_and_name_the_batch() -> None:
     (one,) = durations([measured(4, 40.0)], Wanted(samples=64e6))
     assert one.iterations == pytest.approx(64e6 / 256)
     assert one.hours == pytest.approx(64e6 / 6400 / 3600)
 
 
-def test_voxels_count_once() -> None:
+def test_voxels_are_counted_once() -> None:
     """8.1 teravoxels at 8.8 million voxels per second take 256 hours rather than 25.7."""
     point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
     (one,) = durations([point], Wanted(voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000}))
@@ -200,7 +200,7 @@ def test_voxels_count_once() -> None:
     assert "at 8.80 Mvox/s" in words.duration_words(one, written)
 
 
-def test_iterations_on_several_devices_are_not_those_of_one() -> None:
+def test_iterations_on_several_devices_train_more_samples() -> None:
     one, four = durations([measured(1, 30.0), measured(4, 40.0)], Wanted(iterations=1e5))
     assert (one.iterations, four.iterations) == (1e5, 1e5)
     assert one.hours == pytest.approx(1e5 * 0.03 / 3600)

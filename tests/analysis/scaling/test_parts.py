@@ -28,7 +28,7 @@ def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
-def test_parts_sum_to_the_timed_step(name: str) -> None:
+def test_parts_sum_to_the_unprofiled_step(name: str) -> None:
     found = of(name)
     assert set(found.parts_ms) == set(STEP_PARTS)
     assert min(found.parts_ms.values()) >= 0
@@ -66,7 +66,7 @@ milliseconds = st.floats(0, 100)
 
 
 @given(st.tuples(*[milliseconds] * len(STEP_PARTS)), st.floats(1, 300), st.booleans())
-def test_scaling_never_makes_parts_longer_than_the_timed_step(
+def test_scaling_never_makes_parts_longer_than_the_unprofiled_step(
     lengths: tuple[float, ...], timed_ms: float, on_cpu: bool
 ) -> None:
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))

@@ -55,7 +55,7 @@ def test_no_conclusions_from_a_baseline_on_an_uneven_host(uneven: Scaling) -> No
     assert any(r.code == "no-baseline-to-trust" and "30.6 ms as nccl" in r.message for r in uneven.remarks)
 
 
-def test_undisturbed_points_keep_their_conclusions(uneven: Scaling) -> None:
+def test_points_without_contention_keep_their_conclusions(uneven: Scaling) -> None:
     vgg = {(point.strategy, point.devices): point for point in uneven.points if point.workload == "vgg16"}
     assert vgg["nccl", 4].efficiency == pytest.approx(0.93, abs=0.001)
     assert {fall.strategy for fall in uneven.waterfalls} == {"nccl", "nccl-no-p2p"}
@@ -113,7 +113,7 @@ def test_every_point_has_the_requested_starts() -> None:
     assert again([measured(1, 30.0), two], 1) == []
 
 
-def test_a_point_of_two_starts_keeps_both() -> None:
+def test_point_with_two_starts_keeps_both() -> None:
     point = started(2, 40.0, 50.0)
     assert point.starts == tuple(
         StartResult(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)
@@ -122,7 +122,7 @@ def test_a_point_of_two_starts_keeps_both() -> None:
     assert point.steps == 100
 
 
-def test_two_points_forecast_nothing() -> None:
+def test_two_points_give_no_forecast() -> None:
     assert prospect([measured(1, 30.0), measured(4, 36.0)], Network(gb_per_s=25.0), None) is None
 
 

@@ -80,7 +80,7 @@ def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_le
 )
 @example(seed=1, steps=6, buckets=4, sized=False, broadcasts=2, cut=(3, 6, 4, 4), offset=0)
 @examples(200)
-def test_captures_that_begin_and_end_apart(
+def test_captures_with_different_start_and_end(
     *, seed: int, steps: int, buckets: int, sized: bool, broadcasts: int, cut: tuple[int, int, int, int], offset: int
 ) -> None:
     noise = np.random.default_rng(seed)
@@ -109,7 +109,7 @@ def test_small_clock_offset_is_unambiguous(seed: int, offset: int) -> None:
 
 @given(seed=st.integers(0, 2**32), lost=st.integers(1, 6), offset=st.sampled_from([0, 40 * NS_PER_US, 2 * NS_PER_MS]))
 @examples(100)
-def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> None:
+def test_collectives_lost_in_the_middle_are_skipped(seed: int, lost: int, offset: int) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 5, noise)
     of_a = np.arange(len(job.end))
@@ -120,7 +120,7 @@ def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> No
 
 @given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
 @examples(100)
-def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
+def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
     """Steps of unequal length make one match much better than the others."""
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
@@ -133,7 +133,7 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
-def test_long_captures(origin: int) -> None:
+def test_long_captures_are_aligned(origin: int) -> None:
     """A sample of collectives votes on the offset, and then all are matched."""
     noise = np.random.default_rng(3)
     job = training(150, 7, noise)
@@ -179,7 +179,7 @@ def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> Non
 
 
 @pytest.mark.parametrize("comparable", [True, False])
-def test_one_collective_each(comparable: bool) -> None:
+def test_single_collectives_match(comparable: bool) -> None:
     one = CollectiveSequence(
         start=np.array([1], np.int64),
         end=np.array([5], np.int64),
@@ -203,7 +203,7 @@ def test_rank_without_symmetric_collectives_matches_nothing(comparable: bool) ->
 
 @given(seed=st.integers(0, 2**32))
 @examples(50)
-def test_unrelated_collectives_move_no_clock(seed: int) -> None:
+def test_unrelated_collectives_give_no_clock_offset(seed: int) -> None:
     """Groups with the same name but different collectives end at unrelated times, which must not give an offset."""
     noise = np.random.default_rng(seed)
     count = 40
@@ -221,7 +221,7 @@ def test_unrelated_collectives_move_no_clock(seed: int) -> None:
 
 @given(seed=st.integers(0, 2**32), comparable=st.booleans())
 @examples(50)
-def test_only_collectives_of_one_signature_are_paired(seed: int, *, comparable: bool) -> None:
+def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
@@ -240,7 +240,7 @@ def test_only_collectives_of_one_signature_are_paired(seed: int, *, comparable: 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
 @examples(50)
-def test_scattered_ends_pair_by_overlap_on_one_clock(seed: int, steps: int, lost: int) -> None:
+def test_scattered_ends_match_by_overlap_on_one_clock(seed: int, steps: int, lost: int) -> None:
     """gloo's threads on busy CPUs end milliseconds apart, as in `tests/traces/gloo_dataloader`."""
     noise = np.random.default_rng(seed)
     job = training(steps, 3, noise)
@@ -258,7 +258,7 @@ def test_scattered_ends_pair_by_overlap_on_one_clock(seed: int, steps: int, lost
     assert found.offset_ns == 0
 
 
-def test_empty() -> None:
+def test_empty_captures_match_nothing() -> None:
     none = CollectiveSequence(
         start=np.empty(0, np.int64),
         end=np.empty(0, np.int64),

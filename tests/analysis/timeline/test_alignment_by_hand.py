@@ -71,7 +71,7 @@ def test_nearest_value_with_ties_to_the_lower(points: list[int], among: list[int
         assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
 
 
-def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
+def test_matches_are_mutually_nearest_within_the_tolerance() -> None:
     assert near(seen([0, 1000, 2000]), seen([300, 700, 2301])) == [(0, 0), (1, 1)]
     assert near(seen([0, 200]), seen([150])) == [(1, 0)]
     assert near(seen([150]), seen([0, 200])) == [(0, 1)]
@@ -80,7 +80,7 @@ def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
     assert near(seen([0, 1000]), seen([-4000, -5000]), -5000) == [(0, 1), (1, 0)]
 
 
-def test_pairs_are_symmetric_and_of_one_signature() -> None:
+def test_matches_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen([0, 1000, 2000], of=[1, 3, 3])) == [(0, 0), (2, 2)]
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
@@ -153,7 +153,7 @@ def offsets(*fits: _Fit) -> list[float]:
     return [one.offset / NS_PER_US for one in _equally_good([*fits])]
 
 
-def test_equally_good_pairings_have_half_the_pairs_and_nearly_full_coverage() -> None:
+def test_equally_good_alignments_have_half_the_matches_and_nearly_full_coverage() -> None:
     assert offsets() == []
     assert offsets(fitting(10, 5000), fitting(20, 0)) == [0, 5000]
     assert offsets(fitting(9, 5000), fitting(20, 0)) == [0]
@@ -162,7 +162,7 @@ def test_equally_good_pairings_have_half_the_pairs_and_nearly_full_coverage() ->
     assert offsets(fitting(20, 0, coverage=0.8), fitting(15, 5000, coverage=0.76)) == [0, 5000]
 
 
-def test_equally_good_pairings_have_at_most_four_times_the_spread() -> None:
+def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
@@ -174,7 +174,7 @@ def test_equally_good_pairings_have_at_most_four_times_the_spread() -> None:
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
 
-def test_few_pairs_do_not_set_the_spread() -> None:
+def test_few_matches_do_not_set_the_spread() -> None:
     assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
     assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]
@@ -185,7 +185,7 @@ def test_offsets_within_the_tolerance_are_merged() -> None:
     assert offsets(fitting(19, 2300), fitting(20, 2000), fitting(18, 2301), fitting(17, 1700)) == [2000, 2301]
 
 
-def test_on_comparable_clocks_the_smaller_offset_is_the_right_one() -> None:
+def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
     def found(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
         one = _finish(seen([0] * 30), seen([0] * 30), [*fits], comparable)
         return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
@@ -233,7 +233,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
         ("*", "*", []),
     ],
 )
-def test_rooted_collectives_are_paired_between_matched_ones(a: str, b: str, found: list[tuple[int, int]]) -> None:
+def test_rooted_collectives_match_between_matched_ones(a: str, b: str, found: list[tuple[int, int]]) -> None:
     assert rooted_between(a, b) == found
 
 
@@ -252,7 +252,7 @@ def test_overlapping_collectives_match_on_one_clock() -> None:
     assert overlap(a, seen([1000, 3000], of=[7, 7])) == ([], 0, 0, False)
 
 
-def test_overlap_pairs_each_signature_in_order() -> None:
+def test_overlap_matches_each_signature_in_order() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     b = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     assert overlap(a, b) == ([(0, 0), (1, 1), (2, 2)], 0, 1.0, True)
@@ -271,7 +271,7 @@ def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
-def test_collective_at_the_end_of_the_other_capture_counts_as_seen(begin: float, coverage: float) -> None:
+def test_collective_at_the_edge_of_the_other_capture_counts_as_recorded(begin: float, coverage: float) -> None:
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     a = seen([*nine, 20_050], starts=[*(at - 50 for at in nine), begin])
     b = seen(sorted([*nine, 10_500]))
@@ -302,7 +302,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
     assert of(many, many, comparable=True) == [0, 0, *(sign * at * 1000 for at in (1, 2, 3) for sign in (-1, 1)), -4000]
 
 
-def test_overlap_is_used_if_it_pairs_more() -> None:
+def test_overlap_is_used_if_it_matches_more() -> None:
     def loose(fits: int) -> CollectiveSequence:
         ends = shifted(fits, 12, bend=400)
         return seen(ends, starts=[at - 600 for at in ends])

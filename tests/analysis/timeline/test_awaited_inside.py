@@ -29,7 +29,7 @@ def test_operator_waits_until_the_collective_ends() -> None:
     assert awaited(busy) == [(1150, 1200), (1600, 1900)]
 
 
-def test_pause_without_an_ending_collective_is_no_wait() -> None:
+def test_pause_without_a_collective_end_is_no_wait() -> None:
     assert awaited(summed()) == []
     assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # ends while the thread is busy
     assert awaited(summed().gloo(1090, 1900)) == []  # starts before the enqueue

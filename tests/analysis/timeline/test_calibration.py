@@ -169,7 +169,7 @@ def idle_device(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_threshold_decides_between_its_cases(name: str) -> None:
+def test_threshold_separates_its_cases(name: str) -> None:
     assert CASES.differ(name)
 
 

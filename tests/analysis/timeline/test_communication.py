@@ -140,7 +140,7 @@ def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
     assert buckets(found)["communication_transfer"] == 4010
 
 
-def test_replica_threads_are_no_communication(tmp_path: Path) -> None:
+def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
     found = timeline(
         tmp_path,
         event("user_annotation", "DataParallel.forward", 100, 5000),
@@ -199,7 +199,7 @@ def test_user_hook_is_recognised_by_its_caller(tmp_path: Path, under_ddp: bool) 
         ("user_annotation", "gpudiag.exchange", Role.COMMUNICATION),
     ],
 )
-def test_names_of_communication(tmp_path: Path, category: str, name: str, role: Role) -> None:
+def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name: str, role: Role) -> None:
     trace = read_one(tmp_path, document(event(category, name, 0, 5), event("cpu_op", "aten::mm", 6, 5)))
     assert Role(int(trace.events.role[0])) is role
 

@@ -46,7 +46,7 @@ def test_thread_waits_for_communication_until_the_update() -> None:
     assert spans(stepping().by(7).operator(-3800, -3100)) == {9: [(100, 600)]}
 
 
-def test_communication_of_the_previous_step_is_over() -> None:
+def test_communication_of_the_previous_step_does_not_count() -> None:
     trace = stepping().operator(0, 100).optimizer(3000, 3100).operator(3000, 3050).step(10_000)
     assert spans(trace) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
     before = TraceBuilder(world_size=2).step(0).operator(0, 100).optimizer(2000, 2100).operator(2000, 2050)

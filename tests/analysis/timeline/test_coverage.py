@@ -36,7 +36,7 @@ def partial(trace: TraceBuilder) -> list[str]:
     return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
 
 
-def test_the_worked_example() -> None:
+def test_coverage_of_the_worked_example() -> None:
     assert covered_share(track_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 130)
 
 
@@ -45,7 +45,7 @@ def test_marked_steps_cover_a_recording_without_other_work() -> None:
     assert covered_share(track_of(recording(0))) == 1
 
 
-def test_work_that_overlaps_counts_once() -> None:
+def test_overlapping_work_counts_once() -> None:
     trace = recording(60)
     for at in (100, 200, 300, 400):
         trace.step(at, mark=None).compute(0, 9, stream=8)
@@ -89,7 +89,7 @@ def test_below_seventy_percent_the_outside_work_is_reported() -> None:
     assert len(partial(recording(48))) == 1  # covers 82 of 118 ms
 
 
-def test_the_least_covered_rank_decides() -> None:
+def test_least_covered_rank_decides() -> None:
     traces = [TraceBuilder(rank, world_size=2, unit_ns=NS_PER_MS) for rank in range(2)]
     for trace in traces:
         for at in range(100, 600, 100):
@@ -123,7 +123,7 @@ def test_no_compute_bound_finding_from_a_single_step(before: int, *, concluded: 
     assert ("partial-coverage" in validity) != concluded
 
 
-def test_a_single_range_at_the_end_of_a_long_recording_is_said_to_be_a_part_of_it() -> None:
+def test_single_range_at_the_end_is_reported_as_partial() -> None:
     """In PARAM's AlexNet all device work is in one range of 12.9 s, after 30 s of setup."""
     (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
     (message,) = [one.message for one in build_timeline([trace]).validity if one.code == "partial-coverage"]

@@ -27,7 +27,7 @@ def said(*traces: Trace) -> dict[str, str]:
     ("launches", "lost", "lossy"),
     [(500, 10, True), (500, 9, False), (501, 10, False), (550, 11, True), (100, 10, True), (20, 9, False)],
 )
-def test_kernels_are_lost_from_ten_and_two_percent_on(launches: int, lost: int, *, lossy: bool) -> None:
+def test_kernels_count_as_lost_above_ten_and_two_percent(launches: int, lost: int, *, lossy: bool) -> None:
     assert DeviceActivity(launches, lost, missing=False).lossy == lossy
     assert not DeviceActivity(launches, lost, missing=True).lossy
 
@@ -157,7 +157,7 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
     assert len(_clocks(Matching([], [], clocks, set(), True))) == 1 + skewed
 
 
-def test_lost_events_are_added_up() -> None:
+def test_lost_events_are_summed() -> None:
     traces = [
         replace(TraceBuilder(rank).steps(5, 100, lambda one: one.compute(0, 90)).build(), dropped_events=rank + 1)
         for rank in range(2)

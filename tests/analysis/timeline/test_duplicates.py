@@ -52,20 +52,20 @@ def test_recordings_with_any_difference_are_kept() -> None:
     assert doubts(recording(0), recording(1, origin_ns=ORIGIN_NS - 1)) == []
 
 
-def test_devices_of_one_file_are_no_copies() -> None:
+def test_devices_of_one_file_are_no_duplicates() -> None:
     twins = [replace(recording(rank).build(), source="job.xplane.pb") for rank in (0, 1)]
     timeline = build_timeline(twins)
     assert timeline.ranks_present == (0, 1)
     assert "duplicate-ranks" not in {one.code for one in timeline.validity}
 
 
-def test_copies_are_detected_in_any_order() -> None:
+def test_duplicates_are_detected_in_any_order() -> None:
     for sources in (("a.json", "b.json"), ("b.json", "a.json")):
         twins = [replace(recording(rank).build(), source=source) for rank, source in enumerate(sources)]
         assert "duplicate-ranks" in {one.code for one in build_timeline(twins).validity}
 
 
-def test_a_copy_takes_no_rank_and_is_not_missing() -> None:
+def test_duplicate_has_no_rank_and_is_not_missing() -> None:
     files = [
         replace(recording(0, longer).build(), source=name, rank=None, world_size=None)
         for name, longer in (("a.json", 0), ("copy of a.json", 0), ("b.json", 1))
@@ -89,7 +89,7 @@ def test_repeated_rank_is_reported_once() -> None:
     assert also.startswith("1 of 3 ranks missing (2)")
 
 
-def test_copy_of_a_real_file_of_several_gpus_counts_no_ranks(tmp_path: Path) -> None:
+def test_duplicate_of_a_real_file_of_several_gpus_counts_no_ranks(tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copy(TRACES / "tensorflow" / "mirrored_nccl.xplane.pb.gz", tmp_path / f"{name}.xplane.pb.gz")
     analysis = analyze([tmp_path])

@@ -61,7 +61,7 @@ def arrivals(found: Matching, index: int) -> list[tuple[int, float]]:
     return list(zip(of.last_rank.tolist(), (of.last_arrival / 1000).tolist(), strict=True))
 
 
-def test_the_last_to_arrive_is_the_same_for_all() -> None:
+def test_last_arrival_is_the_same_for_all_ranks() -> None:
     tracks = [
         track(0, entering(300), ranks=(0, 1, 2)),
         track(1, entering(100), ranks=(0, 1, 2)),
@@ -74,7 +74,7 @@ def test_the_last_to_arrive_is_the_same_for_all() -> None:
     assert (found.offsets, found.missing_ranks, found.ambiguous) == ([0, 0, 0], set(), False)
 
 
-def test_unmatched_collective_waits_for_nobody() -> None:
+def test_unmatched_collective_has_no_wait() -> None:
     found = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
     assert arrivals(found, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
     assert found.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
@@ -85,14 +85,14 @@ def test_unmatched_collective_waits_for_nobody() -> None:
     assert (clock.matched, clock.unmatched) == (5, 1)
 
 
-def test_a_single_collective_is_matched_too() -> None:
+def test_single_collective_matches() -> None:
     found = match_collectives(
         [track(0, [(0, 100)]), track(1, [(50, 100)]), track(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
     )
     assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
-def test_track_with_other_sizes_matches_nothing() -> None:
+def test_collectives_of_different_sizes_do_not_match() -> None:
     tracks = [
         track(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
     ]
@@ -206,7 +206,7 @@ def test_tracks_of_one_process_do_not_link_clocks() -> None:
     assert [one.rank for one in found.clocks] == [1]
 
 
-def test_kinds_differ_by_size() -> None:
+def test_kinds_of_collectives_differ_by_size() -> None:
     of = match_collectives([track(0, entering(300), sizes=[4, 8, 4, None, 8, 4])], {0}).collectives[0]
     assert of.kind.tolist() == [0, 1, 0, 2, 1, 0]
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))

@@ -95,7 +95,7 @@ def test_ranks_with_different_world_sizes_are_mixed() -> None:
         ((7, 7, 5.9), True),
     ],
 )
-def test_ranks_that_communicate_in_every_step_do_not_drift_apart(shorter: tuple[float, ...], *, reported: bool) -> None:
+def test_ranks_that_communicate_in_every_step_do_not_drift(shorter: tuple[float, ...], *, reported: bool) -> None:
     message = warning(Rank(0), Rank(1, steps=shorter), Rank(2, steps=(9, 9, 9)))
     assert ("which communicate in every step" in message) == reported
     if reported:
@@ -108,12 +108,12 @@ def test_a_pause_of_one_rank_is_no_drift() -> None:
 
 
 @pytest.mark.parametrize(("ends", "reported"), [((5, 15, 25), True), ((5, 15), False)])
-def test_ranks_that_communicate_less_often_may_drift_apart(ends: tuple[float, ...], *, reported: bool) -> None:
+def test_ranks_that_communicate_less_often_may_drift(ends: tuple[float, ...], *, reported: bool) -> None:
     assert bool(warning(Rank(0, ends=ends), Rank(1, steps=(1, 1, 1)))) == reported
     assert bool(warning(Rank(0), Rank(1, steps=(1, 1, 1), ends=ends))) == reported
 
 
-def test_ranks_with_other_steps_are_not_compared() -> None:
+def test_ranks_with_different_steps_are_not_compared() -> None:
     assert warning(Rank(0), Rank(1, steps=(1, 1, 1), numbers=(1, 2, 3))) == ""
     assert warning(Rank(0, steps=()), Rank(1, steps=(1, 1, 1))) == ""
     # A group that cannot be compared does not hide the next group.
@@ -166,7 +166,7 @@ def test_collectives_in_one_capture_only_need_not_match() -> None:
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 
 
-def test_one_other_capture_suffices() -> None:
+def test_one_matching_capture_is_enough() -> None:
     group = ("0", (0, 1, 2))
     first, second = Rank(0, ends=(5, 10, 15, 20), group=group), Rank(2, ends=(25, 30, 35, 40), group=group)
     of_both = Rank(1, ends=(15, 20, 25, 30), matched=False, group=group)

@@ -37,9 +37,7 @@ def communicates(trace: Trace) -> bool:
         (None, None, (0,)),
     ],
 )
-def test_one_device_that_is_alone_communicates_with_nobody(
-    rank: int | None, world_size: int | None, group: tuple[int, ...]
-) -> None:
+def test_single_device_has_no_communication(rank: int | None, world_size: int | None, group: tuple[int, ...]) -> None:
     (trace,) = without_lone_communication([process(rank, world_size, group).build()])
     assert not communicates(trace)
     roles = {trace.events.name_of(row): Role(int(trace.events.role[row])) for row in range(len(trace.events))}
@@ -49,7 +47,7 @@ def test_one_device_that_is_alone_communicates_with_nobody(
     assert {Role(role) for role in trace.events.role[trace.events.kind == EventKind.COPY].tolist()} == {Role.COPY}
 
 
-def test_without_a_world_and_without_collectives_one_device_is_alone() -> None:
+def test_single_device_without_world_size_has_no_communication() -> None:
     (trace,) = without_lone_communication([process(collectives=False).build()])
     assert not communicates(trace)
 
@@ -79,7 +77,7 @@ def test_given_world_size_applies_if_the_trace_has_none() -> None:
     assert communicates(trace)
 
 
-def test_a_peer_copy_has_a_peer() -> None:
+def test_peer_copy_implies_a_peer() -> None:
     built = process(0, 1).copy(50, 60, "Memcpy PtoP (Device -> Device)").build()
     assert without_lone_communication([built]) == [built]
 

@@ -41,7 +41,7 @@ def test_straggler_is_named_by_the_waiting_ranks(late: StepView) -> None:
     assert all(0 <= wait.start <= wait.start + wait.length <= late.length for wait in late.waits)
 
 
-def test_work_of_the_straggler_has_a_name(late: StepView) -> None:
+def test_untraced_time_of_the_straggler_is_labelled(late: StepView) -> None:
     """The straggler's untraced time is shown as its input, and is part of its idle time."""
     silent = {}
     for rank in late.ranks:
@@ -58,7 +58,7 @@ def test_streams_are_labelled_by_content(late: StepView) -> None:
     assert labels == ["compute, stream 7", "communication, stream 19"]
 
 
-def test_other_steps_are_kept_with_the_same_names(late: StepView) -> None:
+def test_all_kept_steps_share_names(late: StepView) -> None:
     assert (late.step, [other.step for other in late.others]) == (5, [4])
     (other,) = late.others
     assert other.names == ()
@@ -83,7 +83,7 @@ def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
     return view
 
 
-def test_typical_step_is_near_the_median_and_others_span_all_lengths() -> None:
+def test_typical_step_is_near_the_median_and_kept_steps_span_all_lengths() -> None:
     view = of_lengths([100, 101, 100, 300, 100, 102, 101, 400, 200])
     assert (view.step, view.length) == (7, 101_000)
     lengths = [other.length // 1000 for other in view.others]
@@ -132,7 +132,7 @@ def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int,
     ]
 
 
-def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> None:
+def test_host_is_drawn_four_deep_without_other_threads() -> None:
     """An operator has depth 0, a range 1 and a runtime call 2; a span that crosses a step's edge is in both steps."""
 
     def step(trace: TraceBuilder) -> None:
@@ -151,7 +151,7 @@ def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> Non
     ]
 
 
-def test_each_stream_has_a_row_and_the_buckets_have_one_for_all() -> None:
+def test_each_stream_has_a_row_and_buckets_share_one() -> None:
     def step(trace: TraceBuilder) -> None:
         trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0, 1))
 
@@ -227,7 +227,7 @@ def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
     return view_of(*traces)
 
 
-def test_waits_are_drawn_from_half_a_percent_on_and_the_longest_first() -> None:
+def test_waits_of_half_a_percent_are_drawn_longest_first() -> None:
     view = late_by(5, 4, 20)
     assert [(wait.rank, wait.on_rank, wait.start, wait.length) for wait in view.waits] == [
         (1, 0, 14_000, 20_000),

@@ -54,7 +54,7 @@ def test_steps_recur_after_equal_numbers_of_launches(launched: str, found: list[
     assert starts(launched) == found
 
 
-def test_a_pattern_ends_with_the_last_launch() -> None:
+def test_pattern_ends_with_the_last_launch() -> None:
     steps = repeating("abc" * 4)
     assert (steps.end, steps.source, steps.thread, steps.number.tolist()) == (164, "pattern", 3, [0, 1, 2, 3])
 
@@ -65,7 +65,7 @@ def test_period_tolerates_two_percent_of_launches() -> None:
     assert starts(step + "zzzz" + step + step + step) is None
 
 
-def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
+def test_busiest_thread_has_the_most_launches() -> None:
     events: Any = SimpleNamespace(thread=np.array([7, 8, 8, 9, 9, 9]), rows_of=lambda *_: np.array([0, 1, 2]))
     assert _busiest_thread(events, np.arange(6)) == 9
     assert _busiest_thread(events, np.array([0])) == 7
@@ -110,7 +110,7 @@ def test_first_and_last_of_three_steps_are_left_out(start: list[int], bounds: li
     assert (found.bounds.tolist(), found.steps.tolist()) == (bounds, numbers)
 
 
-def test_a_device_without_known_launches_has_one_window() -> None:
+def test_device_without_known_launches_has_one_window() -> None:
     ops: Any = SimpleNamespace(step=np.array([-1, -1]), start=np.array([30, 10]), end=np.array([35, 20]))
     steps: Any = SimpleNamespace(number=np.array([4]))
     found = device_windows(ops, steps)
@@ -119,7 +119,7 @@ def test_a_device_without_known_launches_has_one_window() -> None:
     assert device_windows(ops, steps).bounds.tolist() == [10, 11]
 
 
-def test_without_any_pattern_all_launches_are_one_step() -> None:
+def test_launches_without_a_pattern_are_one_step() -> None:
     (track,) = build_timeline(
         [TraceBuilder().compute(30, 50, launch=(7, 9)).compute(50, 60, "b", launch=(5, 6)).build()]
     ).tracks

@@ -61,7 +61,7 @@ def test_event_file_is_tfrecords(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed here")
-def test_tensorboard_reads_it(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_event_file(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_events(

@@ -343,7 +343,7 @@ def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
 
 
 @ALONE
-def test_temporary_directory_with_a_long_name(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_temporary_directory_name_works(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("t" * 120)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))

@@ -124,7 +124,7 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
-def test_direct_copies_are_slower_below_nine_tenths(
+def test_direct_copies_count_as_slower_below_nine_tenths(
     direct: float, staged: float, both: tuple[float, float] | None, severity: str | None
 ) -> None:
     copies = [
@@ -366,7 +366,7 @@ def test_missing_peer_access_names_pairs_and_consequence() -> None:
     assert "form a ring" in ring.title
 
 
-def test_advice_without_peer_access() -> None:
+def test_advice_for_missing_peer_access() -> None:
     def first(*pairs: tuple[int, int], **fields: Any) -> str:
         return denied(4, *pairs, **fields).advice[0]
 
@@ -442,7 +442,7 @@ def test_peer_rates_are_by_source_and_destination() -> None:
     assert rates(msgspec.structs.replace(there, path="device_to_device")) == {}
 
 
-def test_wording_of_lists_pairs_and_costs() -> None:
+def test_wording_of_lists_of_pairs_and_costs() -> None:
     assert [gpu_list(of) for of in ([], [2, 1, 1], [0, 1, 2, 4, 5, 7])] == [
         "GPUs none",
         "GPUs 1 and 2",

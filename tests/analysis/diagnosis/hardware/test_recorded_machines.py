@@ -54,7 +54,7 @@ def test_findings_of_a_recorded_machine(name: str) -> None:
     assert sorted(findings) == sorted(EXPECTED[name])
 
 
-def test_the_mismatched_clock_is_the_sm_clock() -> None:
+def test_mismatched_clock_is_the_sm_clock() -> None:
     (finding,) = [f for f in examine_facts(machine("7gforce")) if f.code == "clock-mismatch"]
     assert finding.cause == "sm_clock"
     assert finding.title.startswith("SM clock maximum differs")
@@ -62,7 +62,7 @@ def test_the_mismatched_clock_is_the_sm_clock() -> None:
     assert finding.evidence["percent"] == 5.0
 
 
-def test_the_half_rate_riser_has_its_own_finding() -> None:
+def test_half_rate_riser_has_a_separate_finding() -> None:
     worst, others = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "degraded-link"]
     assert (worst.evidence["gpus"], worst.cause) == ([3], "siblings")
     assert worst.evidence["gb_per_s"] == pytest.approx(0.4048)

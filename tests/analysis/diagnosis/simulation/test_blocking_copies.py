@@ -47,7 +47,7 @@ def test_blocking_copy_is_no_host_work(idle_ms: float, copy_ms: float) -> None:
         assert what_if.saving_ms(with_host_copies(what_if, costs), costs) == pytest.approx(copy_ms, abs=0.05)
 
 
-def test_copy_back_from_an_idle_device_is_awaited() -> None:
+def test_copy_from_an_idle_device_blocks_the_host() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), python(0.3), read_back(4, megabytes=40), SLOW_HOST)))
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
@@ -90,7 +90,7 @@ def test_calls_without_a_recorded_copy_have_one_node() -> None:
     assert nodes.move_to_begin(np.array([1, 2, 3])).tolist() == [1, 5, 0]
 
 
-def test_recording_overhead_explains_launching_but_no_exposed_copy() -> None:
+def test_profiler_overhead_explains_launches_but_no_exposed_copy() -> None:
     step = (python(0.3), host_copy(5, megabytes=50, pinned=False), SLOW_HOST)
     case = case_of(Job(ranks=1, step=step, recording_ns=6_000).traces())
     assert case.what_if is not None

@@ -49,7 +49,7 @@ def test_bucket_copies_run_in_reducer_operators() -> None:
     assert not what_if(packed=False).model.bucket_copy.any()
 
 
-def test_without_communication_only_compute_kernels_remain() -> None:
+def test_without_communication_leaves_only_compute_kernels() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
     # The host must not set the pace here, so its input is removed.

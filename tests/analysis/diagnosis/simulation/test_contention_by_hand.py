@@ -60,7 +60,7 @@ def graph(
     return msgspec.structs.replace(found, streams=((0, count),))
 
 
-def test_kernel_runs_beside_waiting_and_transferring_collectives() -> None:
+def test_contention_counts_waiting_and_transferring_collectives() -> None:
     """The first collective waits from 10 to 20 and transfers to 40; the split of the second is unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
     found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)

@@ -48,7 +48,7 @@ def peak(timeline: Timeline) -> int:
     return most
 
 
-def test_time_and_memory_grow_with_the_events() -> None:
+def test_time_and_memory_grow_linearly_with_events() -> None:
     few, many = timeline_of(FEW), timeline_of(FEW * TIMES)
     assert fastest(many) < AT_MOST * fastest(few)
     assert peak(many) < AT_MOST * peak(few)

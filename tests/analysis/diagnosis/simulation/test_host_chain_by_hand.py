@@ -71,7 +71,7 @@ def kinds_of(
     return [HostBlock(kind) for kind in found.tolist()]
 
 
-def test_launch_is_held_up_if_three_times_the_usual_and_queue_full() -> None:
+def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
     # A queue wait takes at least 8 µs, whatever is usual,
@@ -86,13 +86,13 @@ def test_blocking_calls_have_kinds() -> None:
     assert kinds_of(5, 5, 5, 5, 5, names="CBBeF", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT, RELEASE]
 
 
-def test_call_with_overhead_is_held_up_if_queue_full() -> None:
+def test_call_with_overhead_is_delayed_if_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 4, held=[0, 8, 8.001]) == [NOT, NOT, QUEUE]
     assert kinds_of(4, 4, held=9, queued=[499, 500]) == [NOT, QUEUE]
     assert kinds_of(4, 4, names="Ba", held=9) == [SYNC, QUEUE]
 
 
-def test_one_held_up_call_is_kept_every_two_milliseconds() -> None:
+def test_delayed_calls_are_kept_every_two_milliseconds() -> None:
     block = np.array([QUEUE, QUEUE, SYNC, QUEUE, QUEUE, QUEUE], np.uint8)
     thinned = _thinned(block, ns(0, 1999.999, 1999.999, 2000, 3999, 4000))
     assert thinned.tolist() == [QUEUE, NOT, SYNC, QUEUE, NOT, QUEUE]
@@ -111,7 +111,7 @@ TO, FROM = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)
         (FROM, 1, 20, [SYNC, SYNC]),
     ],
 )
-def test_synchronization_right_behind_a_copy_belongs_to_it(
+def test_synchronization_directly_after_a_copy_belongs_to_it(
     name: str, thread: int, apart: int, kinds: list[HostBlock]
 ) -> None:
     trace = TraceBuilder().copy(5, 40, name, launch=(0, 45)).by(thread).sync(45 + apart, 90 + apart)

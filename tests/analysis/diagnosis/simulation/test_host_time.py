@@ -57,7 +57,7 @@ def test_analysed_span_reaches_the_mark_after_the_last_step() -> None:
     assert analysed_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
 
 
-def test_lengths_in_turn_are_zero_for_inverted_spans() -> None:
+def test_lengths_of_inverted_spans_are_zero() -> None:
     spans = as_set([(0, 10), (20, 30)])
     found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
     assert found.tolist() == [5, 5, 0, 0]
@@ -83,7 +83,7 @@ def test_lengths_in_turn_are_zero_for_inverted_spans() -> None:
         ([(100, 200, "mm"), (900, 1000, "add")], []),  # time between calls does not count
     ],
 )
-def test_slow_call_takes_half_a_millisecond_by_itself(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
+def test_slow_call_has_half_a_millisecond_of_self_time(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
     track, events = track_of((10, 20, "first"), *calls)
     slow = slow_calls(track, events, [1], *analysed_span(track))
     names = [events.name_of(int(row)) for row in slow.row]
@@ -91,7 +91,7 @@ def test_slow_call_takes_half_a_millisecond_by_itself(calls: list[Call], found: 
     assert len(slow.row) == 3 * len(found)
 
 
-def test_slow_calls_are_of_given_threads_and_analysed_steps() -> None:
+def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
     track, events = track_of((1000, 3000, "mm"))
     assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
     assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
@@ -156,7 +156,7 @@ def test_time_before_first_op_excludes_marked_time() -> None:
     assert in_second(before_first_ops(track, events)) == [(1000, 2000)]
 
 
-def test_untraced_time_is_before_first_op_or_long_or_short() -> None:
+def test_untraced_time_is_split_into_before_first_op_long_and_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000

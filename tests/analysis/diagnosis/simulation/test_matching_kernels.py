@@ -88,7 +88,7 @@ def layers(
         ((100, 100, 100), (150, 150, 150), (1, 3), 100),
     ],
 )
-def test_repeated_layers_match_if_durations_are_alike(
+def test_repeated_layers_match_if_durations_are_similar(
     calm: tuple[float, ...], disturbed: tuple[float, ...], places: tuple[int, int], found: float
 ) -> None:
     of = layers(calm, disturbed, calm_places=places[0], disturbed_places=places[1])
@@ -120,7 +120,7 @@ def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     assert time.tolist() == [80, 210, 54, 38, 41]
 
 
-def test_with_few_matches_kernels_lose_the_processor_share() -> None:
+def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40, 50], beside=[49, 30, 20, 0], held=[9, 12, 70, 0])
     time = np.array([80.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(4))

@@ -108,7 +108,7 @@ def test_collective_has_runs_for_start_and_end() -> None:
         (NONE, 50, 2, False),
     ],
 )
-def test_awaited_op_may_be_of_the_iteration_before(op_launch: int, op_end: float, node: int, *, before: bool) -> None:
+def test_awaited_op_may_be_in_the_previous_iteration(op_launch: int, op_end: float, node: int, *, before: bool) -> None:
     of = graph(
         [1, 1],
         host={"time": [0, 0, 50, 0], "block_on": [NONE, NONE, 0, NONE]},

@@ -165,7 +165,7 @@ def test_no_waiting_without_collectives() -> None:
     assert system.waited(np.array(system.measured)).tolist() == [0]
 
 
-def test_op_without_launch_starts_after_the_one_before() -> None:
+def test_op_without_launch_starts_after_the_previous_op() -> None:
     """The host takes 10 per iteration; the two ops of its stream take 15 and 5 with gaps of 2 and 1."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)

@@ -98,7 +98,7 @@ def test_wait_call_joins_next_known_launch_of_any_stream() -> None:
     assert waits(ops_of([(0, 100, 200), (25, 300, 400)]), 20) == {}
 
 
-def test_op_may_wait_for_two_streams_and_the_later_end_counts() -> None:
+def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     ops = ops_of([(0, 100, 200)], [(50, 500, 600)], [(10, 120, 300)])
     assert waits(ops, 20) == {1: [0, 2]}
     assert ops.waited_end[1] == 300_000
@@ -123,7 +123,7 @@ def test_op_may_wait_for_two_streams_and_the_later_end_counts() -> None:
         (50, UNKNOWN, 200, False),
     ],
 )
-def test_op_that_starts_at_another_ops_end_waited_for_it(
+def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
     before: float, launched: float, start: float, *, waited: bool
 ) -> None:
     ops = ops_of([(0, 20, 40), (5, 100, 200)], [(1, 30, before), (launched, start, 300)])
@@ -145,7 +145,7 @@ def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
     assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
 
 
-def test_first_op_of_a_stream_has_no_end_before_it() -> None:
+def test_first_op_of_a_stream_has_no_previous_end() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(100 * step).compute(10, 40)
@@ -157,7 +157,7 @@ def test_first_op_of_a_stream_has_no_end_before_it() -> None:
     assert ops.histories[1].op.tolist() == [3, 4, 5]
 
 
-def test_earlier_ops_stand_for_ops_as_far_before_the_end() -> None:
+def test_history_begins_with_the_last_ops_of_the_iteration() -> None:
     trace = TraceBuilder().compute(0, 5, launch=None)
     for step in range(5):
         trace.step(100 * step + 100).compute(10, 40).compute(50, 60).compute(70, 75, stream=9)
@@ -224,7 +224,7 @@ def test_two_awaited_ops_that_ended_last_count() -> None:
     assert known((20, 3, 15), index=[(0, 2, 0)], ops=ops_of(*streams)) == {4: [2]}
 
 
-def test_op_waits_for_events_since_the_op_before() -> None:
+def test_op_waits_for_events_since_the_previous_op() -> None:
     ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, 450, 500), (60, 500, 600)])
     assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
 
@@ -248,7 +248,7 @@ def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[f
     return list(zip(*(column.tolist() for column in columns_found), strict=True))
 
 
-def test_traced_waits_are_of_the_tracks_device_or_the_host() -> None:
+def test_traced_waits_are_of_this_device_or_the_host() -> None:
     none = NO_NUMBER
     assert told() is None
     assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]

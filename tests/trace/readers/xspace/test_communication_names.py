@@ -73,7 +73,7 @@ def copies(trace: Trace) -> list[tuple[str, int, Role]]:
     ]
 
 
-def test_a_reduction_on_the_cpu(tmp_path: Path) -> None:
+def test_reduction_on_the_cpu_is_communication(tmp_path: Path) -> None:
     first, second = read_traces([reduced_on_the_cpu().write(tmp_path / "a.xplane.pb")])
     there_and_back = [("DEVICE_TO_HOST", 512, Role.COMMUNICATION), ("HOST_TO_DEVICE", 512, Role.COMMUNICATION)]
     assert copies(second) == [("HOST_TO_DEVICE", 4096, Role.COPY), *there_and_back]
@@ -100,7 +100,7 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     assert {int(events.thread[row]) for row in waits} == {1}
 
 
-def test_copies_between_gpus_and_their_sum(tmp_path: Path) -> None:
+def test_copies_between_gpus_and_their_sum_are_communication(tmp_path: Path) -> None:
     built = SpaceBuilder()
     host = built.thread(1)
     details = "kind_src:device kind_dst:device size:64 dest:0 async:1"
@@ -122,7 +122,7 @@ def test_copies_between_gpus_and_their_sum(tmp_path: Path) -> None:
     assert roles == [[Role.BUCKET_COPY, Role.COMMUNICATION], [Role.COMMUNICATION, Role.COMPUTE]]
 
 
-def test_the_recorded_reduction_on_the_cpu() -> None:
+def test_recorded_reduction_on_the_cpu_is_communication() -> None:
     for trace in read_traces([RECORDED / "mirrored_cpu.xplane.pb.gz"]):
         events = trace.events
         rows = events.rows_of(EventKind.COPY)
@@ -143,7 +143,7 @@ def test_the_recorded_reduction_on_the_cpu() -> None:
         assert 0.95 * 3 * 210 < len(added) <= 3 * 210
 
 
-def test_cost_of_the_reduction_on_the_cpu() -> None:
+def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
     # The difference to a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This

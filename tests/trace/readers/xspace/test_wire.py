@@ -71,7 +71,7 @@ def test_bare_events_have_no_stats(events: list[Any], bare: set[int]) -> None:
     assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
 
 
-def test_several_batches_of_events() -> None:
+def test_several_batches_of_events_are_decoded() -> None:
     first = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
     other = message(4, 11, 6, [], aggregated=False).SerializeToString()
     raw = decode_events([first, other] * 20_000, {1})
