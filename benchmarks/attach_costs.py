@@ -1,14 +1,14 @@
-"""Measure the overhead of `gpudiag profile -- COMMAND` outside of the recorded steps in CPU time, for busy machines
-too.
+"""Measure the CPU time that `gpudiag profile -- COMMAND` adds outside of the recorded steps.
 
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
-`starts`: processes that import nothing and processes that import PyTorch, alternately with and without gpudiag.
+`starts`: whole processes that import nothing or import PyTorch, alternately with and without gpudiag.
 `steps`: in one process, alternating blocks of steps with and without gpudiag's hook, before all ranks have joined and
-after everything is measured; and the overhead of a hook call there over an empty call. `processes`: steps of whole
-processes after the recorded steps, alternately with and without gpudiag. `backward`: as `steps`, for optimizers that
-step within backward, on a GPU if available (then in elapsed time instead of CPU time). It compares one optimizer per
-parameter with one that steps for each parameter. Differences are medians of pairs, with their 95 % confidence interval.
+after everything is measured; and what a call of the hook then costs more than an empty call. `processes`: steps of
+whole processes after the recorded steps, alternately with and without gpudiag. `backward`: like `steps`, for optimizers
+that step within backward, on a GPU if available (then in elapsed time instead of CPU time). It compares one optimizer
+per parameter with one optimizer that steps for each parameter. Differences are medians of pairs, with their 95 %
+confidence interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: The first argument is the number of block pairs with and without the hook; 0 times a step alone.
+#: The first argument is the number of pairs of blocks with and without the hook; 0 measures only one step.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -111,7 +111,7 @@ print(said)
 def median_with_interval(values: list[float]) -> tuple[float, float, float]:
     """Return the median and the order statistics that enclose the true median with 95 % confidence."""
     each = sorted(values)
-    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of a fair coin
+    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of the binomial distribution
     low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
     return statistics.median(each), low, high
 

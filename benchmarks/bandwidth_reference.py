@@ -35,14 +35,14 @@ REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
-#: One round of the peers: program, arguments, environment, and the CSV's name for its all-reduces.
+#: A round of the peers: program, arguments, environment, and the CSV's name for the all-reduces.
 ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
 PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
     ("copies", (), {}, ""),
     ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
     ("all_reduce", ("134217728",), {"NCCL_P2P_DISABLE": "1"}, "all_reduce_perf NCCL_P2P_DISABLE=1"),
 )
-#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have 0 bytes.
+#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have a size of 0 bytes.
 PeerFigures = dict[tuple[str, int], list[float]]
 
 
@@ -59,7 +59,7 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Yield the directories in which NCCL may be installed: PyTorch's wheel, then the system."""
+    """Yield the directories that may contain NCCL: first PyTorch's wheel, then the system."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
@@ -95,7 +95,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """Return the reference rows; figures that a peer measured on this machine replace those of the other machine."""
+    """Return the reference rows; figures measured on this machine replace those of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
@@ -151,7 +151,7 @@ def bound_for(row: dict[str, str]) -> float | None:
     """Return the relative difference allowed for this row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
-    # One direction's bandwidth under interference is not half of the combined bandwidth.
+    # When both directions run at once, half of their combined bandwidth is not the bandwidth of one direction.
     return None if row["scope"] == "one direction" or row["unit"] == "us" else COPY
 
 
@@ -275,7 +275,7 @@ def main() -> int:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may coincide with a burst of other traffic.
+            # One figure in fifty may be disturbed by a burst of other traffic.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

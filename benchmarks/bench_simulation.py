@@ -3,8 +3,8 @@
     python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
 The analysed steps of each rank's trace are concatenated until there are enough. Only every n-th step mark is kept, so
-that a step has about the requested number of events. The graph construction, one simulation, and the whole diagnosis
-(every rule, every scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
+that a step has about the requested number of events. Graph construction, one simulation, and the whole diagnosis (every
+rule and scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> int:
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
     """Return the row of one size: medians over the rounds."""
-    # Two more than analysed, because the first and the last step of a recording are excluded.
+    # Two steps more than analysed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)

@@ -35,7 +35,7 @@ from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 
-#: A simulation that misses the recorded step by a larger fraction is never shown.
+#: A simulation with a larger relative error in the recorded step is never shown.
 FAILED = 0.25
 
 

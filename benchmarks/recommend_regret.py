@@ -91,7 +91,7 @@ def found(directory: Path, name: str) -> Path | None:
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with predictions of the current model."""
+    """Return the same measurements with the current model's predictions."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
     chosen = [one.candidate for one in benchmark.predictions]
     cannot = {one.candidate.label: one.cannot for one in benchmark.predictions if one.cannot is not None}

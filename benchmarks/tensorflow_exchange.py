@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 FLOORS = ("one", "independent")
-#: This strategy only trains, also on one device.
+#: This strategy does not communicate, also on one device.
 ALONE = "independent"
-#: A run that takes longer hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
+#: A longer run hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
 #: Requirement: the reported cost is within this fraction of the true cost.
 CLOSE = 0.25
