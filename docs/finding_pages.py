@@ -27,7 +27,7 @@ FINDINGS = Path(__file__).resolve().parent / "findings"
 
 
 def finding_pages() -> dict[Path, str]:
-    """The page of every finding, and the index of all."""
+    """Return the page of every finding, and the index of all findings."""
     pages = {}
     rows = []
     for rule in DOCUMENTED_RULES:
@@ -67,7 +67,7 @@ def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: l
 
 
 def _words(rule: AnyRule, *, without: str) -> str:
-    """The rule's docstring as paragraphs, less a first sentence that the page has already."""
+    """Return the rule's docstring as paragraphs, without a first sentence that the page already has."""
     text = inspect.cleandoc(type(rule).__doc__ or "" if not isinstance(rule, type) else rule.__doc__ or "")
     text = text.removeprefix(without).strip()
     return f"{text}\n" if text else ""

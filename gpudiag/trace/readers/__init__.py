@@ -1,6 +1,6 @@
 """Readers, one folder per format: from a profiler's file to events with roles.
 
-Only a reader knows the names that a framework or a year gives to events. A reader is a module with the names of
+Only a reader knows the names that a framework or a version gives to events. A reader is a module with the names of
 `Reader`. A reader of another package is found by its entry point in the group `gpudiag.readers`.
 """
 
@@ -109,6 +109,6 @@ def _all_readers() -> Iterator[Reader]:
 
 
 def _third_party() -> Iterator[Reader]:
-    from importlib.metadata import entry_points  # takes as long as reading a small trace; seldom needed
+    from importlib.metadata import entry_points  # takes as long as reading a small trace, and is rarely needed
 
     yield from (cast("Reader", entry.load()) for entry in entry_points(group="gpudiag.readers"))

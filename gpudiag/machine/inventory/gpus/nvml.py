@@ -1,9 +1,9 @@
-"""Call NVML. Each query may fail on its own, and its failure becomes a reason in words.
+"""Call NVML. Each query may fail separately, and its failure becomes a reason in words.
 
-NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions, a
-container may not see processes. So `NvmlSession.ask` returns the answer, or None and files the reason under the field's
-name. Training processes read the driver's version themselves (`training.session.position`), and the probe
-that waits for clocks calls NVML (`probes/_clocks.py`).
+NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions,
+and a container may not see processes. So `NvmlSession.ask` returns the answer, or returns None and stores the reason
+under the field's name. Training processes read the driver's version themselves (`training.session.position`), and the
+probe that waits for clocks calls NVML (`probes/_clocks.py`).
 """
 
 from __future__ import annotations
@@ -76,12 +76,9 @@ class NvmlSession:
     def ask(self, reasons: dict[str, str], field: str, function: str | tuple[str, ...], *arguments: Any) -> Any | None:
         """Call an NVML function; return None and set `reasons[field]` if it fails.
 
-        Args:
-            reasons: gets the reason.
-            field: name of the queried value.
-            function: name of the function, or several, newest first: an older one is called only if the driver (or the
-                Python binding) lacks the newer one.
-            arguments: of the function.
+        Args: reasons: gets the reason. field: name of the queried value. function: name of the function, or several
+            names, newest first: an older function is called only if the driver (or the Python binding) lacks the newer
+            one. arguments: arguments of the function.
         """
         names = (function,) if isinstance(function, str) else function
         self.last_code = None

@@ -80,12 +80,10 @@ def gather_host(
     """Return the host as its files below `root` describe it.
 
     Args:
-        root: "/" for this machine, or a recorded tree.
-        environment: variables of this process.
-        gpus: GPUs, for distances to network devices and for the bridges above them.
+        root: GPUs, for their distances to network devices and the bridges above them. driver: version of the NVIDIA
+            driver. cuda_driver: GPUs, for distances to network devices and for the bridges above them.
         driver: version of the NVIDIA driver.
-        cuda_driver: CUDA version of the driver.
-        reasons: for values already known to be missing.
+        cuda_driver: CUDA version of the driver. reasons: reasons for values already known to be missing.
     """
     cpus, numa, memory, memlock = host_cpus(root), numa_nodes(root), _memory_bytes(root), _memlock(root)
     iommu, no_iommu = iommu_state(root)

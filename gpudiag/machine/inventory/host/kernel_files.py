@@ -32,7 +32,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0-3,8`, in order.
 
     Raises:
-        ValueError: it is no such list, or it names numbers of 65536 or more.
+        ValueError: the text is not such a list, or a number is 65536 or more.
     """
     numbers: set[int] = set()
     for span in filter(None, (span.strip() for span in text.strip().split(","))):

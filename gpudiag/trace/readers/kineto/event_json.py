@@ -13,7 +13,8 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length is repaired at once, which takes five times its length in memory; longer text in pieces.
+#: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text is repaired
+#: in blocks.
 _REPAIRED_WHOLE = 32 << 20
 
 
@@ -252,8 +253,8 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
 #: Numbers that C++ streams write and JSON does not have.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Text up to the next invalid escape (surrogates are valid in pairs only). Possessive, so that text of many escapes
-#: takes no backtracking and one call.
+#: Text up to the next invalid escape (surrogates are valid in pairs only). The pattern is possessive, so that text with
+#: many escapes needs no backtracking and one call.
 _GOOD_TEXT = re.compile(
     rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )
