@@ -1,4 +1,4 @@
-"""A page per finding, from its rule: what users read of it, when it fires, when it is silent, and what it then says."""
+"""Generate a page per finding from its rule: when it fires, when it is silent, its message and its advice."""
 
 from __future__ import annotations
 

@@ -90,8 +90,10 @@ class Estimate:
 def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
     """Return the mean of consecutive measurements with its 95 % interval, considering autocorrelation.
 
-    Args: values: in the order of measurement. as_measured: use the measured autocorrelation without bias correction, as
-        in the analysis of a trace, so that its results stay comparable.
+    Args:
+        values: in the order of measurement.
+        as_measured: use the measured autocorrelation without bias correction, as in the analysis of a trace, so that
+            its results stay comparable.
 
     Raises:
         ValueError: fewer than two values.

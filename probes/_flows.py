@@ -190,9 +190,15 @@ def measure(
 ) -> Transfer:
     """Measure concurrent flows: choose size and copies for runs of about `target_s`, verify, repeat until stable.
 
-    Args: run: function that runs the flows, e.g. `run_on_gpu` with its gate. flows: at least one. most_bytes: size on
-        links that are fast enough for it. target_s: approximate duration of a run. most_copies: bound on the copies of
-        one run. gated: recorded in the result. least: repeats that must agree. most: most repeats.
+    Args:
+        run: function that runs the flows, e.g. `run_on_gpu` with its gate.
+        flows: at least one.
+        most_bytes: size on links that are fast enough for it.
+        target_s: approximate duration of a run.
+        most_copies: bound on the copies of one run.
+        gated: recorded in the result.
+        least: repeats that must agree.
+        most: most repeats.
     """
     trial = min(_TRIAL, most_bytes)
     run(flows, trial, 1)

@@ -126,8 +126,11 @@ def _parent() -> _Parent:
 class Forked:
     """A running or ended program with the methods of a `subprocess.Popen`.
 
-    Args: source: the program, as after `python -c`. words: its arguments. out, err: files for its output. values: its
-        environment.
+    Args:
+        source: the program, as after `python -c`.
+        words: its arguments.
+        out, err: files for its output.
+        values: its environment.
     """
 
     def __init__(self, source: str, *words: str, out: Path, err: Path, values: dict[str, str]) -> None:
@@ -144,7 +147,8 @@ class Forked:
     def wait(self, timeout_s: float = SECONDS) -> int:
         """Wait for its exit code.
 
-        Raises: subprocess.TimeoutExpired: the program runs longer than the limit.
+        Raises:
+            subprocess.TimeoutExpired: the program runs longer than the limit.
         """
         until = time.monotonic() + timeout_s
         while (code := self.poll()) is None:

@@ -31,10 +31,12 @@ def read_traces(
 ) -> tuple[Trace, ...]:
     """Read the traces of one job.
 
-    Args: paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs. limits: limits
-        on size and on processes; None for the defaults. world_size: ranks in the job, used if neither the traces nor
-        their names state it. repeated: accept two files that claim one rank, which the caller then resolves. meanwhile:
-        called while other processes read; not called if this process reads the files.
+    Args:
+        paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
+        limits: limits on size and on processes; None for the defaults.
+        world_size: ranks in the job, used if neither the traces nor their names state it.
+        repeated: accept two files that claim one rank, which the caller then resolves.
+        meanwhile: called while other processes read; not called if this process reads the files.
 
     Returns:
         One trace per rank, in order of rank; traces without a rank come last, in order of path.

@@ -32,8 +32,10 @@ _MAX_COMPARED = 20_000
 class Calls(msgspec.Struct, frozen=True):
     """Outermost calls of one thread in one step as columns of equal length n, by start.
 
-    Attributes: row: intp[n], rows in the event table. name: int64[n], number of the call's name, the same in both
-        traces. work: int64[n], number of the call's name and of its launched work, the same in both traces.
+    Attributes:
+        row: intp[n], rows in the event table.
+        name: int64[n], number of the call's name, the same in both traces.
+        work: int64[n], number of the call's name and of its launched work, the same in both traces.
         significant: bool[n], whether similar steps have such a call in common.
     """
 
@@ -100,7 +102,8 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Return the thread of ours with most calls in common, by thread of theirs; pairs with the most calls first."""
+    """Return this trace's thread with most calls in common, by thread of the other; pairs with most calls come
+    first."""
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )

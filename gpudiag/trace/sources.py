@@ -39,9 +39,14 @@ NO_TRACES_HINT = (
 class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file to read.
 
-    Attributes: path: the file. shown: the path as the user would write it, printable. name_facts: facts in its name.
-        size: bytes on disk; 0 if unknown. from_directory: whether it was found in a directory rather than named by the
-        user; such a file is ignored if it is not a trace. notes: choices made in finding it.
+    Attributes:
+        path: the file.
+        shown: the path as the user would write it, printable.
+        name_facts: facts in its name.
+        size: bytes on disk; 0 if unknown.
+        from_directory: whether it was found in a directory rather than named by the user; such a file is ignored if it
+            is not a trace.
+        notes: choices made in finding it.
     """
 
     path: Path

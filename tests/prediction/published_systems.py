@@ -182,11 +182,15 @@ def compute_ms(row: dict[str, str]) -> float:
 class Group:
     """The verdict on one group, and the truth.
 
-    Attributes: row: as published. alike: whether all its runs use one strategy, so that they differ only by noise.
-        truth: the strategy that won, or `tie`. as_fast: strategies that measurements cannot distinguish from the
-        fastest. said: the strategy that `recommend` names, or `tie`. margin_percent: by how much the predicted best
-        leads the next. regret_percent: by how much the named strategy is slower than the fastest as measured; for a
-        tie, the preferred strategy.
+    Attributes:
+        row: as published.
+        alike: whether all its runs use one strategy, so that they differ only by noise.
+        truth: the strategy that won, or `tie`.
+        as_fast: strategies that measurements cannot distinguish from the fastest.
+        said: the strategy that `recommend` names, or `tie`.
+        margin_percent: by how much the predicted best leads the next.
+        regret_percent: by how much the named strategy is slower than the fastest as measured; for a tie, the preferred
+            strategy.
     """
 
     row: dict[str, str]

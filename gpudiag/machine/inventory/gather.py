@@ -51,9 +51,10 @@ def gather_inventory(
 ) -> Facts:
     """Return the inventory from NVML, /proc and /sys, in well under a second and without raising.
 
-    Args: nvml: a replacement for the module `pynvml`, with its functions and error classes. root: a recorded tree of
-        /proc, /sys and /etc to read instead of "/". environment: a replacement for this process's environment
-        variables.
+    Args:
+        nvml: a replacement for the module `pynvml`, with its functions and error classes.
+        root: a recorded tree of /proc, /sys and /etc to read instead of "/".
+        environment: a replacement for this process's environment variables.
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the

@@ -40,10 +40,12 @@ Status = Literal["ok", "unavailable", "failed", "timeout", "garbage"]
 class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run.
 
-    Attributes: name: for messages, and as a key. setup_timeout_s, timeout_s: limits on loading and on measuring. parts:
-        schema and name of each result of a program with several results. holds_gpus: whether it creates CUDA contexts
-        during loading. loads_aside: whether it loads only on the CPU, so that other programs may measure at the same
-        time.
+    Attributes:
+        name: for messages, and as a key.
+        setup_timeout_s, timeout_s: limits on loading and on measuring.
+        parts: schema and name of each result of a program with several results.
+        holds_gpus: whether it creates CUDA contexts during loading.
+        loads_aside: whether it loads only on the CPU, so that other programs may measure at the same time.
     """
 
     name: str

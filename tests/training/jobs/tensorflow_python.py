@@ -38,7 +38,10 @@ def tensorflow_python() -> str:
 def profile(run_dir: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run `gpudiag profile --framework tensorflow` on CPU devices, with few steps, and JSON output.
 
-    Args: run_dir: the run directory. words: the command line. path: an additional directory of modules.
+    Args:
+        run_dir: the run directory.
+        words: the command line.
+        path: an additional directory of modules.
     """
     short = ("--steps", "4", "--warmup", "2", "--output", str(run_dir), "--json")
     python = ("--framework", "tensorflow", "--python", tensorflow_python())

@@ -23,8 +23,11 @@ MARK = "ANSWER "
 class Job:
     """Processes that run `python PROGRAM RANK WORLD MEETING ARGUMENT`, where ARGUMENT is JSON.
 
-    Args: program: a file; the ranks connect through the file MEETING, which does not exist yet. world: the number of
-        processes. argument: any JSON value. environment: additional variables.
+    Args:
+        program: a file; the ranks connect through the file MEETING, which does not exist yet.
+        world: the number of processes.
+        argument: any JSON value.
+        environment: additional variables.
     """
 
     def __init__(self, program: Path, world: int, argument: object = None, **environment: str) -> None:

@@ -167,8 +167,9 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
     """Return every GPU and its NVML handle (None if it cannot be opened), in NVML's order, which is by PCI address.
 
     Args:
-        session: NVML. root: the file system from which /sys and /proc are read. reasons: gets `gpus` if the GPUs cannot
-            be counted.
+        session: NVML.
+        root: the file system from which /sys and /proc are read.
+        reasons: gets `gpus` if the GPUs cannot be counted.
     """
     count = session.ask(reasons, "gpus", "nvmlDeviceGetCount")
     gpus: list[Gpu] = []

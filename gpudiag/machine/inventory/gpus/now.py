@@ -16,8 +16,11 @@ _SM_CLOCK = 1
 class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
     """State of one GPU; None for unknown values.
 
-    Attributes: index: its NVML number, in the order of PCI addresses. busy_percent: share of the last sampling period
-        (a sixth of a second to one second) in which a kernel ran. sm_mhz: clock of the SMs. power_watts: power draw.
+    Attributes:
+        index: its NVML number, in the order of PCI addresses.
+        busy_percent: share of the last sampling period (a sixth of a second to one second) in which a kernel ran.
+        sm_mhz: clock of the SMs.
+        power_watts: power draw.
         memory_used_bytes: memory used by all processes.
     """
 

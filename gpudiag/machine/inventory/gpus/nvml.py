@@ -76,9 +76,12 @@ class NvmlSession:
     def ask(self, reasons: dict[str, str], field: str, function: str | tuple[str, ...], *arguments: Any) -> Any | None:
         """Call an NVML function; return None and set `reasons[field]` if it fails.
 
-        Args: reasons: gets the reason. field: name of the queried value. function: name of the function, or several
-            names, newest first: an older function is called only if the driver (or the Python binding) lacks the newer
-            one. arguments: arguments of the function.
+        Args:
+            reasons: gets the reason.
+            field: name of the queried value.
+            function: name of the function, or several names, newest first: an older function is called only if the
+                driver (or the Python binding) lacks the newer one.
+            arguments: arguments of the function.
         """
         names = (function,) if isinstance(function, str) else function
         self.last_code = None

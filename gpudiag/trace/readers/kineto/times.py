@@ -39,9 +39,11 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     ) -> Times:
         """Convert times, repair or leave out invalid ones, and sort.
 
-        Args: start_us: float64[n], starts. length_us: float64[n], durations. recordings: start and duration of the
-            profiler's spans, within which every event must end and fit. notes: receives descriptions of repairs and
-            omissions.
+        Args:
+            start_us: float64[n], starts.
+            length_us: float64[n], durations.
+            recordings: start and duration of the profiler's spans, within which every event must end and fit.
+            notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)
         if len(stay) < len(start_us):

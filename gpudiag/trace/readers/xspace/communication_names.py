@@ -54,8 +54,11 @@ class Route(msgspec.Struct, frozen=True):
 class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
     """TensorFlow's names of all parts of communication.
 
-    Attributes: keys: keys of copies and of ops that send. tensors: ops whose results are sent. sums: ops that add
-        tensors from several devices. consumers: ops that need sent tensors.
+    Attributes:
+        keys: keys of copies and of ops that send.
+        tensors: ops whose results are sent.
+        sums: ops that add tensors from several devices.
+        consumers: ops that need sent tensors.
     """
 
     keys: frozenset[str] = frozenset()

@@ -1,4 +1,4 @@
-"""Assemble the planes of an XSpace into one table of events: everything that one process recorded on host and GPUs."""
+"""Assemble the planes of an XSpace into one table with all events of one process, on host and GPUs."""
 
 from __future__ import annotations
 
@@ -127,9 +127,13 @@ def assemble(
 ) -> Process:
     """Assemble one table from the planes of one process.
 
-    Args: planes: its host and its GPUs. shown: the file's name in messages. host: host name. begun_ns: start of the
-        profile (Unix, ns); 0 if unknown. notes: receives descriptions of repairs. unread: accelerators whose planes are
-        not read.
+    Args:
+        planes: its host and its GPUs.
+        shown: the file's name in messages.
+        host: host name.
+        begun_ns: start of the profile (Unix, ns); 0 if unknown.
+        notes: receives descriptions of repairs.
+        unread: accelerators whose planes are not read.
     """
     names = _SharedNames()
     devices = [plane for plane in planes if plane.device is not None]

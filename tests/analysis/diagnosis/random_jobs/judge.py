@@ -21,9 +21,11 @@ _CONFIRMED = 0.04
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The expected and the reported causes, and the errors; `why` is empty if the diagnosis is right.
 
-    Attributes: expected: codes and causes that may come first, the most expensive first. missed: causes of waste that
-        cost more than 5 % and are not among the findings. loader_as_launching: whether a slow loader was reported as
-        launch-bound. beside: work whose removal would save as much as the first waste → whether a finding names it.
+    Attributes:
+        expected: codes and causes that may come first, the most expensive first.
+        missed: causes of waste that cost more than 5 % and are not among the findings.
+        loader_as_launching: whether a slow loader was reported as launch-bound.
+        beside: work whose removal would save as much as the first waste → whether a finding names it.
     """
 
     expected: tuple[str, ...]

@@ -107,8 +107,10 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     """A job that can be simulated without any of its causes.
 
-    Attributes: kind: the kind of fault, a cost, `none`, or `two`. fetch_ms: the wait of every rank for its loader,
-        without a fault. timed: whether there are unprofiled steps.
+    Attributes:
+        kind: the kind of fault, a cost, `none`, or `two`.
+        fetch_ms: the wait of every rank for its loader, without a fault.
+        timed: whether there are unprofiled steps.
     """
 
     seed: int

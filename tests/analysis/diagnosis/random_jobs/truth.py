@@ -14,11 +14,16 @@ from tests.analysis.diagnosis.random_jobs.recipe import Fault, Recipe
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """One cause, with the finding that should report it.
 
-    Attributes: name: the fault, or the cost that every job has. code: the code of the finding. causes: texts of which
-        the finding's cause must contain one. ranks: the ranks of the finding; None if they are not compared. late: for
-        jitter, the ranks that were late in an analysed step, which are right too. gain_ms: the savings of removing only
-        this cause. after_waste_ms: the savings after all waste is removed. waste: whether the cause can be removed
-        entirely. finding: whether a finding must report the cause; else it is part of another cause.
+    Attributes:
+        name: the fault, or the cost that every job has.
+        code: the code of the finding.
+        causes: texts of which the finding's cause must contain one.
+        ranks: the ranks of the finding; None if they are not compared.
+        late: for jitter, the ranks that were late in an analysed step, which are right too.
+        gain_ms: the savings of removing only this cause.
+        after_waste_ms: the savings after all waste is removed.
+        waste: whether the cause can be removed entirely.
+        finding: whether a finding must report the cause; else it is part of another cause.
     """
 
     name: str
