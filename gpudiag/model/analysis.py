@@ -1,4 +1,4 @@
-"""Analysis: where each step's time went, why, and how far to trust it (a contract, `gpudiag/analysis/1`)."""
+"""Analysis: where each step's time went, why, and how reliable that is (a contract, `gpudiag/analysis/1`)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUCKETS = (
     "idle",
 )
 
-#: Worst first: critical from 20 % of the step recoverable, warning from 5 %.
+#: The worst first: critical if 20 % of the step can be saved, warning from 5 %.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -81,11 +81,11 @@ VALIDITY_CODES = (
     "thin-recording",
 )
 
-#: Warnings that leave no finding above low confidence.
+#: Warnings that limit all findings to low confidence.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
 #: Warnings that rule out conclusions about all steps, and about compute as the limit.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
-#: Warnings that rule out conclusions about what happens between ranks.
+#: Warnings that rule out conclusions about waits and communication between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
 StepUnit = Literal["step", "repeated-unit", "recording"]
@@ -98,7 +98,7 @@ Confidence = Literal["high", "medium", "low"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, the time that removing it alone would save, how sure that is, and what to do.
+    """One cause, with the time that removing it alone saves, the confidence, and advice.
 
     Attributes:
         recoverable_ms_per_step: savings in the job's step time if only this cause went away; None if unknown, and then
@@ -128,7 +128,7 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the path of fixes.
 
     Attributes:
-        code, ranks, cause: the finding that is fixed after those before it.
+        code, ranks, cause: the finding that is fixed after the previous ones.
         step_ms: the job's step time after this and all earlier fixes.
         then: the bucket with most of the remaining step except compute, or `compute` if that limits the step.
     """
@@ -159,7 +159,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, and what to record instead. Not a finding about the job."""
+    """A reason to trust the numbers less, and what to record instead. It is not a finding about the job."""
 
     code: str
     message: str
@@ -190,7 +190,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device (or on CPU-only runs one training thread) and its mean step, cut into the eight buckets.
+    """One device (or on CPU-only runs one training thread) with its mean step, divided into the eight buckets.
 
     `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses of early versions.
     """
@@ -267,7 +267,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one module of the model, in ms per step on each of `Analysis.devices`, in that order.
 
     On a GPU: of the kernels, copies and memsets that its operators launched, without communication; on a CPU: of its
-    operators. Times include nested modules, `own_` times do not; recomputation in backward counts as backward.
+    operators. Times include nested modules, except `own_` times; recomputation in backward counts as backward.
 
     Attributes:
         root: class of the outermost module (`Net#2`: another of that class).
@@ -321,7 +321,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The analysed files, and facts from the run record if there is one.
 
-    `input_only`: batches were fetched and not used, so `samples_per_s` is the loader's.
+    `input_only`: batches were fetched but not used, so `samples_per_s` is the loader's rate.
     """
 
     paths: tuple[str, ...] = ()
@@ -370,12 +370,12 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     inference: InferenceRecord | None = None
 
     def __repr__(self) -> str:
-        from gpudiag.model.frames import summary  # noqa: PLC0415  # only for printing
+        from gpudiag.model.frames import summary  # noqa: PLC0415 # only for printing
 
         return summary(self)
 
     def frames(self) -> Frames:
         """Return its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
-        from gpudiag.model.frames import analysis_frames  # noqa: PLC0415  # only for tables
+        from gpudiag.model.frames import analysis_frames  # noqa: PLC0415 # only for tables
 
         return analysis_frames(self)

@@ -21,7 +21,7 @@ FindingStatus = Literal["appeared", "disappeared", "remained"]
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs: what was analysed, and the number of steps and devices behind its figures."""
+    """One of the two runs: the analysed files, and the number of steps and devices behind its figures."""
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -120,7 +120,7 @@ OTHER_KERNELS = "compute in kernels that both have"
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between the runs themselves, and what it means for the comparison.
 
-    `same_work` is False if the steps of the two runs do not do the same work, so that no threshold applies.
+    `same_work` is False if the steps of the two runs do different work, so that no threshold applies.
     """
 
     what: str

@@ -47,7 +47,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds a GPU. `own` marks gpudiag's processes and their parents, which are not foreign."""
+    """A process that holds a GPU. `own` marks gpudiag's processes and their parents."""
 
     pid: Count
     name: str | None = None
@@ -221,8 +221,8 @@ class Collective(msgspec.Struct, frozen=True, kw_only=True):
 
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
-    `-queued` it is the time on the GPUs themselves: launched ahead, held behind a gate, timed by the GPUs. A collective
-    that a training step launched well ahead takes that time; measured for small ones only, because large ones do not
+    `-queued` it is the device time: launched ahead, held behind a gate, and timed by the GPUs. A collective that a
+    training step launched well ahead takes that time. It is measured only for small sizes, because large ones do not
     differ.
     """
 

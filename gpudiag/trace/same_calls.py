@@ -77,7 +77,7 @@ def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Return the thread here that does the same, by thread there; only threads whose number the other trace lacks.
+    """Return this trace's thread with the same work, by thread of the other trace, for numbers that this one lacks.
 
     A trace without operators numbers threads differently from one with operators.
     """
@@ -86,7 +86,7 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Return the thread here that does the same in this step, by thread there, if their numbers differ.
+    """Return this trace's thread with the same work in this step, by thread of the other, if their numbers differ.
 
     An executor runs each step on any thread of its pool. A thread keeps its number if the thread of the same number
     makes at least half of its calls.
@@ -124,7 +124,7 @@ def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
 
 
 def most_similar_steps(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> list[int]:
-    """Return for each step here the one there with the fewest different calls; the nearest of several."""
+    """Return for each step of this trace the nearest of the other trace's steps with the fewest different calls."""
     ours, theirs = [_counted(step) for step in here], [_counted(step) for step in there]
 
     def difference(index: int, other: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""LaunchRequest: what the launcher tells each training process that it starts."""
+"""LaunchRequest: the request of the launcher to each training process that it starts."""
 
 from __future__ import annotations
 

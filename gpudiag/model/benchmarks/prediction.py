@@ -21,9 +21,9 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         forward_ms: forward and loss, device time.
         backward_ms: backward, device time.
         update_ms: the optimizer, device time.
-        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the rest the device waits
-            for the host, and communication costs nothing.
-        source: `measured`, `given`, or how it was estimated, in words.
+        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the remaining time the
+            device waits for the host, so that communication costs nothing. `measured`, `given`, or how it was
+            estimated, in words.
     """
 
     forward_ms: Milliseconds

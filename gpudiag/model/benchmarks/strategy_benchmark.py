@@ -14,7 +14,7 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason of a candidate without turns because no time was left.
+#: Reason for a candidate without turns: no time was left.
 NO_TIME = "there was no time left to measure it"
 
 

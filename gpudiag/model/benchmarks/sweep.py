@@ -7,7 +7,7 @@ import msgspec
 from gpudiag.model.job import Job
 from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
-#: Beside a job's own record: written when its turn came, with what became of it.
+#: File beside a job's record, written when its turn came, with the outcome.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
 
@@ -41,7 +41,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
 
 class EntryOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one entry; with `began` alone it did not end.
+    """Outcome of one entry; an outcome with only `began` means that the entry did not end.
 
     Attributes:
         seconds: duration, set-up included.

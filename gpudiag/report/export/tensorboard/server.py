@@ -101,7 +101,7 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(private)},  # it leaves files behind when it is terminated
+            env={**os.environ, "TMPDIR": str(private)},  # TensorBoard leaves files behind when it is terminated
         )
     try:
         _wait_until_it_serves(process, url_of(host, port), log, versions)

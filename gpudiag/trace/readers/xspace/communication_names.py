@@ -71,7 +71,7 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
         return _with_stat(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: ops, or kernels of ops, that add what devices sent, or that gpudiag's jobs mark as such."""
+        """Return bool[n]: ops, or kernels of ops, that add tensors from several devices, or that gpudiag marks so."""
         return _belong_to(plane, self.sums | {op for op in map(_op_of, _op_texts(plane)) if _GPUDIAG_SCOPE.search(op)})
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:

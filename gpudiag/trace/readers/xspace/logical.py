@@ -74,7 +74,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return ops of one device as if on one thread, and their rows: of two at once the later begins when one ends."""
+    """Serialize a device's ops, and return them with their rows: a later concurrent op begins when the earlier ends."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
