@@ -1,4 +1,4 @@
-"""Choose the recording to analyse: the kernel-only one if there is one, with the names of the full one."""
+"""Choose the recording to analyse: the kernel-only trace if there is one, with the operators of the full trace."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gpudiag.trace import ReadLimits, read_traces
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Return the kernel-only traces with the full ones' operators; the full ones if a kernel-only one cannot be used.
+    """Return the kernel-only traces with the full traces' operators; the full traces if a kernel-only one is unusable.
 
-    On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
-    collective that one rank recorded lightly is no other rank's of the full recording.
+    On a CPU the operators are the timed work, and only full traces have them. The kernel-only traces of all ranks are
+    used, or those of none, because collectives of different recordings do not match.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):

@@ -75,7 +75,7 @@ def crosses(analysis: "Analysis", word: str) -> bool:
     if word in SEVERITIES:
         sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]
         return any(finding.severity in sufficient for finding in analysis.findings)
-    # `cannot-tell:straggler` crosses `cannot-tell`; the rule follows the colon.
+    # `cannot-tell:straggler` crosses `cannot-tell`; the name of the rule follows the colon.
     warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
     return word in warnings | {finding.code for finding in analysis.findings}
 

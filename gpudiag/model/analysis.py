@@ -287,7 +287,8 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of their first calls, and outside of them per device (optimizer, loss); or why not."""
+    """Times of modules in order of their first calls, and of work outside of modules per device; or a reason for
+    none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()

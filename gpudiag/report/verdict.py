@@ -1,4 +1,4 @@
-"""Verdict and findings in words for every kind of report: what to fix, what it saves, where, and what comes next."""
+"""Describe verdict and findings for every kind of report: the fix, its savings, its location, and the next step."""
 
 from __future__ import annotations
 

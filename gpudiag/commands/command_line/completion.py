@@ -22,7 +22,7 @@ def complete_values(verb: Callable[..., Any]) -> None:
 
 
 def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[str]] | None:
-    # `gpudiag diff --fail-on` takes `regression=5%`, and no codes.
+    # `gpudiag diff --fail-on` takes `regression=5%` instead of codes.
     known = None if metavar.startswith("regression") else _KNOWN.get(name)
     if known is not None:
         return lambda ctx, incomplete: _matching(known(ctx), incomplete)

@@ -22,8 +22,8 @@ class Compute(msgspec.Struct, frozen=True, kw_only=True):
         backward_ms: backward, device time.
         update_ms: the optimizer, device time.
         step_ms: the whole step with input and launch gaps; at least the sum of the three. In the remaining time the
-            device waits for the host, so that communication costs nothing. `measured`, `given`, or how it was
-            estimated, in words.
+            device waits for the host, so that communication costs nothing.
+        source: `measured`, `given`, or how it was estimated, in words.
     """
 
     forward_ms: Milliseconds

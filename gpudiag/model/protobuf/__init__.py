@@ -19,8 +19,10 @@ def message_type(schema: str, message: str, undecoded: str = "") -> Any:
     """Return a message class.
 
     Args:
-        schema: `xplane`, `perfetto` or `summary`. message: its name in the schema. undecoded: `Message.field` to keep
-            as `bytes`, because decoding many small messages as Python objects takes longer than everything else.
+        schema: `xplane`, `perfetto` or `summary`.
+        message: its name in the schema.
+        undecoded: `Message.field` to keep as `bytes`, because decoding many small messages as Python objects takes
+            longer than everything else.
     """
     data = Path(__file__).with_name(f"{schema}.binpb").read_bytes()
     (file,) = descriptor_pb2.FileDescriptorSet.FromString(data).file

@@ -143,7 +143,7 @@ def copy_matrices(facts: Facts) -> list[Matrix]:
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return copies between GPUs, from row to column: direct one way by each side, both ways, and through the host."""
+    """Return copies between GPUs, from row to column: direct (each direction, both at once) and through the host."""
     wanted = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),

@@ -130,7 +130,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
                 "Their versions may be incompatible: pip install --upgrade tensorboard xprof.",
             )
         try:
-            with urllib.request.urlopen(f"{url}data/plugins_listing", timeout=5) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(f"{url}data/plugins_listing", timeout=5) as answer:  # noqa: S310 - own server
                 plugins = json.load(answer)
         except (OSError, ValueError, urllib.error.URLError):
             time.sleep(0.2)
