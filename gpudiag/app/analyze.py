@@ -112,7 +112,7 @@ def _safe_path() -> Iterator[None]:
 
 
 def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
-    """Return the saved analysis at a single path, else that of the traces, else the one kept after they were deleted.
+    """Return the saved analysis at a single path, else that of the traces, else the one kept after their deletion.
 
     Raises:
         UnreadableInputError: none of these exists.

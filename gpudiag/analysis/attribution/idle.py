@@ -10,8 +10,8 @@ the launching thread is untraced:
                                     ^ sync, as long as the time lost in the call, then launch
 
 * `input`: the thread waited for data.
-* `sync`: the thread was blocked on the device, or caught up afterwards. Catching up lasts at most as long as the block,
-  because without the block the launches would have been earlier by at most that time.
+* `sync`: the thread was blocked on the device, or caught up after such a block. Catching up lasts at most as long as
+  the block, because without the block the launches would have been earlier by at most that time.
 * `launch`: the thread ran framework ops, Python between them, or the launch itself.
 * `idle`: the activity is unknown, or the profiler delayed the host.
 """

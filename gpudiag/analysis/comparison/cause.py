@@ -10,7 +10,7 @@ from statistics import fmean
 from gpudiag.model.diff import BucketChange, Cause, PartChange, RankChange, WaitChange
 
 WAIT = "communication_wait"
-#: From this share of the difference on, it is mostly about waiting: a straggler of two ranks makes half of it.
+#: From this share of the difference on, the difference is mostly waiting: with a straggler of two ranks it is half.
 _WAIT_SHARE = 0.4
 #: From this share of something on, it is most of it.
 _MOST = 0.5

@@ -77,7 +77,7 @@ def _both_have_portions(before: ComparedAnalysis, after: ComparedAnalysis) -> bo
 
 
 def _portion_changes(before: Portions, after: Portions) -> tuple[PartChange, ...]:
-    """Return every portion of either side, largest difference first; a missing one took 0 ms."""
+    """Return every portion of either side, largest difference first; a missing portion counts as 0 ms."""
     changes = []
     for key in before.keys() | after.keys():
         bucket, name, group, size_bytes = key

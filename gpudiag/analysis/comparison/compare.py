@@ -35,7 +35,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     """Return the difference `after - before`.
 
     Raises:
-        UnreadableInputError: one of them has no step to compare, or values out of range.
+        UnreadableInputError: an analysis has no step to compare, or values out of range.
     """
     old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)

@@ -22,7 +22,7 @@ _LONGEST_MS = 1e12
 
 @dataclass(frozen=True)
 class ComparedAnalysis:
-    """An analysis and its means.
+    """An analysis with its means.
 
     Raises:
         UnreadableInputError: it has no device with a step, or values out of range.

@@ -2,8 +2,8 @@
 
 Savings alone say what to believe, not what to do. A host that spends 30 ms in its loader and 15 ms launching, for a
 device that needs 31 ms, is 14 ms faster without the loader and 14 ms faster without launching. But nobody can do
-without launching, and once the loader is fixed the device hides it. Waste is therefore scored as it is, and launching
-in a job without the waste that was found, with communication and without it.
+without launching, and once the loader is fixed the device hides it. Therefore waste is scored in the recorded job, and
+launch overhead in a job without the found waste, both with and without communication.
 
 Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, removing either
 lets the device set the pace. Both are findings, each with its own savings, and each names the other in `instead`.
@@ -51,8 +51,8 @@ def score(
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     """Return what each proposal saves, in ms of a step.
 
-    A proposal saves nothing if all of its savings are those of `beyond` (communication that costs only calls of the
-    host), and launching saves clearly more: then it is a matter of launching.
+    A proposal saves nothing if all of its savings are those of `beyond` (communication that costs only host calls) and
+    removing launch overhead saves clearly more, because then launch overhead is the cause.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -84,7 +84,7 @@ def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], saving
 
 
 def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
-    """Return the costs of a host that only launches: without waste and without communication."""
+    """Return the scenario of a host that only launches: without waste and without communication."""
     costs = without_waste(what_if, proposals, savings)
     return _without_kind("communication", costs, what_if, proposals, savings)
 
@@ -106,7 +106,8 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the proposals that save something beside these wastes, and doubts about those that may be chance."""
+    """Return the proposals that save time in addition to these wastes, and doubts about proposals that may be
+    chance."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -150,7 +151,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:
         return True
     if sooner.proposal.kind != "launching" or later.finding.cause == "launch":
-        return False  # a straggler that launches slowly is a matter of launching, too
+        return False  # a straggler that launches slowly counts as launch overhead too
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     return worth_it and (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
 

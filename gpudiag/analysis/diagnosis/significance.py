@@ -120,7 +120,8 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events than most, or is as slow as one without a core."""
+        """Return whether a host of these ranks records more events than most, or is as slow as a host without a
+        core."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {

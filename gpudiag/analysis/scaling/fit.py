@@ -76,7 +76,7 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
         raise ValueError("a fit needs the step time of one device and of at least one larger number")
     values = np.array([step_ms[n].value for n in sizes])
     scatter = np.array([step_ms[n].standard_error for n in sizes])
-    # Runs do not repeat better than this, regardless of their number of steps.
+    # Repeated runs differ by at least this much, regardless of their number of steps.
     errors = np.maximum(scatter, 0.005 * values)
     candidates = [_solve(sizes, values[None, :], errors, growth) for growth in GROWTHS]
     best = min(candidates, key=lambda solution: solution[1][0])[0][0]

@@ -142,7 +142,7 @@ def pace_ms(point: PointRecord) -> float:
     If devices run independently, this follows from their total throughput, not from the slowest device.
 
     Raises:
-        ValueError: it was not measured.
+        ValueError: the step time was not measured.
     """
     if point.samples_per_s is None:
         raise ValueError(f"{point.id} has no throughput")

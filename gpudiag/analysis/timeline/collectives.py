@@ -16,7 +16,7 @@ from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
-#: Operations whose participants all leave together. The others (rooted, point to point) may leave early.
+#: Operations that all participants leave together. The others (rooted, point to point) may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 #: Operations between two ranks, which are matched neither by order nor by end.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})

@@ -44,7 +44,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
         return False
     if stated == 1:
         return True
-    # A collective of an unknown group may belong to a job whose other traces are missing.
+    # If the group of a collective is unknown, it may belong to a job whose other traces are missing.
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 

@@ -30,7 +30,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
+    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
     there are fewer than three, the recorded work is one window. If only one of two or three steps remains, an edge step
     with known bounds is used too (`_two_steps`).
     """
@@ -113,8 +113,8 @@ def _everything(start: Times, end: Times) -> Windows:
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
     """Return the windows of the steps that every device track has, so that tracks are compared over the same work.
 
-    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or count
-    their own), the windows stay unchanged.
+    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or only
+    counted ones), the windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

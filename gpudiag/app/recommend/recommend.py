@@ -44,8 +44,8 @@ def recommend(
     `on_probe` is called from several threads.
 
     Raises:
-        UsageError: a name does not exist, or the workload is a user-defined function. HardwareMissingError,
-        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
+        UsageError: a name does not exist, or the workload is a user-defined function.
+        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     began = time.time()  # wall-clock time, because the training processes compare with it
     run = request.run

@@ -92,8 +92,8 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
     """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure.
 
     Raises:
-        UsageError: a name does not exist, or no fault can run here. HardwareMissingError, FrameworkMissingError,
-        WorkerFailedError: as `gpudiag profile`.
+        UsageError: a name does not exist, or no fault can run here.
+        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     first = _prepared(request, request.output, p2p=True)
     device, world_size = first.plan.job.device, first.plan.world_size

@@ -27,7 +27,7 @@ def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[s
     if known is not None:
         return lambda ctx, incomplete: _matching(known(ctx), incomplete)
     if _WORDS.fullmatch(metavar):
-        return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005  # as typer calls it
+        return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005 # typer calls it
     return None
 
 

@@ -1,4 +1,4 @@
-"""`gpudiag profile -- COMMAND`: its report goes to standard error, because standard output is the command's."""
+"""Implement `gpudiag profile -- COMMAND`, which reports on standard error, because standard output is the command's."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Framework(ABC):
     fault_job: ClassVar[str]
     fault_kinds: ClassVar[frozenset[str]]
 
-    def check(self, options: RunOptions) -> None:  # noqa: ARG002  # nothing is refused
+    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # refuses nothing
         """Refuse, with a UsageError, options that gpudiag's jobs do not have in this framework."""
         return
 
@@ -102,5 +102,5 @@ class Framework(ABC):
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the interpreter's arguments in each training process."""
-        # -P: nothing is imported from the current directory except a function that the user named.
+        # -P: no module is imported from the current directory, except a function that the user named.
         return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

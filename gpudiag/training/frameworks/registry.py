@@ -26,7 +26,7 @@ def framework_option(value: str) -> Framework:
     """Return the framework that `--framework` asks for.
 
     Raises:
-        UsageError: there is no such framework; the hint lists all.
+        UsageError: the framework does not exist; the hint lists all frameworks.
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:

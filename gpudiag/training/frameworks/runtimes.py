@@ -1,4 +1,4 @@
-"""The runtime of each framework, loaded in a training process; the framework itself is not imported."""
+"""Load the runtime of each framework in a training process, without importing the framework."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the other processes after a failure, but first give those that fail because of it time to report it."""
+    """End the other processes after a failure, but first give them time to report failures that follow from it."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:
@@ -81,7 +81,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables by which libraries see that a launcher started them. Nobody serves at the address."""
+    """Return variables by which libraries recognize that a launcher started them. Nobody serves at the address."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,

@@ -132,13 +132,13 @@ def find_function(name: str) -> Callable[[], object]:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call gpudiag's own `module:function`."""
+    """Call a `module:function` of gpudiag."""
     module, _, function = name.partition(":")
     getattr(importlib.import_module(module), function)(*arguments)
 
 
 class Ended(KeyboardInterrupt):  # not a failure; records contain this name
-    """The launcher ends this process; sessions save what they have measured, as at Ctrl-C."""
+    """The launcher ends this process; sessions save their measurements, as after Ctrl-C."""
 
 
 def _raise_at_sigterm() -> None:

@@ -5,9 +5,10 @@ measured in two or three. So `gpudiag scale` starts one sweep, in as many proces
 jobs train in the first processes while the others sleep. Environment variables (peer access, NCCL's algorithm) cannot
 change between two jobs of a sweep.
 
-Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes with
-a usable device (out of memory, conflicting options) ends alone. Any other failure may leave peers in a collective that
-never ends or a broken context, so it ends the sweep, and the launcher starts another one with the remaining jobs.
+Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes but
+leaves the device usable (out of memory, conflicting options) ends alone. Any other failure may leave peers in a
+collective that never ends or a broken context, so it ends the sweep, and the launcher starts another one with the
+remaining jobs.
 """
 
 from __future__ import annotations
@@ -195,7 +196,7 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Set the environment variables of a process of this job, with its own rendezvous directory."""
+        """Set the environment variables of a process of this job, with a separate rendezvous directory."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {

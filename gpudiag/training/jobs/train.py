@@ -35,7 +35,7 @@ def train(job: Job) -> None:
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # One process for all devices takes a batch for each of them.
+    # One process that drives all devices takes a batch for each of them.
     batch_size *= job.devices
     strategy.open()
     try:

@@ -1,4 +1,4 @@
-"""The cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
+"""Find the cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.training.launch.listener import Listener
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
-#: The end of the log that is read; the summary is in it.
+#: Number of bytes at the end of the log that are read; they contain the summary.
 _TAIL_BYTES = 200_000
 
 _PHASES = ("starting", "warmup", "timed", "profiled", "saving", "done", "failed")

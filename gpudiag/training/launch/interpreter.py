@@ -62,7 +62,7 @@ def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
     """Return what the interpreter at this path has.
 
     Raises:
-        UsageError: it cannot be run, or is no Python.
+        UsageError: the interpreter cannot be run, or is not Python.
         FrameworkMissingError: it lacks the framework, or a dependency of the training processes.
     """
     wanted = framework_named(framework)

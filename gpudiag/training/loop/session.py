@@ -115,7 +115,7 @@ class Session:
         self._measurement = RankMeasurement(self.run_dir, description, settings)
         #: The current step has been prepared; the number of the current step.
         self._prepared, self._number = False, 0
-        #: The steps of a loop that calls `step`, and what is restored when they are over.
+        #: The steps of a loop that calls `step`, with the settings to restore at the end.
         self._driven: Generator[None] | None = None
         self._marked = ExitStack()
         if model is not None:
@@ -156,7 +156,7 @@ class Session:
         `input`; without either, it is unknown.
 
         Returns:
-            False when everything is measured and the loop is to end (`stop`).
+            Return False when everything is measured and the loop should end (`stop`).
         """
         first = self._measurement.phases is None
         self._driven = self._driven or self.steps(repeat(None))
@@ -228,7 +228,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework as far as it is known by now: the program may import one later."""
+        """Return the framework that is known by now; the program may import one later."""
         return load_runtime(self._framework)
 
 

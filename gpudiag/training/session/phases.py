@@ -254,7 +254,7 @@ class Phases:
         if settings.warmup is None and not converged and not self._at_limit():
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
-            converged = True  # too few steps to decide; a trend would show in the unprofiled steps
+            converged = True  # too few steps to decide, but a trend would show in the unprofiled steps
         return PhaseDecision(converged=converged, unprofiled_steps=self._choose_steps(step_ms))
 
     def _at_limit(self) -> bool:

@@ -24,7 +24,7 @@ R = TypeVar("R")
 #: Prefix of every range's name in a PyTorch trace.
 PREFIX = "gpudiag."
 
-#: Ranges that a session opens itself; the analysis gives a meaning to `exchange` too.
+#: Ranges that a session opens itself; the analysis also interprets `exchange`.
 STEP = "step"
 INPUT = "input"
 
@@ -64,7 +64,7 @@ def take_input_ns() -> int | None:
 def _load_domain() -> Any:
     """Return the NVTX domain, or a domain that does nothing if the package is missing.
 
-    NVTX's own domain does nothing if no tool is attached.
+    If no tool is attached, NVTX's domain does nothing.
     """
     global _domain  # noqa: PLW0603  # loaded once, on the first range
     try:
@@ -91,7 +91,7 @@ class Range:
     """Name a stretch of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
     It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
-    the body of a `tf.function` it is the name scope of the ops created there. The analysis gives a meaning to the names
+    the body of a `tf.function` it is the name scope of the ops created there. The analysis interprets the names
     `input`, `forward`, `backward`, `exchange` and `optimizer`: `input` counts as waiting for data. Ranges nest, may be
     entered from any thread, and one object may be entered again, also while it is open.
 

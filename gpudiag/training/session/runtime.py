@@ -80,7 +80,7 @@ class Runtime(Protocol):
         """Return the model name of the GPU, or of this process's CPU."""
 
     def software(self) -> dict[str, str]:
-        """Return the versions of the software that trains."""
+        """Return the versions of the training software."""
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
         """Return a clock for steps on these devices."""

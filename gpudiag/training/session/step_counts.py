@@ -4,8 +4,8 @@ A training loop has converged when the medians of two consecutive blocks of step
 the scatter of the steps, and when there is no trend over both blocks. This works for steps of 2 ms and of 5 s.
 
 Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is dropped (it holds compilation, autotuning
-and allocation). The blocks' medians are 32.5 and 30, 8 % apart; scatter explains about 4 %: not converged. Four steps
-later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no trend: converged.
+and allocation). The blocks' medians are 32.5 and 30, which is 8 % apart, but scatter explains only about 4 %, so they
+have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no trend: converged.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int) ->
         missing: number of missing steps; a lower bound if `at_least` is set.
         run_in: number of steps between the warm-up and the unprofiled steps.
 
-    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. A third of them is for the warm-up:
-    `warmup=3, steps=6, active=3`.
+    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. A third of these steps is for the
+    warm-up: `warmup=3, steps=6, active=3`.
     """
     needed = f"{'at least ' * at_least}{missing} more step{'s' * (missing != 1)} would be enough"
     left = ran - recording_steps(MIN_ACTIVE_STEPS) - run_in

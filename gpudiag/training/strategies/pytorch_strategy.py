@@ -75,7 +75,7 @@ class PytorchStrategy(Strategy):
         return lambda tensor, _: dist.all_reduce(tensor, group=group, async_op=True), None
 
     def open(self) -> None:
-        """Join the other processes, once. Raises RuntimeError or DistError if they cannot be reached."""
+        """Join the other processes, once. RuntimeError or DistError is raised if the processes cannot connect."""
         import torch.distributed as dist
 
         if dist.is_initialized():

@@ -36,9 +36,9 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
-#: What recording does not lengthen, as it is the device's, but may leave without compute beside it.
+#: Buckets of device time, which recording does not lengthen; but it may leave them without overlapping compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
-#: Buckets that a stall accounts for only by a part of its place (`one_place`).
+#: Buckets for which a stall accounts only by a part of its location (`one_place`).
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: Which findings account for a bucket, and what takes all of it away.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {

@@ -1,9 +1,9 @@
 """Merge findings at one place of the step into one finding.
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
-tensors to the host, waits for the copies, and runs Python in between. Each of these is a finding, but none can be fixed
-alone. If removing one place from the step removes a stall together with other findings, they are merged into one
-finding, whose `parts_ms` lists its components.
+tensors to the host, waits for the copies, and runs Python in between. Each of these causes is a finding, but none can
+be fixed alone. If removing one place from the step removes a stall together with other findings, they are merged into
+one finding, whose `parts_ms` lists its components.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘

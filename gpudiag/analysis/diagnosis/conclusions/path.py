@@ -1,4 +1,4 @@
-"""The path of fixes: the step after each fix in turn, and what takes most of it then."""
+"""Compute the order of fixes: the step after each fix in turn, and the bucket with most of it then."""
 
 from __future__ import annotations
 

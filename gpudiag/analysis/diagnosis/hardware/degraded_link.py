@@ -1,4 +1,4 @@
-"""`degraded-link`: a link that carries less than it is made for."""
+"""`degraded-link`: a link with less bandwidth than it is made for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class DegradedLink:
     code: ClassVar[str] = "degraded-link"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding per combination of signs, then those of NVLink."""
+        """Return one finding per combination of signs, then the findings about NVLink."""
         rates = host_rates(facts)
         groups: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
         for gpu in facts.gpus:

@@ -21,13 +21,13 @@ def raw_gb_per_s(generation: int | None, width: int | None) -> float | None:
 
 
 def gpu_index(end: str) -> int | None:
-    """Return the index in `gpu:<i>`; None for any other end of a copy."""
+    """Return the index in `gpu:<i>`; None for any other endpoint of a copy."""
     kind, _, number = end.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() else None
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return each GPU's pinned copies from and to the host, by path; the fastest of several NUMA nodes."""
+    """Return each GPU's pinned copies from and to the host, by path; if there are several NUMA nodes, the fastest."""
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)

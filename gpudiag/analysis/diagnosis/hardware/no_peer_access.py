@@ -1,4 +1,4 @@
-"""`no-peer-access`: GPUs that cannot read each other's memory."""
+"""`no-peer-access`: `no-peer-access`: GPUs that cannot read each other's memory."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class NoPeerAccess:
     attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
     NVLink.
 
-    If the other pairs form a ring of direct links, NCCL uses it and little is lost: that is `info`, as on an eight-GPU
-    hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
+    If the other pairs form a ring of direct links, NCCL uses it and little is lost, so the finding is only `info`, as
+    on an eight-GPU hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
     """
 
     code: ClassVar[str] = "no-peer-access"

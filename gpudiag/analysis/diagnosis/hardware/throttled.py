@@ -15,7 +15,7 @@ _THERMAL = {throttle.HARDWARE_THERMAL, throttle.SOFTWARE_THERMAL}
 
 
 class Throttled:
-    """The GPU runs below its clocks because it is too hot, or because the hardware told it to slow down.
+    """The GPU runs below its clocks because it is too hot, or because the hardware slows it down.
 
     Reported are the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal slowdown, and
     the power brake that a server applies when its supplies cannot keep up. Not reported: an idle GPU, clocks that

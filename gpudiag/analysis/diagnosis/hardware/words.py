@@ -19,7 +19,7 @@ def gpu_list(indices: Iterable[int]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
-    """Write three or more consecutive numbers as a span, others singly."""
+    """Write three or more consecutive numbers as a range, and others singly."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -52,7 +52,7 @@ def _first(names: Sequence[str], most: int) -> str:
 
 
 def gradient_cost(gb_per_s: float) -> str:
-    """Say what a bandwidth means for training, by a model that everybody knows.
+    """Describe the effect of a bandwidth on training, with a well-known model.
 
     Sending the gradients once takes bytes / bandwidth; an all-reduce sends them nearly twice, 2(n-1)/n times.
     """

@@ -19,12 +19,12 @@ class For(msgspec.Struct, frozen=True):
 
 
 def pytorch(line: str) -> For:
-    """Return a line for users of PyTorch alone."""
+    """Return a line only for users of PyTorch."""
     return For("pytorch", line)
 
 
 def tensorflow(line: str) -> For:
-    """Return a line for users of TensorFlow alone."""
+    """Return a line only for users of TensorFlow."""
     return For("tensorflow", line)
 
 

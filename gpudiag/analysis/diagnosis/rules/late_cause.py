@@ -102,7 +102,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
     A part explains the savings if it alone saves most of them, or if most of them are lost without it: if a rank
     computes 15 ms too long and another's host is the next to set the pace, compute alone saves less than half. If no
-    part explains them, a host without its core is slow in all that it does: launching, calls and pauses are one cause.
+    part explains them, the cause may be a host that lost its core and is slow in launching, calls and pauses together.
 
     A part in which ranks hardly differ explains nothing: kernels take longer beside collectives that wait for a late
     rank, so that equalizing them saves something. The only part in which they differ explains all.
@@ -139,7 +139,7 @@ def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
 def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
     """Return ("stall", its pauses) if a host that launches slowly pauses by itself, else the cause as it is.
 
-    Each pause may be short enough for Python between calls, but the peers make no such calls.
+    Each pause may be short enough for Python between calls, but the peers do not make these calls.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

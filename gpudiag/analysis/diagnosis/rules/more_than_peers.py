@@ -20,7 +20,7 @@ _MOST_NAMES = 5
 
 
 class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators in which stragglers spend longer than other ranks, as means over steps and ranks.
+    """Operators that take longer on stragglers than on other ranks, as means over steps and ranks.
 
     Attributes:
         own_ms: excess self time by operator, largest first, only the first few.

@@ -55,10 +55,11 @@ class Straggler:
     A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
     loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
     synchronizations, launching, compute, copies) to the median over ranks. The savings are by how much the step becomes
-    shorter, and the cause is the part that explains them alone. That also follows chains, as when rank 0 waits for rank
-    2, which waits for its loader. Ranks may take turns being slow. Operators that only a late rank calls are named. A
-    rank that often pauses between calls that its peers do not make stalls there, however short each pause is. If the
-    machine's facts say that a late rank's GPU runs at slower clocks than its peers or is throttled, that is the cause.
+    shorter, and the cause is the part that explains them alone. The savings also follow chains of waits, as when rank 0
+    waits for rank 2, which waits for its loader. The slow rank may change from step to step. Operators that only a late
+    rank calls are named. A rank that often pauses between calls that its peers do not make stalls there, however short
+    each pause is. If the machine's facts say that a late rank's GPU runs at slower clocks than its peers or is
+    throttled, that is the cause.
 
     Unprofiled steps tell which hosts ran ahead of their devices and which did not, so that a host is not called slow
     only because recording slowed it; time that these steps take longer than simulated ones counts for that rank. A rank

@@ -142,8 +142,8 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
     """Return (latency after the launch, gap after the work before).
 
     `free` is when the op before it in its stream, and the ops that it waits for, had ended (-inf if there is none); for
-    the first analysed ops these lie before the analysed steps. The later of launch and `free` bound the op and gets all
-    of the time to its start; the other gets the usual, or less if that would have been too late.
+    the first analysed ops these lie before the analysed steps. The later of launch and `free` determines the start and
+    gets all of the time to it. The other gets its usual time, or less if the usual time would end too late.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

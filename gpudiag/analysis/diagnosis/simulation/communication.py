@@ -6,9 +6,9 @@ The cost of communication is how much shorter the step would be if every rank tr
   a GPT's with views off). The reader gives the operators that do so their role.
 * *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the one before it: 3.4
   instead of 1.6 µs in the mean on an H200 whose all-reduces went through host memory.
-* *Host work*: what threads do in communication ranges, and how long the training thread waits meanwhile. An op that
-  starts when communication lets it (an optimizer's first, after copies from another thread's stream) has a gap or
-  latency that no launch explains; the part that communication covers is removed with it.
+* *Host work*: the work of threads in communication ranges, and the training thread's waits for it. An op whose start
+  depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
+  that no launch explains. The part that overlaps communication is removed with it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
 def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: np.int64) -> Intervals:
     """Return when a thread is in these operators, except in optimizer updates that begin inside them.
 
-    A parameter server's update runs inside its communication and would be needed without it.
+    A parameter server's update runs inside its communication, but would also be needed without it.
     """
     spans = union(Intervals(events.start_ns[operators], events.end_ns[operators]))
     updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))
@@ -55,7 +55,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
     """float64[m]: gaps as they would be beside no collective; never longer than recorded.
 
-    A gap beside a collective becomes the median gap of that device's queued ops beside none.
+    A gap during a collective becomes the median gap of that device's queued ops without a collective.
     """
     host, device = graph.host, graph.device
     gap = device.gap.copy()
@@ -144,7 +144,7 @@ def remainder(amount: Times, taken: Times) -> Times:
 
 
 def _devices(timeline: Timeline) -> Times:
-    """float64: for how many devices a thread of each process launches in turn."""
+    """Return float64: the number of devices for which a thread of each process launches in turn."""
     driven = np.bincount([track.trace for track in timeline.tracks], minlength=len(timeline.traces))
     return np.where([trace.waits_in_collectives for trace in timeline.traces], 1.0, np.maximum(driven, 1))
 
@@ -181,5 +181,5 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
 
 
 def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Times:
-    """float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
+    """Return float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
     return np.maximum(lengths_inside(spans, begin, end), 0).astype(np.float64)

@@ -88,7 +88,7 @@ def syncs(what_if: WhatIf) -> NDArray[np.bool_]:
 
 
 def releases(what_if: WhatIf) -> NDArray[np.bool_]:
-    """bool[n]: host nodes that return memory to the driver and wait for the device."""
+    """Return bool[n]: host nodes that return memory to the driver and wait for the device."""
     waits: NDArray[np.bool_] = what_if.graph.host.block == HostBlock.RELEASE
     return waits
 

@@ -41,14 +41,14 @@ from gpudiag.analysis.diagnosis.simulation.graph import Graph, Index, Times
 from gpudiag.intervals import Intervals, distinct, lengths_inside, union
 from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
-#: How many kernels before and after identify a kernel of a layer: first more, then fewer.
+#: Number of kernels before and after a kernel that identify it in a layer; the larger number is tried first.
 _NEIGHBOURS = (2, 1)
 #: Pairs of keys are numbered by a table of at most so many entries per kernel, which is faster than sorting.
 _TABLE_ENTRIES_PER_KERNEL = 16
 
 
 class Contention(msgspec.Struct, frozen=True, dict=True):
-    """Contention-free durations of the ops that ran beside collectives.
+    """Contention-free durations of the ops that ran during collectives.
 
     Attributes:
         free_ns: float64[m], the median duration of an op's contention-free matches; NaN if it had no contention or has
@@ -85,7 +85,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """The ops whose contention-free duration is known: the few beside a collective."""
+        """The ops whose contention-free duration is known: the few that ran during a collective."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 
@@ -109,7 +109,7 @@ class _Kernels(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """bool[n]: kernels without contention."""
+        """Return bool[n]: kernels without contention."""
         return self.beside < CONTENTION_FREE * np.maximum(self.duration, 1.0)
 
 

@@ -70,7 +70,7 @@ def without_common_slow_calls(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_allocation(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove allocating from the driver and returning memory to it, except what one rank does more than its peers."""
+    """Remove driver allocations and releases, except those of one rank in excess of its peers."""
     released = releases(what_if)
     released &= ~any_of(what_if.graph.host.process, *waiting_more(what_if, released))
     scenario = _with_less_work(what_if, scenario, common(what_if, scenario, "allocation"))
@@ -106,7 +106,7 @@ def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
     """Remove synchronizations, and the copies to the host that they wait for.
 
-    Without its `.item()` a step has neither the copy of four bytes nor the gap behind it.
+    Without its `.item()` a step has neither the copy of four bytes nor the gap after it.
     """
     return without_waiting(what_if, scenario, syncs(what_if))
 

@@ -94,9 +94,10 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
     """Choose the lowest higher overhead per event at which no host works longer for a step than when unprofiled.
 
-    If the device sets the pace, the unprofiled step time says nothing of the host, but a thread that fills the launch
-    queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond that
-    would hide what the device waits for. An overhead that leads to a step shorter than the unprofiled one is rejected.
+    If the device sets the pace, the unprofiled step time does not contain the host's time. But a thread that fills the
+    launch queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond
+    that would hide what the device waits for. An overhead that leads to a step shorter than the unprofiled one is
+    rejected.
 
     Args:
         what_if: at the overhead that the unprofiled steps lead to.

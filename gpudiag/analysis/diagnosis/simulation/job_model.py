@@ -34,7 +34,7 @@ class SimulatedStep(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class JobModel:
-    """A graph and the timeline that it was built from; everything derived from them is computed once, when asked."""
+    """A graph and the timeline from which it was built; derived data is computed once, on first use."""
 
     graph: Graph
     timeline: Timeline
@@ -83,11 +83,11 @@ class JobModel:
         return System(self.graph)
 
     def simulate(self, scenario: Scenario) -> SimulatedStep:
-        """Simulate; if collectives wait less than recorded, kernels beside them are slowed less."""
+        """Simulate a scenario; if collectives wait less than recorded, kernels during these waits are slowed less."""
         return self._simulate(self.with_less_contention(scenario))
 
     def with_less_contention(self, scenario: Scenario) -> Scenario:
-        """Shorten kernels beside collectives in proportion to the waiting that the scenario removes."""
+        """Shorten kernels during collectives in proportion to the wait that the scenario removes."""
         if not self.contention.waiting_share.any():
             return scenario
         waited = self._simulate(scenario).waited_ns

@@ -5,8 +5,7 @@ profiler's work included, and most of that shows as untraced time between events
 and 15 ms of untraced time beside 25 ms on its peers, and 54.7 ms for an unprofiled step. 7,300 events at 1.27 µs are
 9.3 of the peers' 25 ms; of the rank's 90 ms they are as large a share, 34 ms, and not 9.3.
 
-A rank that does more than its peers at one point of the step is not slow throughout: the profiler costs it what it
-costs its peers.
+A rank with more work at one point of the step is not slow throughout, so its profiler overhead is that of its peers.
 """
 
 from __future__ import annotations
@@ -120,8 +119,8 @@ def host_pace(graph: Graph) -> HostPace:
     """Return the pace of each host in each step; 1.0 if too few calls were recorded to tell.
 
     Each step's calls are divided into sections of as many calls each, and each section is compared with its lower
-    median over all ranks and steps. The pace is the median of that over a step, which additional work at one point of
-    the step moves little.
+    median over all ranks and steps. The pace is the median ratio over a step, which additional work at one point of the
+    step changes little.
     """
     host = graph.host
     by_process = dict.fromkeys(graph.ranks, 1.0)

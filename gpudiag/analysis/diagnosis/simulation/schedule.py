@@ -34,9 +34,9 @@ _ON_HOST = frozenset({RunKind.HOST_RUN, RunKind.HOST_BLOCK})
 
 
 class Run(NamedTuple):
-    """Nodes or ops [first, after) of one chain or stream; `before` is the one that they follow.
+    """Nodes or ops [first, after) of one chain or stream; `before` is the run that they follow.
 
-    The first run of a chain or stream follows the last of the iteration before.
+    The first run of a chain or stream follows the last run of the previous iteration.
     """
 
     kind: RunKind

@@ -9,7 +9,7 @@ Within a run of ops of one stream, let r[j] be the launch time of op j less its 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
 where C are the running sums of c. For the ops that one host run launched, only the largest r[i] - C[i - 1] counts.
-So an iteration of thirty thousand nodes takes a thousand sums and comparisons.
+So an iteration with thirty thousand nodes needs only a thousand sums and comparisons.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Time
 from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-#: The simulation has converged if no chain's or stream's advance differs from that of the iteration before by more than
+#: The simulation has converged if the advance of each chain and stream differs from the previous iteration by at most
 #: this share of the iteration time.
 _TOLERANCE = 1e-3
 _MAX_ITERATIONS = 24
@@ -48,11 +48,11 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def simulate(system: System, weights: Times) -> SteadyState:
-    """Iterate with these weights until an iteration takes as long as the one before.
+    """Iterate with these weights until an iteration takes as long as the previous one.
 
-    The iteration time is the largest advance of any chain's or stream's end since the iteration before. The advance of
-    the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations although
-    the host needs more time per iteration.
+    The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
+    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations
+    although the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -152,7 +152,7 @@ class System:
         work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
         ops_of_run = _sums_within(cost, self._schedule.first_ops)
-        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the call itself
+        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the start of the call
         launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
         ready = (launch - scenario.gap - (ops_of_run - cost))[ops]

@@ -140,7 +140,7 @@ class AwaitedOps(msgspec.Struct, frozen=True):
 
 
 def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: Index) -> AwaitedOps:
-    """Fill in which ops of other streams each op waits for; return what the host is known to have waited for.
+    """Fill in which ops of other streams each op waits for; return the known waits of the host.
 
     Waits are read from the trace if it has any, and inferred otherwise.
 
@@ -226,8 +226,9 @@ class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
 def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
     """Return the track's waits, or None if the trace has none at all.
 
-    A record without its stream is taken to be in the stream of the op which the recording thread launched last, but not
-    in the waiting stream: a program records where it works, or where it has just queued work for another stream.
+    A record without a stream is assigned to the stream of the op that the recording thread launched last, unless that
+    is the waiting stream, because a program records in the stream in which it works or has just queued work for another
+    stream.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
@@ -261,7 +262,7 @@ class _RecordedEvents:
         self.waits: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
 
     def before(self, time: int) -> dict[int, int]:
-        """Return what an event follows that was recorded at a time in an unknown stream: all earlier launches."""
+        """Return what an event that was recorded at a time in an unknown stream follows: all earlier launches."""
         return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
 
     def in_stream(self, stream: int, time: int) -> dict[int, int]:

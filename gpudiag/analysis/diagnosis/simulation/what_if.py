@@ -141,12 +141,12 @@ class WhatIf:
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
         """Return the saving if unprofiled steps take `now`, less than the simulated `before`.
 
-        Recording slowed something that the trace does not tell from the job. The remaining work `after` is known, so
+        Recording slowed part of the job in a way that the trace does not show. The remaining work `after` is known, so
         the cause costs the rest, `now - after`. If the remaining work was slowed too, that is too little, and the cause
         costs at least its share of the step. On GPUs a step without communication keeps its kernels and launches, which
         were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two H200,
-        communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and
-        9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
+        communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and 9.4
+        ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
         rest, share = now - after, (before - after) * now / before
         if not scenario.communicates and not any(track.is_cpu for track in self.timeline.tracks):

@@ -29,10 +29,10 @@ _UNMARKED = frozenset({"optimizer", "range", "pattern", "none"})
 def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
-    Counted are the analysed windows, and the step before and the step after them. Those two are not analysed because
-    their bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that
-    follows the start of the last step counts as one step at most, because its end is not known. On a CPU, operators of
-    the training thread and collectives stand in for device work.
+    The analysed windows count, and the step before and the step after them. Those two are not analysed because their
+    bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that follows the
+    start of the last step counts as one step at most, because its end is not known. On a CPU, operators of the training
+    thread and collectives stand in for device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -57,7 +57,7 @@ def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
     """Return the recorded device work as raw intervals, and for each whether a recorded step launched it.
 
     Work before the windows whose launch was not captured is left out: it was queued before the recording began. On a
-    CPU these are the training thread's operators, and the collectives, which run on threads of their own.
+    CPU, the training thread's operators count, and the collectives, which run on separate threads.
     """
     ops, calls = track.ops, track.collectives
     if not track.is_cpu:

@@ -102,7 +102,7 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))
         return DeviceActivity(len(calls), int(np.count_nonzero(~answered)), missing=missing, graphs=graphs)
-    # Host functions are launched too, and never lead to device work.
+    # Host functions are launched too, but have no device work.
     names = events.name[calls]
     leads_to_work = np.bincount(names[answered], minlength=len(events.names)) > 0
     counted = leads_to_work[names] & _between_edges(answered)

@@ -52,7 +52,8 @@ def without_copies(traces: Sequence[Trace]) -> Deduplicated:
 
 
 def without_claims(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out the traces that claim the rank of an earlier one, and warn: the first may be the one of another run."""
+    """Leave out traces that claim the rank of an earlier one, and warn, because the first may be from a different
+    run."""
     kept: dict[int | None, Trace] = {}
     warnings = []
     for trace in traces:
@@ -72,7 +73,7 @@ def _left_out(kept: str, copy: str, reason: str) -> Validity:
 def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
     """Return the trace with the same events to the nanosecond, among those with the same origin and event count.
 
-    The devices of one process have a trace each, of one file, and are no copies of each other.
+    The devices of one process have a trace each from one file, so these are not copies.
     """
     events = trace.events
     if not candidates or len(distinct(events.end_ns - events.start_ns)) < FEWEST_DURATIONS:

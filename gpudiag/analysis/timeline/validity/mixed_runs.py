@@ -1,10 +1,11 @@
-"""Detect traces of several runs that were given as one job: of two runs, of two models, or of different times.
+"""Detect traces of several runs, models or times that were given as one job.
 
-Ranks that communicate in every step cannot drift apart: over the same steps none takes longer than another by more than
-the longest of them. A collective ends together on all ranks, so that the collectives of one rank match another's.
-Measured on 18 sound recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the
-time over three or four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two
-busy CPUs. Of two runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
+Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
+step. A collective ends at the same time on all ranks, so the collectives of two ranks of one run match. Measured on 18
+sound
+recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the time over three or
+four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two busy CPUs. Of two
+runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤
@@ -89,7 +90,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
 def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
     """Describe the longest pause between two recordings, if they cannot be of one run.
 
-    Recordings whose collectives match are of one run, whatever their clocks show.
+    Recordings whose collectives match are of one run, regardless of their clocks.
     """
     timed = [index for index, trace in enumerate(traces) if trace.origin_ns >= LEAST_UNIX_NS and len(trace.events)]
     timed.sort(key=lambda index: traces[index].origin_ns)
@@ -126,7 +127,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
-        # A pause in the first or the last step is in one rank's windows and may be outside of another's.
+        # A pause in the first or the last step is in one rank's windows and may be outside of another rank's.
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
@@ -173,6 +174,6 @@ def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> b
         return True
     matched = member.instances != UNKNOWN
     if np.count_nonzero(seen) < FEWEST_SEEN:
-        # The captures do not overlap: other ranks recorded as many, at another time.
+        # The captures do not overlap: the other ranks recorded as many collectives at a different time.
         return bool(matched.any()) or few_others
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))

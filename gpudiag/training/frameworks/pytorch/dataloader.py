@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
 How long the training thread waits for a batch says how late the batch is, and not how long it took to make. If the
-workers of two ranks are equally slow, those of one are later by chance: its rank waits for nearly all of a batch, and
-the other, whose batches are ready when the first arrive, for nothing. Only the workers' own times tell such a rank from
-one that is slow by itself.
+workers of two ranks are equally slow, the workers of one rank are later by chance. That rank waits for nearly all of a
+batch. The other rank, whose batches are ready when the first arrive, does not wait. Only the workers' own times tell
+such a rank from one that is slow by itself.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Workers that are spawned share no memory, so that their times are unknown.
@@ -47,14 +47,14 @@ _watched = False
 
 
 def watch_workers() -> None:
-    """Time the workers that this process forks from now on. May be called again."""
+    """Time the workers that this process forks from now on. The method may be called again."""
     global _watched  # noqa: PLW0603  # classes are changed once
     if _watched:
         return
     from torch.utils.data import _utils, dataloader
 
     _watched = True
-    # There is no hook: the classes are changed, and what they do is not.
+    # PyTorch has no hook, so the classes are changed without changing their behavior.
     loader: Any = dataloader._MultiProcessingDataLoaderIter  # noqa: SLF001
     loader.__init__ = _sharing(loader.__init__)
     fetchers: Any = _utils.fetch

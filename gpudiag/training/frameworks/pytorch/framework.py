@@ -16,7 +16,7 @@ from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
 #: A secret that all nodes of a job share; it signs the state of their rendezvous, which torchrun unpickles.
-SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105  # a name
+SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
 

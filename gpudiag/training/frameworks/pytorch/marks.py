@@ -48,7 +48,7 @@ class MarkedCollections:
         self._range: Any = None
 
     def start(self) -> None:
-        """Mark from here on, at most until the process ends: Python still collects when modules are gone.
+        """Mark module calls from now on, at most until the process ends: Python still collects when modules are gone.
 
         A full collection is made first, unless the program has disabled them. Otherwise a rare one that falls into the
         few recorded steps would stand for all steps (of an FSDP job on two H200, 85 ms in one).
@@ -84,8 +84,8 @@ class MarkedModules:
     """Mark each call of a module as a range `gpudiag.module:<root>/<path> (<class>)`.
 
     The root is the outermost module that contains it, by its class; the path is that of `named_modules`, without
-    wrappers. Three kinds are not marked, because the module that calls them does their work: wrappers, replicas of
-    DataParallel, and modules without a root that another module calls.
+    wrappers. Three kinds of modules are not marked, because their work belongs to the module that calls them: wrappers,
+    replicas of DataParallel, and modules without a root that another module calls.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class MarkedModules:
         return ""
 
     def stop(self) -> None:
-        """Stop marking, and end the open ranges. May be called more often than `start`."""
+        """Stop marking, and end the open ranges. The method may be called more often than `start`."""
         if self._ranges is None:
             return
         if self._class.__call__ is self._marked:  # else somebody else has changed it since, and calls this
@@ -132,7 +132,8 @@ class _ModuleRanges:
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast = fast
         self._containers = containers
-        #: By id; the modules are kept beside their labels so that no other takes the id of one that is gone.
+        #: Labels by id. The modules are stored beside their labels, so that a later module cannot get the id of a
+        #: deleted one.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}
         self._open: set[Any] = set()
@@ -218,7 +219,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the module's class; if `fully_shard` has changed it, the class before."""
+    """Return the module's class; if `fully_shard` has changed it, the previous class."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"

@@ -1,7 +1,7 @@
 """Let process groups of one host meet through files of the launch's private directory.
 
-By default they meet through a TCP store, which does not authenticate: another user of the host could change its
-contents. Files in a directory of mode 0700 are inaccessible to others.
+By default ranks connect through a TCP store, which has no authentication, so that another user of the host could change
+its contents. Files in a directory of mode 0700 are inaccessible to others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tupl
     """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
     from torch import distributed
 
-    dist: Any = distributed  # whose stores are not in its `__all__`
+    dist: Any = distributed  # its stores are not in `__all__`
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
     rank = int(query.get("rank") or os.environ["RANK"])
     world_size = int(query.get("world_size") or os.environ["WORLD_SIZE"])

@@ -55,7 +55,7 @@ class ProfiledWindow:
         )
 
     def start(self) -> None:
-        """Begin with the discarded steps.
+        """Begin with the steps that are discarded.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -68,7 +68,7 @@ class ProfiledWindow:
             self.unmarked = self._modules.start()
 
     def step(self) -> None:
-        """End a step. The last one's end saves the trace, which can take seconds."""
+        """End a step. The end of the last step saves the trace, which can take seconds."""
         self._profiler.step()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class ProfiledWindow:
             _end_open_ranges()
 
     def discard(self) -> None:
-        """End a failed recording, and remove its files. Raises nothing."""
+        """End a failed recording, and remove its files. The method raises no exceptions."""
         self._kept = False
         with contextlib.suppress(Exception):
             self.stop()
@@ -110,7 +110,7 @@ class ProfiledWindow:
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second one would take its events away."""
+    """Return whether any PyTorch profiler records this thread. A second profiler would take its events away."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
@@ -128,7 +128,7 @@ def _synchronization_events() -> Any:
 
 
 def _end_open_ranges() -> None:
-    """End every open `record_function`, the program's own too, because the recording that it began in is over.
+    """End every open `record_function`, including the program's, because the recording in which it began is over.
 
     Each points into memory of that recording, which is freed. One that ends while a later profiler runs would write
     there (PyTorch 2.13: a segmentation fault, at once or at exit). Ended twice, it does nothing the second time.

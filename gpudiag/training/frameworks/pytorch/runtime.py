@@ -106,7 +106,7 @@ def cuda_clock(device: Any) -> StepClock:
             mark = event()
             mark.synchronize()
             after_ns = time.perf_counter_ns()
-            # On an idle device the event happens between the two instants, some microseconds apart.
+            # On an idle device the event happens between the two instants, which are some microseconds apart.
             tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
         _, host_ns, mark = min(tries, key=lambda attempt: attempt[0])
         return Anchor(mark, host_ns)
@@ -118,7 +118,7 @@ def cuda_clock(device: Any) -> StepClock:
 
 
 def new_job() -> None:
-    """Number sessions anew, because this process is about to join another job, with a store of its own.
+    """Restart the numbering of sessions, because this process is about to join another job with a separate store.
 
     Otherwise processes that were in different jobs before would look for each other under different names.
     """

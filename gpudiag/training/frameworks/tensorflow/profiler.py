@@ -1,4 +1,4 @@
-"""A few steps under the TensorFlow profiler, saved as one compressed XSpace."""
+"""Record a few steps with the TensorFlow profiler, and save them as one compressed XSpace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TensorflowWindow:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin with the discarded steps.
+        """Begin with the steps that are discarded.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -59,7 +59,7 @@ class TensorflowWindow:
             self.stop()
 
     def stop(self) -> None:
-        """End the recording; save what there is if it was cut short."""
+        """End the recording; if it was cut short, save its steps."""
         if self._directory is None:
             return
         try:

@@ -84,7 +84,7 @@ def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
     def all_reduce(values: torch.Tensor) -> None:
-        # All may use the same memory, because the values do not matter.
+        # All of them may use the same memory, because the values do not matter.
         for handle in [start(values, number) for number in range(_CONCURRENT)]:
             handle.wait()
 

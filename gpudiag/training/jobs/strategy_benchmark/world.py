@@ -1,4 +1,4 @@
-"""The processes of a benchmark, with the process groups that its strategies use in turn."""
+"""The processes of a benchmark, with the process groups of its strategies."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Rounds:
 
     def __call__(self, _: None) -> None:
         """Train one round and wait for its end."""
-        # The workers are other threads; without a mark this thread would look as if it waited for input.
+        # The workers are other threads, so without a mark this thread would seem to wait for input.
         with gpudiag.range("workers"):
             for _worker in range(self._workers):
                 self._coordinator.schedule(self._step, args=(self._batches,))

@@ -1,4 +1,4 @@
-"""The training loop of every built-in workload under TensorFlow, with public features only."""
+"""Run the training loop of every built-in workload under TensorFlow, with public features only."""
 
 from __future__ import annotations
 

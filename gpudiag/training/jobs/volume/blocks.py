@@ -118,7 +118,8 @@ class Blocks(Sequence[VolumeBlock]):
         )
 
     def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
-        """Return begin and end of what a block writes, and of what it sees, along one axis."""
+        """Return the begin and end of the region that a block writes, and of the region that it sees, along one
+        axis."""
         extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
         begin = index * inner
         predicted = min(begin, extent - inner)

@@ -138,7 +138,7 @@ class Volume:
                 writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
 
     def read_ahead(self, wanted: Iterator[VolumeBlock], ahead: int) -> Iterator[tuple[VolumeBlock, Bytes]]:
-        """Yield each block with what it sees, while the next `ahead` blocks are read.
+        """Yield each block with the voxels that it sees, while the next `ahead` blocks are read.
 
         Voxels beyond the volume are mirrored at its edge, which is not repeated.
         """

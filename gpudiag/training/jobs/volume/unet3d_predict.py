@@ -3,9 +3,9 @@
 Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
 fetches a finished block from the device only when the next one is under way.
 
-First the whole volume is predicted, without the profiler; the rate is the number of voxels by the time until the last
-one is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to a
-second volume, which is removed.
+First the whole volume is predicted without the profiler; the rate is the number of voxels divided by the time until the
+last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to
+a second volume, which is removed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     Batch = list[tuple[VolumeBlock, Bytes]]
 
-#: Blocks of each process that the timed and recorded steps cycle through.
+#: Number of blocks of each process that the unprofiled and recorded steps repeat.
 _REPEATED_BLOCKS = 8
 
-#: Blocks that are read while a block is predicted.
+#: Number of blocks that are read ahead during a prediction.
 _AHEAD = 2
 
 #: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 means not written.
@@ -73,7 +73,7 @@ class UNet3dPrediction(UNet3dTraining):
 
 
 class Predictor:
-    """Predicts batches of blocks, one batch ahead of fetching the results."""
+    """Predict batches of blocks, and fetch the results one batch later."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, batch: Batch, writer: Writer) -> None:
-        """Start to predict a batch, then pass the results of the one before to the writer."""
+        """Start to predict a batch, then pass the previous batch's results to the writer."""
         with gpudiag.range("forward"):
             inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
             if self._on_gpu:
@@ -122,7 +122,7 @@ class Predictor:
         return writer.voxels
 
     def finish(self, writer: Writer) -> None:
-        """Write the results that are still under way."""
+        """Write the results that are still being computed."""
         while self._under_way:
             self._write_oldest(writer)
 

@@ -35,7 +35,7 @@ class DrivenSession:
         return self._stop
 
     def pause(self) -> None:
-        """Exclude what follows (validation, a checkpoint) from all steps."""
+        """Exclude the following code (validation, a checkpoint) from all steps."""
         if self._session is not None:
             self._session.pause()
 

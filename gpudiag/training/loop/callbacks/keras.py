@@ -11,7 +11,7 @@ from gpudiag.training.loop.callbacks.driven import DrivenSession
 
 
 class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
-    """Measure the steps of `model.fit`, as `gpudiag.profile` does those of a loop.
+    """Measure the steps of `model.fit`, as `gpudiag.profile` measures the steps of a loop.
 
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 

@@ -95,7 +95,8 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device; they take equal shares of a batch, and the first has all outputs."""
+        """Make a replica on each device; replicas take equal shares of a batch, and the first device has all
+        outputs."""
         import torch
 
         self.check_model(model)
@@ -122,7 +123,7 @@ class Copies(PytorchStrategy):
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Return none: it is never the fastest, and its cost on GPUs is unknown."""
+        """Return none, because this strategy is never the fastest and its cost on GPUs is unknown."""
         return ()
 
 
@@ -138,8 +139,8 @@ def _in_range(function: Callable[..., Any]) -> Callable[..., Any]:
 def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Run forward on every device without `cudnn.benchmark`.
 
-    Each step has new threads, and PyTorch keeps the algorithms that cuDNN's trials chose per thread, so every step
-    would repeat the trials (VGG-16 on 4 x H200: 844 ms a step).
+    Each step has new threads, and PyTorch stores cuDNN's chosen algorithms per thread, so every step would repeat
+    cuDNN's trials (VGG-16 on 4 x H200: 844 ms per step).
     """
 
     @wraps(forward)

@@ -109,7 +109,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Refuse CPU processes, which can train with it but never should."""
+        """Refuse CPU processes, for which this strategy is possible but never useful."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)

@@ -1,4 +1,4 @@
-"""Copy calls that block the host until their copy is done: two nodes each, where the call begins and where it returns.
+"""Model copy calls that block the host until their copy is complete as two nodes: start and return of the call.
 
 A call that copies from or to pageable memory returns when its copy has ended, or microseconds before. Other blocking
 calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device was idle,

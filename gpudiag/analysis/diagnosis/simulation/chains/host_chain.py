@@ -79,7 +79,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     queued = _queue_length(tracks, time)
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # Threads of an executor work side by side, so one that waits holds up no other.
+    # An executor's threads work in parallel, so a waiting thread does not block the others.
     alone = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
     copies = blocking_copies(ops, call_start, time, copying)
@@ -162,7 +162,7 @@ def _time_before_nodes(
 
 
 def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Intervals:
-    """Return when calls allocate from the driver, or return memory to it."""
+    """Return the times of calls that allocate from the driver or return memory to it."""
     calls = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
     return union(Intervals(events.start_ns[calls] + shift, events.end_ns[calls] + shift))
 
@@ -226,7 +226,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 
 
 def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
-    """Return block kinds with fewer calls that a full queue held up."""
+    """Return block kinds with fewer of the calls that a full queue delayed."""
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
     held_up = np.flatnonzero(block == HostBlock.QUEUE)
@@ -279,7 +279,8 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
 ) -> tuple[Index, Index, Times]:
     """Find the op that each blocking call waited for: of those launched before, the last to end before it returned.
 
-    If the trace shows the event that a call waited for (`awaited`, for each track), it is the op before its record.
+    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one before its
+    record.
 
     A synchronization waits for such an op even if that ended before the call: a faster host would have to wait. A
     held-up launch counts only if an op did end while it was held up.
@@ -323,7 +324,7 @@ def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
 
 
 def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Index:
-    """Return for each call the index of the op in history `at` that it is known to wait for, or `NONE`."""
+    """Return for each call the index of its known awaited op in history `at`, or `NONE`."""
     index = np.full(len(rows), NONE, np.int64)
     in_history = awaited.history == at
     if in_history.any():

@@ -12,7 +12,7 @@ from gpudiag.intervals import EMPTY, Intervals, intersect, lengths_between, subt
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, DeviceTrack, HostThread, OpClass
 
-#: Calls nest at most this deep.
+#: Maximum nesting depth of calls.
 _DEEPEST_NESTING = 64
 
 
@@ -49,7 +49,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split the untraced time between each pair of times, which follow one another."""
+    """Split the untraced time between pairs of times, which follow one another."""
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
     opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)
@@ -66,7 +66,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return where no thread recorded anything for longer than Python between calls takes, in [begin, end).
+    """Return the times in [begin, end) in which no thread recorded anything for longer than Python between calls takes.
 
     The time before a step's first op is left out; garbage collection is always included.
     """
@@ -144,7 +144,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
     """Find single calls that took longer by themselves than Python between calls, in [begin, end).
 
     A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or lost its core.
-    Beside a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
+    On a host with a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
@@ -161,7 +161,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
         near = slice(max(0, upto - _DEEPEST_NESTING), upto)
         enclosing = rows[near][stop[near] >= quiet.end[stretch]]
         around[stretch] = enclosing[-1] if len(enclosing) else NONE
-    # A full queue holds up a launch that takes long; calls for memory are a cause of their own.
+    # A full queue delays long launches, and memory calls are a separate cause.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     other = union(track.host_communication, *(thread.input for thread in present))
     computing = lengths_in_turn(other, quiet.start, quiet.end) == 0

@@ -42,7 +42,7 @@ class Logs(CallFault):
 
     def prepare(self) -> None:
         """Open the file and measure some records."""
-        self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115  # open as long as the fault is
+        self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115 # closed with the fault
         self._lines = _TRIAL_LINES
         if self.affected:
             self._lines = max(1, round(_TRIAL_LINES * self.amount_ms / _host_ms(self.with_fault)))
@@ -88,7 +88,7 @@ class Saves(CallFault):
 class Collections(Fault[DdpTrainer]):
     """Before each update, `gc.collect()` over as many objects as take `amount_ms`.
 
-    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than that.
+    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than the fault.
     """
 
     def prepare(self) -> None:

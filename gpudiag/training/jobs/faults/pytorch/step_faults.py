@@ -148,7 +148,7 @@ class LoopedOptimizer(CallFault):
         self.without_fault = self._update_at_once
 
     def with_fault(self) -> None:
-        """Update one by one."""
+        """Update the parameters one by one."""
         self._looped.step()
 
     def _update_at_once(self) -> None:
@@ -174,8 +174,8 @@ class EmptiedCache(CallFault):
 class LayerSyncs(Fault[DdpTrainer]):
     """Forward of each innermost module begins and ends with an `.item()`, as in loops that log statistics.
 
-    The value is ready, so that the fault is only synchronization: with one `.item()` a step the host catches up soon,
-    which costs almost nothing; with one at each layer the device waits for each layer's launches.
+    The value is ready, so the fault consists only of synchronization. With one `.item()` per step the host soon runs
+    ahead again, which costs almost nothing; with one at each layer the device waits for each layer's launches.
     """
 
     def prepare(self) -> None:
@@ -199,7 +199,7 @@ class LayerSyncs(Fault[DdpTrainer]):
 
 
 class BetweenLayers(Fault[DdpTrainer]):
-    """The largest value of each block's output is read at once, as in loops that check for overflow.
+    """Read the largest value of each block's output immediately, as loops that check for overflow do.
 
     Without the fault it is computed but not read, so that the fault is only synchronization.
     """
