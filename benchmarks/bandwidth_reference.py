@@ -126,24 +126,26 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
     """Return gpudiag's figures for the test of a reference row, one per GPU or pair."""
     path, size = row["path"], int(row["bytes"])
     if row["direction"] == "collective":
-        chosen = [one for one in facts.collectives if one.strategy == path and one.bytes == size]
+        chosen = [
+            collective for collective in facts.collectives if collective.strategy == path and collective.bytes == size
+        ]
         return [one.time_us if row["scope"] == "time" else one.busbw_gb_per_s for one in chosen]
     if path.startswith("dependent_load"):
         host = path.endswith("host")
         return [
-            one.time_us
-            for one in facts.latency
-            if one.kind == "dependent_load" and one.src != one.dst and (one.dst == "host") == host
+            measured.time_us
+            for measured in facts.latency
+            if measured.kind == "dependent_load" and measured.src != measured.dst and (measured.dst == "host") == host
         ]
     return [
-        one.gb_per_s / (2 if row["scope"] == "one direction" else 1)
-        for one in facts.bandwidth
-        if one.path == path
-        and one.direction == row["direction"]
-        and one.memory in {"pinned", "device"}
-        and ("all" in {one.src, one.dst}) == (row["scope"] == "all")
-        and (not row["initiator"] or one.initiator == row["initiator"])
-        and (not row["peer_access"] or one.peer_access is (row["peer_access"] == "true"))
+        rate.gb_per_s / (2 if row["scope"] == "one direction" else 1)
+        for rate in facts.bandwidth
+        if rate.path == path
+        and rate.direction == row["direction"]
+        and rate.memory in {"pinned", "device"}
+        and ("all" in {rate.src, rate.dst}) == (row["scope"] == "all")
+        and (not row["initiator"] or rate.initiator == row["initiator"])
+        and (not row["peer_access"] or rate.peer_access is (row["peer_access"] == "true"))
     ]
 
 
@@ -216,7 +218,7 @@ def phases(facts: Facts) -> Iterator[str]:
 def small_messages(facts: Facts) -> Iterator[str]:
     """Yield NCCL's small-message times in us: launched one by one as in nccl-tests, and queued without launch time."""
     names = ("nccl", "nccl-queued", "nccl-no-p2p", "nccl-no-p2p-queued")
-    times = {(one.strategy, one.bytes): one.time_us for one in facts.collectives}
+    times = {(collective.strategy, collective.bytes): collective.time_us for collective in facts.collectives}
     yield "| us | " + " | ".join(names) + " |"
     yield "| --- |" + " --- |" * len(names)
     for size in sorted({size for name, size in times if name in names and size <= 1 << 20}):
@@ -270,7 +272,7 @@ def main() -> int:
             fine = fine and within
         lines += ["", f"{mode}: seconds per probe", "", *phases(found[-1])]
         lines += ["", f"{mode}: small all-reduces", "", *small_messages(found[-1]), ""]
-        lines += [f"- not measured: {one.what}: {one.why}" for one in found[-1].skipped]
+        lines += [f"- not measured: {probe.what}: {probe.why}" for probe in found[-1].skipped]
         if len(found) > 1:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]

@@ -143,7 +143,7 @@ def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str
         "per_event_ns": what_if.per_event_ns,
         "chance": said.chance_ms,
         "steps": [(track.step_ns / 1e6).tolist() for track in case.attribution.tracks],
-        "timed": [] if case.run is None else [one.unprofiled.step_ms for one in case.run.ranks if one.unprofiled],
+        "timed": [] if case.run is None else [rank.unprofiled.step_ms for rank in case.run.ranks if rank.unprofiled],
     }
 
 

@@ -217,7 +217,7 @@ def _statement(change: Change) -> tuple[ast.stmt, range]:
 
 def _first_line(statement: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(one.lineno for one in decorators)])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _names(statement: ast.stmt) -> list[str]:

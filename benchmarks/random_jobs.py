@@ -105,7 +105,7 @@ def _cost(job: Judged) -> float:
 
 
 def _line(job: Judged) -> str:
-    worth = [_cause(one, job.truth) for one in job.truth.causes if job.truth.share(one) >= NOTABLE]
+    worth = [_cause(cause, job.truth) for cause in job.truth.causes if job.truth.share(cause) >= NOTABLE]
     return (
         f"{job.recipe.seed}: {_described(job.recipe)}, step {job.truth.step_ms:.1f} ms"
         f" | truth: {', '.join(worth) or 'none'} | found: {', '.join(_findings(job)) or 'none'}"
@@ -135,9 +135,10 @@ def _cause(cause: Cause, truth: Truth) -> str:
 
 def _findings(job: Judged) -> list[str]:
     return [
-        f"{one.code}/{one.cause}/{','.join(map(str, one.ranks))} {one.recoverable_ms_per_step or 0.0:.1f}"
-        f" {one.confidence}{' or ' + '/'.join(one.instead) if one.instead else ''}"
-        for one in job.analysis.findings
+        f"{finding.code}/{finding.cause}/{','.join(map(str, finding.ranks))}"
+        f" {finding.recoverable_ms_per_step or 0.0:.1f}"
+        f" {finding.confidence}{' or ' + '/'.join(finding.instead) if finding.instead else ''}"
+        for finding in job.analysis.findings
     ]
 
 

@@ -93,8 +93,12 @@ def found(directory: Path, name: str) -> Path | None:
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
     """Return the same measurements with the current model's predictions."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
-    chosen = [one.candidate for one in benchmark.predictions]
-    cannot = {one.candidate.label: one.cannot for one in benchmark.predictions if one.cannot is not None}
+    chosen = [prediction.candidate for prediction in benchmark.predictions]
+    cannot = {
+        prediction.candidate.label: prediction.cannot
+        for prediction in benchmark.predictions
+        if prediction.cannot is not None
+    }
     curves = curves_of(benchmark.transports)
     again = predict(
         facts, benchmark.gradients, chosen, benchmark.devices, p2p=benchmark.p2p, curves=curves, cannot=cannot
@@ -160,15 +164,15 @@ def said(began: float, what: str) -> None:
 
 def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; return its regret and its largest error, in percent."""
-    measured = {one.candidate.label: one for one in benchmark.turns if one.round_ms and one.cannot is None}
+    measured = {turn.candidate.label: turn for turn in benchmark.turns if turn.round_ms and turn.cannot is None}
     means = {label: statistics.fmean(one.round_ms) for label, one in measured.items()}
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
         return 0.0, 0.0
-    finalists = {one.label for one in finalists_of(benchmark.predictions, 3)} | {"independent"}
+    finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {"independent"}
     few = msgspec.structs.replace(
-        benchmark, turns=tuple(one for one in benchmark.turns if one.candidate.label in finalists)
+        benchmark, turns=tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)
     )
     verdict = judge(few)
     fastest = min(racing, key=lambda label: racing[label])

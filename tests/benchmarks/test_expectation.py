@@ -117,7 +117,7 @@ def test_unreadable_recording_is_failed() -> None:
 def test_expectations_are_well_formed(name: str) -> None:
     text = (BENCHMARKS / "expectations" / f"{name}.json").read_bytes()
     expectations = [msgspec.convert(one, EXPECTATION.Expectation) for one in msgspec.json.decode(text)]
-    assert len({one.name for one in expectations}) == len(expectations)
+    assert len({expectation.name for expectation in expectations}) == len(expectations)
     if name == "repository":
-        missing = [one.path for one in expectations if not (TRACES / one.path).exists()]
+        missing = [expectation.path for expectation in expectations if not (TRACES / expectation.path).exists()]
         assert missing == []

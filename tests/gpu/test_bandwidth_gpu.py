@@ -83,7 +83,7 @@ class TestEveryMachine:
                 assert rate >= 0.9 * rates[path, place, "pageable"]
 
     def test_repeats_agree(self, measured: Facts) -> None:
-        alone = [one for one in measured.bandwidth if one.memory == "pinned" and "all" not in {one.src, one.dst}]
+        alone = [rate for rate in measured.bandwidth if rate.memory == "pinned" and "all" not in {rate.src, rate.dst}]
         assert all(one.cv is not None and one.cv < 0.05 for one in alone)
 
     def test_pcie_link_is_read_under_load(self, measured: Facts) -> None:
@@ -107,22 +107,24 @@ class TestSeveralGpus:
 
     def test_both_directions_together_exceed_one_direction(self, measured: Facts) -> None:
         one_way = {
-            (one.src, one.dst): one.gb_per_s
-            for one in measured.bandwidth
-            if one.path == "peer" and one.peer_access and one.direction == "one_way" and one.initiator == "dst"
+            (rate.src, rate.dst): rate.gb_per_s
+            for rate in measured.bandwidth
+            if rate.path == "peer" and rate.peer_access and rate.direction == "one_way" and rate.initiator == "dst"
         }
         for one in measured.bandwidth:
             if one.path == "peer" and one.peer_access and one.direction == "both_ways":
                 assert one.gb_per_s > 0.95 * one_way[one.src, one.dst]
 
     def test_nccl_sums_are_right_at_every_size(self, measured: Facts) -> None:
-        nccl = [one for one in measured.collectives if one.strategy.startswith("nccl")]
-        assert {one.strategy for one in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
-        assert all(one.verified for one in nccl)
-        assert {one.bytes for one in nccl if one.strategy == "nccl"} == {1 << power for power in range(10, 30)}
+        nccl = [collective for collective in measured.collectives if collective.strategy.startswith("nccl")]
+        assert {collective.strategy for collective in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
+        assert all(collective.verified for collective in nccl)
+        assert {collective.bytes for collective in nccl if collective.strategy == "nccl"} == {
+            1 << power for power in range(10, 30)
+        }
 
     def test_small_all_reduces_take_less_device_time_than_launch_time(self, measured: Facts) -> None:
-        times = {(one.strategy, one.bytes): one.time_us for one in measured.collectives}
+        times = {(collective.strategy, collective.bytes): collective.time_us for collective in measured.collectives}
         queued = {size: time for (name, size), time in times.items() if name == "nccl-queued"}
         assert queued.keys() == {1 << power for power in range(10, 21)}
         assert all(time < 1.05 * times["nccl", size] for size, time in queued.items())
@@ -137,12 +139,23 @@ class TestSeveralGpus:
         finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert finished.returncode == 0, finished.stderr + finished.stdout
         facts = load_facts(path)
-        assert {one.path for one in facts.bandwidth} >= {"host_to_device", "device_to_host", "device_to_device", "peer"}
-        assert {one.strategy for one in facts.collectives} == {"nccl", "nccl-queued"}
-        assert {one.verified for one in facts.bandwidth} == {one.verified for one in facts.collectives} == {True}
+        assert {rate.path for rate in facts.bandwidth} >= {
+            "host_to_device",
+            "device_to_host",
+            "device_to_device",
+            "peer",
+        }
+        assert {collective.strategy for collective in facts.collectives} == {"nccl", "nccl-queued"}
+        assert (
+            {rate.verified for rate in facts.bandwidth}
+            == {collective.verified for collective in facts.collectives}
+            == {True}
+        )
         # If NCCL had enabled peer access, the paths without peer access would be as fast as those with it.
         links = {(link.a, link.b) for link in facts.links if link.lanes}
-        direct = {(one.src, one.dst): one.gb_per_s for one in facts.bandwidth if one.path == "peer" and one.peer_access}
+        direct = {
+            (rate.src, rate.dst): rate.gb_per_s for rate in facts.bandwidth if rate.path == "peer" and rate.peer_access
+        }
         for one in facts.bandwidth:
             if one.path == "peer" and one.peer_access is False and links:
                 assert one.gb_per_s < 0.7 * direct[one.src, one.dst]
@@ -158,7 +171,7 @@ class TestSeveralGpus:
             assert finished.returncode == 0, finished.stderr
             assert ("measuring" in finished.stderr) == bool(expected), "measured once, then kept"
             analysis = json.loads((run / "analysis.json").read_bytes())
-            large = [one for one in analysis["collectives"] if (one["size_bytes"] or 0) >= 1 << 20]
+            large = [collective for collective in analysis["collectives"] if (collective["size_bytes"] or 0) >= 1 << 20]
             assert large
             for one in large:
                 if one["operation"] == "all_reduce":
@@ -183,4 +196,4 @@ def test_hidden_gpus_are_not_reported_as_failures(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "hides every GPU" in " ".join(one.why for one in load_facts(path).skipped)
+    assert "hides every GPU" in " ".join(probe.why for probe in load_facts(path).skipped)

@@ -34,7 +34,7 @@ def test_recommend_measures_the_best_candidates_within_its_budget(tmp_path: Path
     found = json.loads(result.stdout)
     assert found["basis"] == "measured"
     assert found["ranking"][0]["strategy"] in {found["recommended"], "independent", *found["tied"]}
-    measured = [one for one in found["ranking"] if one["measured_step_ms"] is not None]
+    measured = [ranked for ranked in found["ranking"] if ranked["measured_step_ms"] is not None]
     assert len(measured) >= 3
     contest = json.loads((tmp_path / "run" / "contest-mlp.json").read_text())
     compute = contest["gradients"]["compute"]

@@ -42,7 +42,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def row(result: dict[str, Any], fault: str) -> dict[str, Any]:
-    left_out = {one["fault"]: one["why"] for one in result["left_out"]}
+    left_out = {fault["fault"]: fault["why"] for fault in result["left_out"]}
     if fault in left_out:
         pytest.skip(left_out[fault])
     found: dict[str, Any] = next(row for row in result["rows"] if row["fault"] == fault)

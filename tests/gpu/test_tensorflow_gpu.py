@@ -48,7 +48,7 @@ def test_every_gpu_is_a_rank(tmp_path: Path, strategy: str) -> None:
         assert device["buckets_ms"]["compute"] > 0.3 * device["step_ms"]
     steps = analysis["steps"]
     assert steps["corrected_mean_ms"] == pytest.approx(steps["unprofiled_mean_ms"], rel=0.15)
-    reduced = [one for one in analysis["collectives"] if one["operation"] == "all_reduce"]
+    reduced = [collective for collective in analysis["collectives"] if collective["operation"] == "all_reduce"]
     if strategy in {"nccl", "multi-worker"}:
         assert reduced
         assert {one["ranks"] for one in reduced} == {DEVICES}

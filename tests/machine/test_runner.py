@@ -238,7 +238,9 @@ def test_failed_part_keeps_earlier_results(tmp_path: Path, end: str, status: str
 def test_missing_gpu_is_not_a_failure(tmp_path: Path) -> None:
     text = f"""print('{{"schema": "{HOST}", "unavailable": "CUDA sees no GPU"}}')"""
     planned = replace(program(tmp_path, "both", text), parts=((HOST, "copies"), (MEMORY, "memory")))
-    assert [(one.status, one.reason) for one in run_probes([planned])] == [("unavailable", "CUDA sees no GPU")] * 2
+    assert [(probe.status, probe.reason) for probe in run_probes([planned])] == [
+        ("unavailable", "CUDA sees no GPU")
+    ] * 2
 
 
 def test_programs_loading_in_parallel_delay_none_and_release_gpus_early(tmp_path: Path) -> None:
@@ -268,4 +270,4 @@ def test_programs_loading_in_parallel_delay_none_and_release_gpus_early(tmp_path
     """
     first = replace(program(tmp_path, "holding", holding), holds_gpus=True)
     second = replace(program(tmp_path, "late", late), loads_aside=True)
-    assert [(one.status, one.reason) for one in run_probes([first, second])] == [("ok", None)] * 2
+    assert [(probe.status, probe.reason) for probe in run_probes([first, second])] == [("ok", None)] * 2

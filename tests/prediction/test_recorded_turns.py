@@ -31,7 +31,7 @@ def _again(access: str, workload: str) -> StrategyBenchmark:
     predictions = predict(
         facts,
         recorded.gradients,
-        [one.candidate for one in recorded.predictions],
+        [prediction.candidate for prediction in recorded.predictions],
         recorded.devices,
         p2p=recorded.p2p,
         curves=curves_of(recorded.transports),
@@ -43,7 +43,7 @@ def _ratios() -> Iterator[tuple[str, float]]:
     for access in ("on", "off"):
         for workload in WORKLOADS:
             benchmark = _again(access, workload)
-            predicted = {one.candidate.label: one.step_ms or 0.0 for one in benchmark.predictions}
+            predicted = {prediction.candidate.label: prediction.step_ms or 0.0 for prediction in benchmark.predictions}
             for turn in benchmark.turns:
                 label = turn.candidate.label
                 if label != INDEPENDENT and len(turn.round_ms) > 1:
@@ -57,7 +57,7 @@ def _ratios() -> Iterator[tuple[str, float]]:
 def test_regret_is_at_most_2_percent(access: str, workload: str) -> None:
     benchmark = _again(access, workload)
     turns = {turn.candidate.label: turn.round_ms for turn in benchmark.turns if turn.round_ms}
-    finalists = {one.label for one in finalists_of(benchmark.predictions, 3)} | {INDEPENDENT}
+    finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {INDEPENDENT}
     few = tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)
     chosen = judge(msgspec.structs.replace(benchmark, turns=few)).recommended
     fastest = min((label for label in turns if label != INDEPENDENT), key=lambda label: statistics.fmean(turns[label]))

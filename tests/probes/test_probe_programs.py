@@ -70,8 +70,8 @@ class TestGloo:
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
         assert isinstance(found, CollectivesResult)
         assert found.errors == ()
-        assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
-        assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
+        assert {collective.bytes for collective in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
+        assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in found.collectives)
 
     def test_without_gpus_host_staged_fails_alone(self) -> None:
         if shutil.which("nvidia-smi"):
@@ -79,7 +79,7 @@ class TestGloo:
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
         assert isinstance(found, CollectivesResult)
         assert [error.what for error in found.errors] == ["host-staged all-reduce"]
-        assert {one.strategy for one in found.collectives} == {"gloo"}
+        assert {collective.strategy for collective in found.collectives} == {"gloo"}
 
 
 def test_dead_rank_is_an_error(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ class TestCopiesOnAFakeDriver:
         found = faked("copy_host.py")
         assert isinstance(found, HostCopies)
         assert found.errors == ()
-        paths = {(one.memory, one.path, one.direction, one.gpus) for one in found.bandwidth}
+        paths = {(rate.memory, rate.path, rate.direction, rate.gpus) for rate in found.bandwidth}
         for memory in ("pinned", "pageable"):
             assert (memory, "host_to_device", "one_way", (0,)) in paths
             assert (memory, "device_to_host", "one_way", (1,)) in paths
@@ -102,8 +102,8 @@ class TestCopiesOnAFakeDriver:
             assert (memory, "host_to_device", "both_ways", (0, 0, 1, 1)) in paths
             assert (memory, "device_to_host", "one_way", (0, 1)) in paths
         assert ("device", "device_to_device", "one_way", (0,)) in paths
-        assert {one.wrong_words for one in found.bandwidth} == {0}
-        assert {(one.kind, one.src, one.dst) for one in found.latency} == {
+        assert {rate.wrong_words for rate in found.bandwidth} == {0}
+        assert {(measured.kind, measured.src, measured.dst) for measured in found.latency} == {
             ("small_copy", "host", "gpu"),
             ("small_copy", "gpu", "host"),
             ("dependent_load", "gpu", "host"),
@@ -114,7 +114,7 @@ class TestCopiesOnAFakeDriver:
         found = faked("copy_peer.py")
         assert isinstance(found, PeerCopies)
         assert found.errors == ()
-        paths = [(one.src, one.dst, one.direction, one.initiator, one.peer_access) for one in found.bandwidth]
+        paths = [(rate.src, rate.dst, rate.direction, rate.initiator, rate.peer_access) for rate in found.bandwidth]
         one_way = {(a, b, "one_way", who, True) for a, b in ((0, 1), (1, 0)) for who in ("src", "dst")}
         assert set(paths) >= one_way | {(0, 1, "both_ways", "dst", True), (0, 1, "one_way", "src", False)}
         access = [path[-1] for path in paths]
@@ -122,19 +122,19 @@ class TestCopiesOnAFakeDriver:
 
     def test_without_peer_access_only_staged_copies_are_measured(self) -> None:
         found = faked("copy_peer.py", "--quick", peer=False)
-        assert {one.peer_access for one in found.bandwidth} == {False}
+        assert {rate.peer_access for rate in found.bandwidth} == {False}
         assert "no peer access" in found.skipped[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
     def test_damaged_data_is_detected(self, program: str) -> None:
         found = faked(program, "--quick", corrupt=True)
         assert found.bandwidth
-        assert all(one.wrong_words > 0 for one in found.bandwidth)
+        assert all(rate.wrong_words > 0 for rate in found.bandwidth)
 
     def test_one_broken_path_loses_no_other(self) -> None:
         found = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
-        assert {one.path for one in found.bandwidth} == {"host_to_device", "device_to_device"}
-        assert {one.direction for one in found.bandwidth} == {"one_way"}
+        assert {rate.path for rate in found.bandwidth} == {"host_to_device", "device_to_device"}
+        assert {rate.direction for rate in found.bandwidth} == {"one_way"}
         assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in found.errors)
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
@@ -153,8 +153,8 @@ class TestCopiesOnAFakeDriver:
 
     def test_rejected_kernels_leave_bandwidths_unverified(self) -> None:
         found = faked("copy_peer.py", "--quick", kernels=False)
-        assert {one.wrong_words for one in found.bandwidth} == {None}
-        assert any("cannot load this probe's kernels" in one.why for one in found.skipped)
+        assert {rate.wrong_words for rate in found.bandwidth} == {None}
+        assert any("cannot load this probe's kernels" in probe.why for probe in found.skipped)
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
@@ -175,8 +175,8 @@ class TestSeveralPartsInOneProcess:
         host, peer = faked_session("--quick", "--parts", "peer,host")
         assert isinstance(host, HostCopies)
         assert isinstance(peer, PeerCopies)
-        assert {one.wrong_words for one in host.bandwidth} == {one.wrong_words for one in peer.bandwidth} == {0}
-        assert [one.peer_access for one in peer.bandwidth] == [False, True, True]
+        assert {rate.wrong_words for rate in host.bandwidth} == {rate.wrong_words for rate in peer.bandwidth} == {0}
+        assert [rate.peer_access for rate in peer.bandwidth] == [False, True, True]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
 
     def test_failed_part_does_not_affect_the_others(self) -> None:
@@ -216,21 +216,24 @@ class TestNcclOnAFakeLibrary:
         assert isinstance(found, CollectivesResult)
         assert found.errors == ()
         assert found.versions["nccl"] == "2.27.7"
-        assert {(one.strategy, one.bytes) for one in found.collectives} >= {("nccl", 1 << 20), ("nccl-ring", 1 << 20)}
-        assert {one.wrong_values for one in found.collectives} == {0}
+        assert {(collective.strategy, collective.bytes) for collective in found.collectives} >= {
+            ("nccl", 1 << 20),
+            ("nccl-ring", 1 << 20),
+        }
+        assert {collective.wrong_values for collective in found.collectives} == {0}
 
     def test_small_messages_are_measured_launched_and_queued(self, library: str) -> None:
         found = faked("allreduce_nccl.py", "--quick", path=library)
-        launched = {one.bytes for one in found.collectives if one.strategy == "nccl"}
-        queued = {one.bytes for one in found.collectives if one.strategy == "nccl-queued"}
+        launched = {collective.bytes for collective in found.collectives if collective.strategy == "nccl"}
+        queued = {collective.bytes for collective in found.collectives if collective.strategy == "nccl-queued"}
         assert queued == {size for size in launched if size <= 1 << 20}
-        assert all(one.time_us > 0 for one in found.collectives)
+        assert all(collective.time_us > 0 for collective in found.collectives)
 
     def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
         documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
         assert [type(document) for document in documents] == [HostCopies, PeerCopies, CollectivesResult]
         assert isinstance(documents[-1], CollectivesResult)
-        assert {one.wrong_values for one in documents[-1].collectives} == {0}
+        assert {collective.wrong_values for collective in documents[-1].collectives} == {0}
         assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
 
     def test_missing_memory_is_an_error(self, library: str) -> None:
@@ -240,12 +243,12 @@ class TestNcclOnAFakeLibrary:
     def test_wrong_sum_is_detected(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL", "wrong")
         found = faked("allreduce_nccl.py", "--quick", path=library)
-        assert all(one.wrong_values > 0 for one in found.collectives)
+        assert all(collective.wrong_values > 0 for collective in found.collectives)
 
     def test_failed_strategy_does_not_affect_the_others(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
-        assert {one.strategy for one in found.collectives} == {"nccl", "nccl-queued"}
+        assert {collective.strategy for collective in found.collectives} == {"nccl", "nccl-queued"}
         assert "ncclCommInitAll: fake failure" in found.errors[0].why
 
 

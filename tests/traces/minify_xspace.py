@@ -41,7 +41,7 @@ def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus
         if plane.name == "/host:__ScopeRangeCallStack__":
             space.planes.remove(plane)
             continue
-        devices = any(one.name.startswith("/device:") for one in space.planes)
+        devices = any(plane.name.startswith("/device:") for plane in space.planes)
         _slim(plane, last_ps, late, shortest_ps, devices=devices)
     del space.hostnames[:]
     space.hostnames.append("node-a")

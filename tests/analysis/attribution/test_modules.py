@@ -35,8 +35,8 @@ def modules_of(*traces: Trace) -> Modules:
 
 
 def by_path(found: Modules) -> dict[str, ModuleTime]:
-    assert len({one.path for one in found.times}) == len(found.times)
-    return {one.path: one for one in found.times}
+    assert len({time.path for time in found.times}) == len(found.times)
+    return {time.path: time for time in found.times}
 
 
 def check_truth(found: Modules) -> None:
@@ -49,7 +49,7 @@ def check_truth(found: Modules) -> None:
         assert one.calls == 1
     assert times["a"].forward_ms == times["a"].own_forward_ms
     assert (times[""].forward_ms, times[""].backward_ms) == (near(0.16), near(0.18))
-    assert [(one.root, one.type) for one in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
+    assert [(time.root, time.type) for time in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
     assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce is no module's, and nothing else's here"
 
 
@@ -162,7 +162,7 @@ def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, out
             parts = sum(getattr(times[other], whole)[0] for other in below)
             assert getattr(one, whole)[0] == pytest.approx(getattr(one, own)[0] + parts)
             assert parts <= getattr(one, whole)[0] + 1e-9
-    of_all = sum(one.own_forward_ms[0] + one.own_backward_ms[0] for one in found.times)
+    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in found.times)
     assert of_all + found.outside_ms[0] == pytest.approx(total_us / 1e3)
 
 

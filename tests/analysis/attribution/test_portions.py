@@ -79,7 +79,7 @@ def test_portions_of_real_traces_sum_to_their_buckets(job: str) -> None:
 
 def of(*traces: TraceBuilder) -> dict[tuple[str, str], Portion]:
     timeline = build_timeline([trace.build() for trace in traces])
-    return {(one.bucket, one.name): one for one in summarise_portions(timeline, attribute(timeline))}
+    return {(portion.bucket, portion.name): portion for portion in summarise_portions(timeline, attribute(timeline))}
 
 
 def test_portions_are_sorted_by_total_time_within_each_bucket() -> None:
@@ -96,9 +96,9 @@ def test_portions_are_sorted_by_total_time_within_each_bucket() -> None:
 
 def test_portion_of_one_rank_is_averaged_over_all_ranks() -> None:
     many = TraceBuilder(0, unit_ns=1_000_000).steps(
-        4, 20, lambda one: one.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
+        4, 20, lambda trace: trace.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
     )
-    few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda one: one.compute(0, 3, "a"))
+    few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda trace: trace.compute(0, 3, "a"))
     found = of(many, few)
     assert found["compute", "b"].device_ms == pytest.approx((3, 0))
     assert found["compute", "b"].per_step == pytest.approx(1)
@@ -106,7 +106,7 @@ def test_portion_of_one_rank_is_averaged_over_all_ranks() -> None:
 
 def test_hidden_op_is_counted_with_zero_time() -> None:
     trace = TraceBuilder(unit_ns=1_000_000).steps(
-        4, 20, lambda one: one.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
+        4, 20, lambda trace: trace.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
     )
     found = of(trace)
     assert found["copy", "Memcpy HtoD (Pinned -> Device)"].device_ms == pytest.approx((0.0,))

@@ -56,7 +56,7 @@ def test_summary_of_steps_and_devices() -> None:
     attribution = attribute(found)
     steps = summarise_steps(found, attribution)
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (4, near(0.1075), 0.1)
-    late, other = (one for one in summarise_devices(found, attribution)[::-1])
+    late, other = (device for device in summarise_devices(found, attribution)[::-1])
     assert (other.rank, late.rank, late.device) == (0, 1, "cuda:0")
     assert late.step_ms == near(0.1075)
     assert late.step_times_ms == near((0.1, 0.13, 0.1, 0.1))
@@ -93,18 +93,18 @@ def test_collectives_are_summarized_by_kind() -> None:
 
 def test_kernels_and_operators_with_the_most_time() -> None:
     found = timeline()
-    assert [(one.name, near(one.ms_per_step), one.per_step) for one in summarise_kernels(found)] == [
+    assert [(kernel.name, near(kernel.ms_per_step), kernel.per_step) for kernel in summarise_kernels(found)] == [
         ("gemm", 0.04, 1),
         ("norm", 0.01, 2),
     ]
-    assert [one.name for one in summarise_kernels(found, most=1)] == ["gemm"]
+    assert [kernel.name for kernel in summarise_kernels(found, most=1)] == ["gemm"]
     operators = summarise_operators(found)
-    assert [(one.name, near(one.own_ms_per_step), one.per_step) for one in operators] == [
+    assert [(operator.name, near(operator.own_ms_per_step), operator.per_step) for operator in operators] == [
         ("aten::mm", 0.006, 1),
         ("aten::empty", 0.004, 1),
         ("aten::norm", 0.003, 2),
     ]
-    assert [one.name for one in summarise_operators(found, most=2)] == ["aten::mm", "aten::empty"]
+    assert [operator.name for operator in summarise_operators(found, most=2)] == ["aten::mm", "aten::empty"]
 
 
 def test_clocks_by_rank() -> None:
@@ -151,5 +151,5 @@ def test_twenty_longest_names_are_kept() -> None:
         for at in range(22):
             trace.operator(100 * at, 100 * at + 90 - at, f"op{at}").compute(100 * at, 100 * at + 90 - at, f"kernel{at}")
     found = build_timeline([trace.build()])
-    assert [one.name for one in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
-    assert [one.name for one in summarise_operators(found)] == [f"op{at}" for at in range(20)]
+    assert [kernel.name for kernel in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
+    assert [operator.name for operator in summarise_operators(found)] == [f"op{at}" for at in range(20)]

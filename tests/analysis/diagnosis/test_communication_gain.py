@@ -17,7 +17,7 @@ def test_communication_on_gpus_costs_the_unprofiled_step_minus_other_work(timed_
     """In the trace communication takes 12 ms after 20 ms of kernels; in unprofiled steps 4 or 8 ms remain for it."""
     job = Job(ranks=2, step=(kernels(COMPUTE_MS), all_reduce(COMMUNICATION_MS), update(0.5)))
     case = run_of(case_of(job.traces()), [timed_ms + 0.5 + shift for shift in (-0.01, 0.0, 0.01) * 5])
-    (found,) = [one for one in diagnose(case).findings if one.code == "communication-bound"]
+    (found,) = [finding for finding in diagnose(case).findings if finding.code == "communication-bound"]
     share_ms = COMMUNICATION_MS / (COMPUTE_MS + COMMUNICATION_MS) * timed_ms
     assert share_ms > 1.1 * (timed_ms - COMPUTE_MS)
     assert found.recoverable_ms_per_step == pytest.approx(timed_ms - COMPUTE_MS, abs=0.2)

@@ -58,7 +58,7 @@ def rank(
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
     """Return the significance for devices with these recorded steps, in ms."""
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
-    timed = [one.unprofiled.mean_ms for one in ranks if one.unprofiled is not None]
+    timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(
         attribution=SimpleNamespace(tracks=tracks),
         run=SimpleNamespace(ranks=ranks) if ranks else None,
@@ -105,9 +105,9 @@ def test_savings_above_the_interval_are_not_chance(gain_ms: float, *, doubted: b
 
 
 def test_recorded_and_unprofiled_steps_scatter_independently() -> None:
-    steps = [EVEN, tuple(2 * one for one in PAUSED), ()]
+    steps = [EVEN, tuple(2 * step_ms for step_ms in PAUSED), ()]
     recorded = significance(Replay(), steps)
-    assert recorded.slowest_track_ms == [2 * one for one in PAUSED]
+    assert recorded.slowest_track_ms == [2 * step_ms for step_ms in PAUSED]
     assert recorded.timed_ms == []
     # The scatter of recorded steps is scaled to the step without profiler overhead.
     assert recorded.chance_ms == pytest.approx(2 * half_width_ms(PAUSED) * 100 / 120)

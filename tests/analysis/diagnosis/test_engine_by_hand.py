@@ -229,12 +229,12 @@ def test_large_buckets_are_likely_causes(ms: float, codes: list[str]) -> None:
 
 def test_likely_causes_are_sorted_with_compute_last() -> None:
     of = shares(compute=60, copy=10, idle=25, sync=5)
-    assert [one.code for one in likely_causes(of, "")] == ["host-stall", "slow-copy", "host-sync", "compute-bound"]
+    assert [cause.code for cause in likely_causes(of, "")] == ["host-stall", "slow-copy", "host-sync", "compute-bound"]
     assert likely_causes(of, "")[-1].title == "compute-bound (60 %); nothing else takes over 25 %"
 
 
 def test_compute_is_no_likely_cause_in_untrusted_data() -> None:
-    assert [one.code for one in likely_causes(shares(compute=80, copy=20), "", trusted=False)] == ["slow-copy"]
+    assert [cause.code for cause in likely_causes(shares(compute=80, copy=20), "", trusted=False)] == ["slow-copy"]
     assert likely_causes(shares(compute=100), "", trusted=False) == ()
 
 
@@ -291,7 +291,7 @@ def test_communication_of_missing_ranks_may_be_waiting(world: int, track: Any, w
 def test_unusable_simulation_leaves_the_share_of_missing_ranks(ms: float, *, found: bool) -> None:
     of = shares(world=2, compute=100 - ms, communication_transfer=ms)
     findings = with_unseen_communication(of, ())
-    assert [(one.code, one.cause, one.recoverable_ms_per_step) for one in findings] == (
+    assert [(finding.code, finding.cause, finding.recoverable_ms_per_step) for finding in findings] == (
         [("communication-bound", None, None)] if found else []
     )
     known = Finding(code="communication-bound", severity="info")
@@ -327,9 +327,9 @@ def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
 
     saving = [finding("a", recoverable_ms_per_step=10.0), finding("b", recoverable_ms_per_step=4.9)]
     share = finding("c", evidence={"exposed_ms": 10.0})
-    assert [one.code for one in _by_amount([*saving, share])] == ["a", "c", "b"]
-    assert [one.code for one in _by_amount([share])] == ["c"]
-    assert [one.code for one in _by_amount([*saving, finding("d", evidence={"exposed_ms": 9.8})])] == ["a", "b", "d"]
+    assert [item.code for item in _by_amount([*saving, share])] == ["a", "c", "b"]
+    assert [item.code for item in _by_amount([share])] == ["c"]
+    assert [item.code for item in _by_amount([*saving, finding("d", evidence={"exposed_ms": 9.8})])] == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_conclusions_need_undoubted_findings(
         *(["unexplained"] if unexplained else []),
         *(["uneven-steps"] if told else []),
     ]
-    assert [one.code for one in found.validity] == codes
+    assert [warning.code for warning in found.validity] == codes
     if unexplained:
         assert found.validity[-1].message == "sync takes 7.0 ms of a step: so it is"
 
@@ -401,7 +401,7 @@ def test_mixed_runs_disable_rules_between_ranks(monkeypatch: pytest.MonkeyPatch,
     of: Any = job()
     of.what_if, of.outlier_steps = simulation(100.0), ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
-    found = {one.code: one.message for one in engine.diagnose(of).validity}
+    found = {warning.code: warning.message for warning in engine.diagnose(of).validity}
     assert proposed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
     assert found["cannot-tell:host-stall"] == "of host-stall"
     for code in ("straggler", "communication-bound"):

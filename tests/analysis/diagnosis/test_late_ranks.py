@@ -415,12 +415,12 @@ def test_simulation_is_fitted_to_unprofiled_steps(
     monkeypatch.setattr(fit_profiler_cost, "fit_step_time", lambda of, step_ms: noting(of, "steps", step_ms))
     monkeypatch.setattr(fit_profiler_cost, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
     monkeypatch.setattr(fit_profiler_cost, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
-    trace = TraceBuilder().steps(5, 1000, lambda one: one.operator(0, 500).compute(100, 900, launch=(50, 60)))
+    trace = TraceBuilder().steps(5, 1000, lambda trace: trace.operator(0, 500).compute(100, 900, launch=(50, 60)))
     found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked
     assert found is not None
     assert found.unprofiled_ms == timed
-    nothing = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    nothing = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_what_if(build_timeline([nothing.build()])) is None
 
 

@@ -55,7 +55,7 @@ def test_pauses_between_additional_calls_are_a_stall(*, own: bool) -> None:
     assert own_pauses(case, (0,)).total_ms == pytest.approx(30 if own else 0, rel=0.01)
     assert not own_pauses(case, (1,)).ms
     assert not own_pauses(case, (0, 1)).ms
-    finding = {one.code: one for one in diagnose(case).findings}["straggler"]
+    finding = {finding.code: finding for finding in diagnose(case).findings}["straggler"]
     assert finding.ranks == (0,)
     assert (finding.cause == "stall") == own
     assert (finding.place == "between calls of aten::copy_") == own

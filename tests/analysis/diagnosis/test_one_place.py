@@ -56,7 +56,7 @@ def test_checkpoint_in_each_step_is_one_finding() -> None:
 
 
 def test_stall_alone_is_unchanged() -> None:
-    (stall,) = [one for one in findings(fetch(0.2), *MODEL, silence(20)) if one.code == "host-stall"]
+    (stall,) = [finding for finding in findings(fetch(0.2), *MODEL, silence(20)) if finding.code == "host-stall"]
     assert "ms_by_finding_alone" not in stall.evidence
 
 

@@ -25,7 +25,9 @@ def weighed(kind: str, gain_ms: float, instead: tuple[str, ...] = ()) -> Any:
 
 @given(GAINS)
 def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) -> None:
-    said = [(one.proposal.kind, one.savings_ms) for one in in_order([weighed(kind, gain) for kind, gain in gains])]
+    said = [
+        (scored.proposal.kind, scored.savings_ms) for scored in in_order([weighed(kind, gain) for kind, gain in gains])
+    ]
     assert sorted(said) == sorted(gains)
     for kind in ("waste", "communication"):
         mine = [gain for of, gain in said if of == kind]

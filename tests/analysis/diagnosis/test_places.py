@@ -74,7 +74,10 @@ def test_location_is_named_if_it_has_most_of_the_stall() -> None:
 @pytest.mark.parametrize(("share", "lost"), [(0.4, False), (0.6, True)])
 def test_cores_are_advised_if_threads_waited_for_them(share: float, *, lost: bool) -> None:
     case = case_of([trace.build() for trace in two_ranks((), (10_000, 9_000, 8_000))])
-    gain = next(one for one in diagnose(case).findings if one.code == "host-stall").recoverable_ms_per_step or 0.0
+    gain = (
+        next(finding for finding in diagnose(case).findings if finding.code == "host-stall").recoverable_ms_per_step
+        or 0.0
+    )
     case = run_of(case, [case.slowest_ms] * 9 + [case.slowest_ms * 1.01])
     assert case.run is not None
     waited = Scheduling(involuntary_switches=9.0, run_queue_wait_ms=share * gain, cpu_ms=1.0)
@@ -83,7 +86,7 @@ def test_cores_are_advised_if_threads_waited_for_them(share: float, *, lost: boo
         for rank in case.run.ranks
     )
     timed = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))
-    found = next(one for one in diagnose(timed).findings if one.code == "host-stall")
+    found = next(finding for finding in diagnose(timed).findings if finding.code == "host-stall")
     assert ("give each process separate cores" in " ".join(found.advice)) == lost
 
 

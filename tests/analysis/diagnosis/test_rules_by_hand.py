@@ -188,8 +188,8 @@ def copies(pageable: int, pinned: int) -> Finding:
     trace = TraceBuilder().steps(
         6,
         10_000,
-        lambda one: (
-            one.copy(
+        lambda trace: (
+            trace.copy(
                 100, 100 + pageable, "Memcpy HtoD (Pageable -> Device)", launch=(50, 110 + pageable), size_bytes=1000
             )
             .copy(4000, 4000 + pinned, "Memcpy HtoD (Pinned -> Device)", launch=3900, size_bytes=1000)
@@ -215,13 +215,13 @@ def test_copies_of_unknown_size_have_no_rate() -> None:
     trace = TraceBuilder().steps(
         6,
         10_000,
-        lambda one: one.copy(100, 2000, launch=50).copy(3000, 4000, launch=60, size_bytes=3000).compute(8000, 9000),
+        lambda trace: trace.copy(100, 2000, launch=50).copy(3000, 4000, launch=60, size_bytes=3000).compute(8000, 9000),
     )
     case = case_of([trace.build()])
     assert case.what_if is not None
     found = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
     assert found.evidence["copied_bytes_per_step"] == 3000
-    alone = case_of([TraceBuilder().steps(6, 10_000, lambda one: one.copy(100, 2000).compute(8000, 9000)).build()])
+    alone = case_of([TraceBuilder().steps(6, 10_000, lambda trace: trace.copy(100, 2000).compute(8000, 9000)).build()])
     assert alone.what_if is not None
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
 
@@ -233,8 +233,8 @@ def test_figures_of_launch_overhead() -> None:
         .steps(
             6,
             1000,
-            lambda one: (
-                one.operator(0, 300).compute(10, 30, launch=5).compute(40, 45, launch=35).compute(50, 58, launch=299)
+            lambda trace: (
+                trace.operator(0, 300).compute(10, 30, launch=5).compute(40, 45, launch=35).compute(50, 58, launch=299)
             ),
         )
         .build()

@@ -31,7 +31,7 @@ def late_input() -> Trace:
     """Make steps of 100 ms in which the host waits 95 ms for input."""
     return (
         TraceBuilder(unit_ns=1_000_000)
-        .steps(8, 100, lambda one: one.loader(0, 95).operator(95, 99).compute(96, 99, launch=(95, 96)))
+        .steps(8, 100, lambda trace: trace.loader(0, 95).operator(95, 99).compute(96, 99, launch=(95, 96)))
         .build()
     )
 
@@ -77,9 +77,9 @@ def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> N
     case = Case(timeline=timeline, attribution=attribute(timeline))
     free = case.what_if
     assert free is not None
-    (before,) = [one for one in diagnose(case).findings if one.code == "input-bound"]
+    (before,) = [finding for finding in diagnose(case).findings if finding.code == "input-bound"]
     case.__dict__["what_if"] = what_if_of(timeline, recorded_ms=(before.recoverable_ms_per_step or 0.0) * 0.9)
-    (after,) = [one for one in diagnose(case).findings if one.code == "input-bound"]
+    (after,) = [finding for finding in diagnose(case).findings if finding.code == "input-bound"]
     assert before.recoverable_ms_per_step is not None
     assert after.recoverable_ms_per_step == pytest.approx(0.9 * before.recoverable_ms_per_step)
     assert (after.recoverable_percent or 0.0) <= 100.0
@@ -97,7 +97,9 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
         builder.on(0).compute(20, 9_000, launch=(3, 4)).collective(9_000, 11_400, launch=(7, 8))
     told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
     assert told.findings
-    assert any((one.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for one in told.findings), "of all devices"
+    assert any((finding.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for finding in told.findings), (
+        "of all devices"
+    )
     for finding in told.findings:
         assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(told)
         assert 0.0 <= (finding.recoverable_percent or 0.0) <= 100.0

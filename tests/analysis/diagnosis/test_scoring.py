@@ -146,7 +146,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
     found, doubts = scored(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
-    assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
+    assert [(doubt.code, doubt.message) for doubt in doubts] == [("cannot-tell:stall", "chance")]
     # The stall may be chance, so it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
 
@@ -154,7 +154,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
 def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     found, doubts = scored(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
     assert [one.finding.code for one in found] == ["loader"]
-    assert [one.code for one in doubts] == ["cannot-tell:launch"]
+    assert [doubt.code for doubt in doubts] == ["cannot-tell:launch"]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_waste_worth_fixing_precedes_launch_overhead(waste: float, fields: dict[
     job = summed(other=100 - 40 - waste, launch=40, waste=waste)
     found, _ = scored(job, [LAUNCH, cause("waste", **fields)])
     assert [one.finding.code for one in found] == order
-    assert [one.finding.code for one in in_order(found[::-1])] == order
+    assert [scored.finding.code for scored in in_order(found[::-1])] == order
 
 
 def test_waste_precedes_similar_communication_and_launch_overhead() -> None:

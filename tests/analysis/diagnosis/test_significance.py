@@ -43,7 +43,7 @@ def timed(job: Job, *, slow_times: float) -> Case:
     case = case_of(job.traces())
     times = [1.0] * 70 + [slow_times] * 10
     scale = case.slowest_ms / statistics.fmean(times)
-    return run_of(case, [scale * one for one in times])
+    return run_of(case, [scale * time for time in times])
 
 
 def test_small_finding_is_reported_if_steps_scatter_little() -> None:

@@ -273,7 +273,7 @@ def test_recording_cost_uses_inner_steps_of_the_slowest_rank() -> None:
 
 
 def test_missing_kernel_only_trace_is_reported_once() -> None:
-    assert [(one.code, one.message) for one in recording_doubts(run(None, None, None, notes="why"))] == [
+    assert [(doubt.code, doubt.message) for doubt in recording_doubts(run(None, None, None, notes="why"))] == [
         ("no-light-recording", "why")
     ]
     assert recording_doubts(run(None)) == recording_doubts(None) == ()

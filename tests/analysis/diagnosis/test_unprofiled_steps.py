@@ -44,14 +44,14 @@ def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lea
     base_ms = case.slowest_ms
     # A loader's time varies between steps.
     scatter = list(islice(cycle((0.8, 1.2, 0.9, 1.1)), STEPS))
-    case = run_of(case, [base_ms * (1 + max(shares) * one) for one in scatter])
+    case = run_of(case, [base_ms * (1 + max(shares) * factor) for factor in scatter])
     assert case.run is not None
     ranks = [
         msgspec.structs.replace(
             rank,
             device=device if device == "cpu" else f"{device}:{rank.rank}",
             timed=UnprofiledSteps(
-                input_ms=tuple(base_ms * (own * one + lead) for one in scatter),
+                input_ms=tuple(base_ms * (own * factor + lead) for factor in scatter),
                 host_ms=(base_ms,) * STEPS,
                 lead_ms=None if device == "cpu" else (base_ms * lead,) * STEPS,
             ),
@@ -157,7 +157,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
     findings = found(case)
     assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30, rel=0.01)
     assert findings["launch-bound"].recoverable_ms_per_step == pytest.approx(20 - 15.3, abs=1)
-    (said,) = (one.message for one in diagnose(case).validity if one.code == "profiler-overhead")
+    (said,) = (warning.message for warning in diagnose(case).validity if warning.code == "profiler-overhead")
     assert "29.9 ms of waiting for input that were not recorded; 50.0 ms were measured" in said
 
 
@@ -210,7 +210,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     assert (first.rank, second.rank, first.steps) == (0, 1, STEPS)
     assert first.input_ms == pytest.approx(0.3 * case.slowest_ms)
     assert first.lead_ms == pytest.approx(0.2 * case.slowest_ms)
-    assert [one.message for one in recording_doubts(run)] == ["because"]
+    assert [doubt.message for doubt in recording_doubts(run)] == ["because"]
 
 
 def test_run_record_without_these_fields_gives_no_figures() -> None:
@@ -401,9 +401,9 @@ def test_awaited_ranks_are_unknown_without_leads_of_all_ranks() -> None:
     assert not alone_waited_for(case.run, range(3), (1,))
     assert not alone_waited_for(None, range(2), (1,))
     ranks = [
-        msgspec.structs.replace(one, timed=msgspec.structs.replace(one.timed, lead_ms=None))
-        for one in case.run.ranks
-        if one.timed is not None
+        msgspec.structs.replace(rank, timed=msgspec.structs.replace(rank.timed, lead_ms=None))
+        for rank in case.run.ranks
+        if rank.timed is not None
     ]
     assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
 

@@ -150,19 +150,22 @@ def test_only_the_first_names_are_listed_and_none_without_peers() -> None:
     assert found is not None
     assert list(found.own_ms) == ["op0", "op1", "op2", "op3", "op4"]
     assert ranks({"mm": (5, 1)}, {"mm": (4, 1)}) is None
-    assert more_operators(case_of([TraceBuilder().steps(5, 100, lambda one: one.compute(0, 90)).build()]), (0,)) is None
+    assert (
+        more_operators(case_of([TraceBuilder().steps(5, 100, lambda trace: trace.compute(0, 90)).build()]), (0,))
+        is None
+    )
 
 
 def test_order_of_fixes_omits_fixes_without_further_savings() -> None:
     job = summed(50, other=30, a=30, b=20, c=20)
     found, _ = scored(job, [cause("input-bound", "waste", "a"), cause("b"), cause("host-sync", "waste", "c")])
     path = path_of_fixes(job, found)
-    assert [(one.code, one.step_ms, one.then) for one in path] == [
+    assert [(fix.code, fix.step_ms, fix.then) for fix in path] == [
         ("input-bound", 70, "compute"),
         ("b", 50, "compute"),
     ]
     found, _ = scored(summed(30, other=30, a=30, b=20, c=20), [cause("a"), cause("host-sync", "waste", "b")])
-    assert [(one.code, one.then) for one in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
+    assert [(fixe.code, fixe.then) for fixe in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
         ("a", "sync"),
         ("host-sync", "compute"),
     ]

@@ -163,7 +163,7 @@ def test_too_few_sizes_give_no_fit() -> None:
 def test_forecast_within_the_machine() -> None:
     found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
     assert found is not None
-    assert [one.devices for one in found.forecasts] == [8, 16, 32]
+    assert [forecast.devices for forecast in found.forecasts] == [8, 16, 32]
     for one in found.forecasts:
         assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
     assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
@@ -177,7 +177,7 @@ def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> Non
     assert last.devices == 4096
     assert last.efficiency.high > 0.97
     assert last.efficiency.low < 30 / 50
-    values = [one.efficiency.value for one in found.forecasts]
+    values = [forecast.efficiency.value for forecast in found.forecasts]
     assert values == sorted(values, reverse=True)
     assert "10 GB/s" in last.network
 

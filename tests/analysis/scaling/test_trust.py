@@ -50,7 +50,7 @@ def test_no_conclusions_from_a_baseline_on_an_uneven_host(uneven: Scaling) -> No
     assert len(resnet) == 11
     assert all(point.samples_per_s and point.speedup is None and point.efficiency is None for point in resnet)
     assert not any(fall.workload == "resnet50" for fall in uneven.waterfalls)
-    assert not any(one.workload == "resnet50" for one in uneven.prospects)
+    assert not any(prospect.workload == "resnet50" for prospect in uneven.prospects)
     assert not any(gpu.odd for gpu in uneven.alone)
     assert any(r.code == "no-baseline-to-trust" and "30.6 ms as nccl" in r.message for r in uneven.remarks)
 

@@ -282,7 +282,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
     a, b = seen([0, 10_000, 20_000]), seen([5_000, 15_000, 25_000])
 
     def of(a: CollectiveSequence, b: CollectiveSequence, *, comparable: bool) -> list[float]:
-        return [one / NS_PER_US for one in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
+        return [offset / NS_PER_US for offset in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]

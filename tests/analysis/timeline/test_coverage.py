@@ -33,7 +33,9 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 def partial(trace: TraceBuilder) -> list[str]:
     """Return the warnings about partial coverage."""
-    return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
+    return [
+        warning.message for warning in build_timeline([trace.build()]).validity if warning.code == "partial-coverage"
+    ]
 
 
 def test_coverage_of_the_worked_example() -> None:
@@ -97,7 +99,7 @@ def test_least_covered_rank_decides() -> None:
     traces[1].compute(20, 99, launch=20)
     timeline = build_timeline([trace.build() for trace in traces])
     assert timeline.covered == pytest.approx(100 / 179)
-    assert [one.code for one in timeline.validity if one.code == "partial-coverage"] == ["partial-coverage"]
+    assert [warning.code for warning in timeline.validity if warning.code == "partial-coverage"] == ["partial-coverage"]
 
 
 @pytest.mark.parametrize(("after", "concluded"), [(0, True), (400, False)])
@@ -126,5 +128,5 @@ def test_no_compute_bound_finding_from_a_single_step(before: int, *, concluded: 
 def test_single_range_at_the_end_is_reported_as_partial() -> None:
     """In PARAM's AlexNet all device work is in one range of 12.9 s, after 30 s of setup."""
     (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
-    (message,) = [one.message for one in build_timeline([trace]).validity if one.code == "partial-coverage"]
+    (message,) = [warning.message for warning in build_timeline([trace]).validity if warning.code == "partial-coverage"]
     assert "12920.2 ms of the 43424.3 ms" in message

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def said(*traces: Trace) -> dict[str, str]:
-    return {one.code: one.message for one in build_timeline(traces).validity}
+    return {warning.code: warning.message for warning in build_timeline(traces).validity}
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def test_device_work_is_missing_if_most_launches_led_to_none() -> None:
     # Or a different rank's trace says that it communicated with this rank on devices.
     other = TraceBuilder(1).collective(5, 9, ranks=(0, 1)).build()
     silent = TraceBuilder(0).operator(0, 5).build()
-    assert [one.missing for one in device_activities([silent, other])] == [True, False]
+    assert [activity.missing for activity in device_activities([silent, other])] == [True, False]
     on_hosts = TraceBuilder(1).operator(0, 5).gloo(5, 9, ranks=(0, 1)).build()
-    assert [one.missing for one in device_activities([silent, on_hosts])] == [False, False]
+    assert [activity.missing for activity in device_activities([silent, on_hosts])] == [False, False]
 
 
 def test_lost_launches_are_summed_over_lossy_ranks() -> None:
@@ -92,16 +92,16 @@ def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
 
 
 def test_step_marks_do_not_count_as_recorded() -> None:
-    trace = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 50).operator(200, 250))
+    trace = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(200, 250))
     assert "thin-recording" not in said(trace.build())
     assert "thin-recording" in said(
-        TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 50).operator(40, 99)).build()
+        TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(40, 99)).build()
     )
 
 
 @pytest.mark.parametrize(("steps", "few"), [(5, False), (4, True)])
 def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
-    messages = said(TraceBuilder().steps(steps, 100, lambda one: one.compute(0, 90)).build())
+    messages = said(TraceBuilder().steps(steps, 100, lambda trace: trace.compute(0, 90)).build())
     assert ("few-steps" in messages) == few
     if few:
         assert messages["few-steps"].startswith("2 step(s) could be analysed")
@@ -109,7 +109,7 @@ def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
 
 
 def test_source_of_unmarked_steps_is_reported_once() -> None:
-    marked = TraceBuilder(0).steps(5, 100, lambda one: one.compute(0, 90)).build()
+    marked = TraceBuilder(0).steps(5, 100, lambda trace: trace.compute(0, 90)).build()
     assert "no-step-marks" not in said(marked)
     stepping = TraceBuilder(1)
     for step in range(5):
@@ -159,7 +159,7 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
 
 def test_lost_events_are_summed() -> None:
     traces = [
-        replace(TraceBuilder(rank).steps(5, 100, lambda one: one.compute(0, 90)).build(), dropped_events=rank + 1)
+        replace(TraceBuilder(rank).steps(5, 100, lambda trace: trace.compute(0, 90)).build(), dropped_events=rank + 1)
         for rank in range(2)
     ]
     assert said(*traces)["dropped-events"].startswith("the profiler lost 3 events")

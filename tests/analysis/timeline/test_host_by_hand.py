@@ -119,7 +119,7 @@ def test_times_are_on_the_common_clock() -> None:
     traces = [
         TraceBuilder(rank, origin_ns=10**18 + 5000 * rank)
         .operator(0, 2)
-        .steps(4, 100, lambda one: one.compute(7, 90, launch=(1, 3)))
+        .steps(4, 100, lambda trace: trace.compute(7, 90, launch=(1, 3)))
         for rank in range(2)
     ]
     for track in build_timeline([trace.overhead(4, 6).build() for trace in traces]).tracks:
@@ -176,7 +176,7 @@ def test_training_thread_operators_replace_device_work() -> None:
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
     """Return the ranks assigned to traces with these ranks, and the notes about them."""
     traces = [
-        replace(TraceBuilder(rank).steps(4, 100, lambda one: one.compute(0, 90)).build(), source=f"{place}.json")
+        replace(TraceBuilder(rank).steps(4, 100, lambda trace: trace.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)
     ]
     timeline = build_timeline(traces)
@@ -214,7 +214,7 @@ def test_devices_have_work_or_else_the_host_counts() -> None:
 
 def test_host_collectives_belong_to_the_first_track() -> None:
     trace = TraceBuilder().steps(
-        4, 100, lambda one: one.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
+        4, 100, lambda trace: trace.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
     )
     first, second = build_timeline([trace.build()]).tracks
     assert [kind[0] for kind in first.collectives.kinds] == ["all_reduce"]

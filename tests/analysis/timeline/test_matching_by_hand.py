@@ -196,14 +196,14 @@ def test_clock_offsets_chain_across_groups() -> None:
     ]
     found = match_collectives([first, *both, last], {0, 1, 2})
     assert [offset / 1000 for offset in found.offsets] == [0, -3000, -3000, -7000]
-    assert {one.rank: (one.matched, one.unmatched) for one in found.clocks} == {1: (12, 0), 2: (6, 0)}
+    assert {clock.rank: (clock.matched, clock.unmatched) for clock in found.clocks} == {1: (12, 0), 2: (6, 0)}
 
 
 def test_tracks_of_one_process_do_not_link_clocks() -> None:
     tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
     found = match_collectives(tracks, {0, 1})
     assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
-    assert [one.rank for one in found.clocks] == [1]
+    assert [clock.rank for clock in found.clocks] == [1]
 
 
 def test_kinds_of_collectives_differ_by_size() -> None:

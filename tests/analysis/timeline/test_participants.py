@@ -105,6 +105,6 @@ def test_traces_without_communication_are_unchanged() -> None:
 
 
 def test_a_timeline_of_one_device_has_no_collectives() -> None:
-    trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda one: one.compute(0, 40).collective(40, 90))
+    trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda trace: trace.compute(0, 40).collective(40, 90))
     (track,) = build_timeline([trace.build()]).tracks
     assert len(track.collectives) == 0

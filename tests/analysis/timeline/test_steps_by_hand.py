@@ -79,7 +79,7 @@ def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]
-    return [(one.bounds.tolist(), one.steps.tolist()) for one in common_steps(windows)]
+    return [(step.bounds.tolist(), step.steps.tolist()) for step in common_steps(windows)]
 
 
 def test_tracks_are_cut_to_common_steps() -> None:

@@ -317,7 +317,7 @@ def test_traces_without_a_rank_get_free_ranks() -> None:
 def test_recording_without_compute_has_no_track_and_a_remedy() -> None:
     timeline = build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
     assert timeline.tracks == ()
-    (message,) = [one.message for one in timeline.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in timeline.validity if warning.code == "missing-device-activity"]
     assert "no device activity, no host operators, no step marks" in message
 
 

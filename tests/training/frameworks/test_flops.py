@@ -204,6 +204,6 @@ def test_counting_changes_neither_losses_nor_random_numbers() -> None:
                     step()
             else:
                 step()
-        return [*seen, *(one.detach() for one in model.parameters()), torch.get_rng_state()]
+        return [*seen, *(parameter.detach() for parameter in model.parameters()), torch.get_rng_state()]
 
     assert all(torch.equal(a, b) for a, b in zip(train(count=False), train(count=True), strict=True))

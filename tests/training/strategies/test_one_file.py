@@ -128,7 +128,7 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
     assert found["recommended"] == NAME
     assert found["flags"] == ["--strategy", NAME]
     assert found["code"].endswith("all_reduce(parameter.grad)")
-    ranked = {one["strategy"]: one for one in found["ranking"]}
+    ranked = {ranked["strategy"]: ranked for ranked in found["ranking"]}
     # Two gradients of 4 and 8 MB take 1 ms plus 1 ms per MB each, without overlap.
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
@@ -138,11 +138,11 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
 def test_plugin_strategy_is_measured(package: str, tmp_path: Path) -> None:
     words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "50")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
-    measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
+    measured = {ranked["strategy"]: ranked["measured_step_ms"] for ranked in found["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
     assert all(step is not None for step in measured.values())
     contest = json.loads(next((tmp_path / "run").glob("*-trivial.json")).read_bytes())
-    assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
+    assert {transport["strategy"] for transport in contest["transports"]} == {"gloo", NAME}
 
 
 @pytest.mark.measured
@@ -159,7 +159,7 @@ def test_plugin_strategy_is_scaled(package: str, tmp_path: Path) -> None:
 @pytest.mark.xdist_group("processes")
 def test_plugin_transport_is_measured_with_bucket_sizes(package: str) -> None:
     facts = _json(package, "bandwidth", "--quick", "--like", "resnet20-cifar")
-    like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
+    like = {collective["strategy"] for collective in facts["collectives"] if collective["ranks"] == 2}
     assert {"gloo", "cpu-reduce", NAME} <= like
 
 

@@ -60,7 +60,7 @@ def first_causes(truth: Truth) -> tuple[Cause, ...]:
 
 def judge(truth: Truth, analysis: Analysis) -> Verdict:
     """Compare the findings of an analysis with the truth."""
-    alarms = [one for one in analysis.findings if (one.recoverable_percent or 0.0) >= 100 * NOTABLE]
+    alarms = [finding for finding in analysis.findings if (finding.recoverable_percent or 0.0) >= 100 * NOTABLE]
     expected = first_causes(truth)
     first = alarms[0] if alarms else None
     names = tuple(cause.name for cause in expected) or ("none",)
@@ -74,20 +74,22 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
             why.append("false alarm")
     else:
         why += _of_first(alarms, truth, expected)
-    why += [f"also {_words(one)}" for one in alarms[1:] if not _confirmed(one, truth)]
+    why += [f"also {_words(alarm)}" for alarm in alarms[1:] if not _confirmed(alarm, truth)]
     said = {finding.code for finding in analysis.findings}
     if first is not None:
         # If removing any of several causes is enough, all of them must be reported.
-        equal = [one for one in expected if one.waste and one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
+        equal = [cause for cause in expected if cause.waste and cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
         why += [f"{one.name} not listed" for one in equal if one.code not in said and why != ["wrong code"]]
-    wasteful = [one for one in truth.causes if one.waste and one.finding]
-    missed = [one for one in wasteful if one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and one.code not in said]
+    wasteful = [cause for cause in truth.causes if cause.waste and cause.finding]
+    missed = [
+        cause for cause in wasteful if cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and cause.code not in said
+    ]
     loader = bool(expected) and expected[0].code == "input-bound"
     return Verdict(
         expected=names,
         got=got,
         why=tuple(why),
-        missed=tuple(one.name for one in missed),
+        missed=tuple(cause.name for cause in missed),
         beside=_beside(truth, expected, said),
         loader_as_launching=loader and "launching" not in names and first is not None and first.code == "launch-bound",
     )
@@ -97,14 +99,14 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], said: set[str]) -> dict[s
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
-    instead = [one for one in truth.causes if not one.waste and one.gain_ms >= enough]
-    return {one.name: one.code in said for one in instead if one.after_waste_ms < one.gain_ms / 2}
+    instead = [cause for cause in truth.causes if not cause.waste and cause.gain_ms >= enough]
+    return {cause.name: cause.code in said for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
     """Return the errors of the first finding, or of the alternative that it names if those are fewer."""
     first = alarms[0]
-    equal = [first, *(one for one in alarms[1:] if one.code in first.instead)]
+    equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]
     if not wrongs:
         return ["wrong code"]

@@ -26,14 +26,16 @@ _RECORDED = frozenset({"launch", "idle", "sync"})
 
 def pacing(analysis: Analysis) -> tuple[Device, ...]:
     """Return the devices that others wait for: those whose wait in collectives is within 5 % of a step of the least."""
-    devices = [one for one in analysis.devices if one.step_ms > 0]
-    least = min((one.buckets_ms["communication_wait"] for one in devices), default=0.0)
-    return tuple(one for one in devices if one.buckets_ms["communication_wait"] - least <= NOTABLE * one.step_ms)
+    devices = [device for device in analysis.devices if device.step_ms > 0]
+    least = min((device.buckets_ms["communication_wait"] for device in devices), default=0.0)
+    return tuple(
+        device for device in devices if device.buckets_ms["communication_wait"] - least <= NOTABLE * device.step_ms
+    )
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
     """Return the buckets that a validity message calls unexplained."""
-    lines = [one.message.replace(" ", "_") for one in analysis.validity if one.code == "unexplained"]
+    lines = [warning.message.replace(" ", "_") for warning in analysis.validity if warning.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 
 
@@ -43,19 +45,19 @@ def violations(analysis: Analysis) -> list[str]:
     Profiler overhead needs no finding.
     """
     said = {finding.code for finding in analysis.findings}
-    codes = {one.code for one in analysis.validity}
-    if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(one.startswith("cannot-tell:") for one in codes):
+    codes = {warning.code for warning in analysis.validity}
+    if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):
         return []
     devices = pacing(analysis)
     if not devices:
         return []
-    step_ms = sum(one.step_ms for one in devices) / len(devices)
+    step_ms = sum(device.step_ms for device in devices) / len(devices)
     corrected = analysis.steps.corrected_mean_ms
     added_ms = 0.0 if corrected is None else max(analysis.steps.mean_ms - corrected, 0.0)
-    told = {one.bucket for one in analysis.explained if one.by or one.note} | set(unexplained(analysis))
+    told = {entry.bucket for entry in analysis.explained if entry.by or entry.note} | set(unexplained(analysis))
     found = []
     for bucket, codes_that_explain in EXPLAINS.items():
-        ms = sum(one.buckets_ms[bucket] for one in devices) / len(devices)
+        ms = sum(device.buckets_ms[bucket] for device in devices) / len(devices)
         ms -= added_ms if bucket in _RECORDED else 0.0
         if ms < NOTABLE * step_ms or bucket in told:
             continue

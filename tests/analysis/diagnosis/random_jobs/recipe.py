@@ -210,20 +210,22 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
     kind = kind or drawn
     ranks = chance.choice((1, 2, 2, 3, 4, 4, 8))
     kinds = _kinds(kind, chance)
-    if any(one in _NEEDS_PEERS for one in kinds) or kind == "slow-exchange":
+    if any(kind in _NEEDS_PEERS for kind in kinds) or kind == "slow-exchange":
         ranks = max(ranks, 2)
     device_ms = chance.uniform(0.4, 1.2) if kind == "tiny-kernels" else chance.uniform(8, 40)
     layers = _layers(chance, device_ms, communication=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
     # Launching takes 10 to 90 % of kernel time, so it is mostly hidden.
-    launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(one.count for one in layers), 12), 1500)
+    launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(layer.count for layer in layers), 12), 1500)
     fetch_ms = (
-        0.0 if any(one.startswith("loader-unmarked") for one in kinds) else device_ms * chance.choice((0.0, 0.01, 0.05))
+        0.0
+        if any(kind.startswith("loader-unmarked") for kind in kinds)
+        else device_ms * chance.choice((0.0, 0.01, 0.05))
     )
     if kind == "tiny-kernels":
         launch_us = chance.uniform(12, 40)
         layers = _layers(chance, device_ms, communication=0.1, tiny=True)
     elif kind == "slow-host":
-        launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(one.count for one in layers)
+        launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(layer.count for layer in layers)
     elif kind == "slow-exchange":
         layers = _layers(chance, device_ms, communication=chance.uniform(1.2, 4), tiny=False)
     timed = chance.random() < 0.6
@@ -244,13 +246,13 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
         faults=(),
     )
     step_ms = _mean(base.job(recorded=False).step_times_ms())
-    return msgspec.structs.replace(base, faults=tuple(_fault(one, base, step_ms, chance) for one in kinds))
+    return msgspec.structs.replace(base, faults=tuple(_fault(kind, base, step_ms, chance) for kind in kinds))
 
 
 def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
     if kind == "two":
         return tuple(chance.choice(family) for family in chance.sample(_FAMILIES, 2))
-    return tuple(one for one in KINDS if one == kind)
+    return tuple(known for known in KINDS if known == kind)
 
 
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:

@@ -108,7 +108,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     def graph(*counts: int) -> Graph | None:
         traces = [
             TraceBuilder(rank, world_size=len(counts))
-            .steps(count, 100 * (rank + 1), lambda one: one.compute(5, 80))
+            .steps(count, 100 * (rank + 1), lambda trace: trace.compute(5, 80))
             .build()
             for rank, count in enumerate(counts)
         ]
@@ -295,10 +295,10 @@ def test_launch_blocked_by_a_full_queue_is_not_work(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_graph_without_calls_or_operators() -> None:
-    unseen = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    unseen = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_graph(build_timeline([unseen.build()])) is None
-    seen = TraceBuilder(1).steps(5, 1000, lambda one: one.compute(0, 900))
+    seen = TraceBuilder(1).steps(5, 1000, lambda trace: trace.compute(0, 900))
     assert build_graph(build_timeline([unseen.build(), seen.build()])) is None
     assert build_graph(build_timeline([seen.build()])) is not None
-    other = TraceBuilder().steps(5, 1000, lambda one: one.by(9).operator(0, 900).gloo(100, 800, thread=4))
+    other = TraceBuilder().steps(5, 1000, lambda trace: trace.by(9).operator(0, 900).gloo(100, 800, thread=4))
     assert build_graph(build_timeline([other.build()])) is None

@@ -34,7 +34,7 @@ def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") 
     """Return tracks with a trace each, whose collectives' rows count from 100, and the names of events by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
-        start, arrival, end = (np.array([one[at] for one in collectives], np.int64) for at in range(3))
+        start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
         rows = 100 + np.arange(len(collectives))
         kind, kinds = np.zeros(len(rows), np.int64), [("all_reduce", "0", 2, 1000)]
         table = SimpleNamespace(start=start, last_arrival=arrival, end=end, row=rows, kind=kind, kinds=kinds)

@@ -236,7 +236,7 @@ def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
 
 def pace(streams: Streams) -> float:
     """Return the time between the last two steps."""
-    ends = [one["ts"] + one["dur"] for one in streams.events if one["name"] == "last"]
+    ends = [event["ts"] + event["dur"] for event in streams.events if event["name"] == "last"]
     return float(ends[-1] - ends[-2])
 
 

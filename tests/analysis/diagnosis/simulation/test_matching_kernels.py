@@ -163,7 +163,7 @@ def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
 
 def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
     names = "abcdeabcdf" + "abcde"
-    of = kernels(op=range(15), name=[ord(one) for one in names])
+    of = kernels(op=range(15), name=[ord(name) for name in names])
     near_two, near_one = (
         keys.tolist() for keys in _neighbourhoods(graph_of(range(15), [0] * 15, [(0, 10), (10, 15)]), of)
     )

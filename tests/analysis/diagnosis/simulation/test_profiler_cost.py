@@ -308,7 +308,9 @@ def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, ta
 
 def test_host_limits_apply_at_any_overhead() -> None:
     """A host that works for 60 ms in two steps is limited to 20 ms per step."""
-    trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
+    trace = TraceBuilder().steps(
+        4, 100_000, lambda trace: trace.operator(0, 30_000).compute(100, 90_000, launch=(50, 60))
+    )
     graph = build_graph(build_timeline([trace.build()]))
     assert graph is not None
     what_if = WhatIf(JobModel(graph, build_timeline([trace.build()])), 0.0)
