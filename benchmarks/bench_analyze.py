@@ -207,8 +207,8 @@ def _tree_pss_kb(process: int) -> int:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-    return own + sum(_tree_pss_kb(child) for child in children)
+    own_kb = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return own_kb + sum(_tree_pss_kb(child) for child in children)
 
 
 def _print_conditions(name: str, rounds: int, directory: Path, ours: Path, hta: Path) -> None:

@@ -88,7 +88,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     events = trace.events
     first = int(np.searchsorted(track.steps.number, track.window_steps[0]))
     after = int(np.searchsorted(track.steps.number, track.window_steps[-1])) + 1
-    own = after - first
+    step_count = after - first
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
     # Host events of these steps, and the device work that they launched.
@@ -97,8 +97,8 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     body |= ~on_host & np.isin(events.correlation, launched)
     rows = np.flatnonzero(body)
     marks = (events.role[rows] == Role.STEP_MARK) & (events.start_ns[rows] >= begin)
-    per_step = max(round(events_per_step * own / len(rows)), 1)
-    copies = -(-steps * per_step // own)
+    per_step = max(round(events_per_step * step_count / len(rows)), 1)
+    copies = -(-steps * per_step // step_count)
     length, stride = end - begin, int(events.correlation.max()) + 1
     names = list(events.names)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in events.columns()}
@@ -106,7 +106,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     numbers: list[int] = []
     offset = 0
     for copy in range(copies):
-        number = copy * own + np.arange(int(marks.sum()))
+        number = copy * step_count + np.arange(int(marks.sum()))
         keep = np.ones(len(rows), np.bool_)
         keep[np.flatnonzero(marks)] = number % per_step == 0
         chosen = rows[keep]

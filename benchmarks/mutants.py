@@ -336,12 +336,12 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
 def print_results(results: Sequence[dict[str, Any]]) -> None:
     print("\n| folder | mutants | killed | share | 95 % interval |\n| --- | ---: | ---: | ---: | --- |")
     for folder in (*FOLDERS, Path("gpudiag/analysis")):
-        mine = [result for result in results if result["name"].startswith(f"{folder}/")]
-        killed = sum(result["outcome"] == "killed" for result in mine)
-        if mine:
-            low, high = wilson(killed, len(mine))
-            share = f"{100 * killed / len(mine):.0f} % | {100 * low:.0f} to {100 * high:.0f}"
-            print(f"| {folder} | {len(mine)} | {killed} | {share} |")
+        folder_results = [result for result in results if result["name"].startswith(f"{folder}/")]
+        killed = sum(result["outcome"] == "killed" for result in folder_results)
+        if folder_results:
+            low, high = wilson(killed, len(folder_results))
+            share = f"{100 * killed / len(folder_results):.0f} % | {100 * low:.0f} to {100 * high:.0f}"
+            print(f"| {folder} | {len(folder_results)} | {killed} | {share} |")
     for result in results:
         if result["outcome"] != "killed":
             lines = [line for line in result["diff"].splitlines() if re.match(r"[-+](?![-+])", line)]

@@ -70,13 +70,13 @@ def main() -> int:
     directory = options.source or options.output
     if options.source is None:
         for setting in settings:
-            left = [name for name in names if found(directory / setting, name) is None]
+            left = [name for name in names if result_of(directory / setting, name) is None]
             if left:
                 measure(directory / setting / f"launch{time.strftime('%H%M%S')}", left, options, p2p=setting == "on")
     worst_regret = worst_error = 0.0
     for setting in settings:
         for name in names:
-            path = found(directory / setting, name)
+            path = result_of(directory / setting, name)
             if path is not None:
                 benchmark = read_json(path, StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
                 regret, error = show(predicted_again(benchmark, path.parent) if options.again else benchmark, setting)
@@ -85,7 +85,7 @@ def main() -> int:
     return 0 if worst_regret <= 2.0 else 1
 
 
-def found(directory: Path, name: str) -> Path | None:
+def result_of(directory: Path, name: str) -> Path | None:
     """Return the result of one workload from the launch that measured it."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
@@ -114,7 +114,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
             RunOptions(workload=names[0], devices=options.devices, p2p=p2p, output=str(run_dir), timeout_s=120.0)
         )
     )
-    said(began, f"facts are there; {', '.join(names)}")
+    log(began, f"facts are there; {', '.join(names)}")
     devices = prepared.plan.processes
     chosen = candidates()
     plan = StrategyBenchmarkPlan(
@@ -140,7 +140,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
         limit_s=options.seconds,
     )
     train(prepared, Heard(began), plan)
-    said(began, f"{run_dir} is done")
+    log(began, f"{run_dir} is done")
 
 
 class Heard:
@@ -154,10 +154,10 @@ class Heard:
         """Process one message."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
-            said(self._began, message.phase)
+            log(self._began, message.phase)
 
 
-def said(began: float, what: str) -> None:
+def log(began: float, what: str) -> None:
     """Log a finished action with its time to standard error."""
     print(f"{time.time() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 

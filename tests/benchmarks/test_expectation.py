@@ -33,7 +33,7 @@ def finding(code: str, percent: float = 30.0, **changed: Any) -> dict[str, Any]:
     return {"code": code, **plain, **amounts, **changed}
 
 
-def said(*findings: dict[str, Any], report: str = "", validity: tuple[str, ...] = (), **fields: Any) -> Any:
+def output(*findings: dict[str, Any], report: str = "", validity: tuple[str, ...] = (), **fields: Any) -> Any:
     warnings = [{"code": code, "message": ""} for code in validity]
     device = {"step_ms": 100.0, "buckets_ms": {"launch": 40.0}}
     analysis = {"findings": list(findings), "validity": warnings, "devices": [device], **fields}
@@ -50,7 +50,7 @@ LATE = {"codes": ["straggler"], "ranks": [2], "causes": ["input"], "ms": [25, 35
 
 
 def test_right_answer_has_code_cause_ranks_and_amount() -> None:
-    assert verdict(said(finding("straggler")), **LATE) == "right"
+    assert verdict(output(finding("straggler")), **LATE) == "right"
 
 
 @pytest.mark.parametrize(
@@ -64,31 +64,31 @@ def test_right_answer_has_code_cause_ranks_and_amount() -> None:
     ],
 )
 def test_each_expected_field_is_compared(changed: dict[str, Any], expected: str) -> None:
-    assert verdict(said(finding("straggler") | changed), **LATE) == expected
+    assert verdict(output(finding("straggler") | changed), **LATE) == expected
 
 
 def test_answer_without_finding_is_silent_unless_right() -> None:
-    assert verdict(said(), **LATE) == "silent"
-    assert verdict(said(), **LATE, silent_is_right=True) == "right"
-    assert verdict(said(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
+    assert verdict(output(), **LATE) == "silent"
+    assert verdict(output(), **LATE, silent_is_right=True) == "right"
+    assert verdict(output(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
 
 
 def test_actionable_finding_precedes_compute_bound_and_small_ones() -> None:
     trifle = finding("slow-copy", 1.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
-    assert verdict(said(trifle, plain), codes=["compute-bound"]) == "right"
-    assert verdict(said(trifle, plain, finding("straggler")), codes=["compute-bound"]) == "wrong"
+    assert verdict(output(trifle, plain), codes=["compute-bound"]) == "right"
+    assert verdict(output(trifle, plain, finding("straggler")), codes=["compute-bound"]) == "wrong"
 
 
 def test_savings_above_the_maximum_mislead() -> None:
     promise = finding("slow-copy", 8.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
-    assert verdict(said(promise, plain), codes=["compute-bound"], most_percent=10) == "right"
-    assert verdict(said(promise, plain), codes=["compute-bound"], most_percent=5) == "wrong"
+    assert verdict(output(promise, plain), codes=["compute-bound"], most_percent=10) == "right"
+    assert verdict(output(promise, plain), codes=["compute-bound"], most_percent=5) == "wrong"
 
 
 def test_expected_words_warnings_and_fields_are_compared() -> None:
-    answer = said(report="PyTorch training on a\nGPU", validity=("cannot-tell:straggler",), workload="training")
+    answer = output(report="PyTorch training on a\nGPU", validity=("cannot-tell:straggler",), workload="training")
     assert verdict(answer, never=["JAX"], validity=["cannot-tell"], fields={"workload": ["training"]}) == "right"
     assert verdict(answer, never=[r"a GPU"]) == "wrong"
     assert verdict(answer, not_validity=["cannot-tell"]) == "wrong"
@@ -103,8 +103,8 @@ def test_expected_words_warnings_and_fields_are_compared() -> None:
 def test_headline_can_replace_a_finding() -> None:
     expected = {"codes": ["communication-bound"], "headline": ["communication, or waiting"]}
     headline = "Communication, or waiting in it: 238 ms\nWhere a step's time goes\n"
-    assert verdict(said(report=headline), **expected) == "right"
-    assert verdict(said(report=f"Where a step's time goes\n{headline}"), **expected) == "silent"
+    assert verdict(output(report=headline), **expected) == "right"
+    assert verdict(output(report=f"Where a step's time goes\n{headline}"), **expected) == "silent"
 
 
 def test_unreadable_recording_is_failed() -> None:

@@ -82,12 +82,12 @@ def work(numbers: range) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for number in numbers:
         with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
-            told = one(number, Path(name) / "mutant")
+            told = run_mutant(number, Path(name) / "mutant")
         out.write(json.dumps(told) + "\n")
         out.flush()
 
 
-def one(number: int, directory: Path) -> dict[str, Any]:
+def run_mutant(number: int, directory: Path) -> dict[str, Any]:
     """Make a mutant and run it."""
     from tests.fuzzing.mutants import write_mutant
 

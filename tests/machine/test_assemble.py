@@ -23,7 +23,7 @@ def facts() -> Facts:
     return four_h200()
 
 
-def one(facts: Facts, **wanted: object) -> Bandwidth:
+def only_rate(facts: Facts, **wanted: object) -> Bandwidth:
     found = [
         record for record in facts.bandwidth if all(getattr(record, name) == value for name, value in wanted.items())
     ]
@@ -40,24 +40,26 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
 
 
 def test_bandwidths_have_ceilings(facts: Facts) -> None:
-    pinned = one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
+    pinned = only_rate(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
     assert pinned.ceiling_gb_per_s == pytest.approx(58.45, abs=0.01)
     assert "PCIe 5 x16 (read under load)" in (pinned.ceiling_source or "")
-    assert one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="both_ways").ceiling_gb_per_s == (
-        pytest.approx(58.45 + 57.61, abs=0.02)
-    )
-    together = one(facts, path="device_to_host", src="all", memory="pinned")
+    assert only_rate(
+        facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="both_ways"
+    ).ceiling_gb_per_s == (pytest.approx(58.45 + 57.61, abs=0.02))
+    together = only_rate(facts, path="device_to_host", src="all", memory="pinned")
     assert together.ceiling_gb_per_s == pytest.approx(4 * 57.61, abs=0.05)
     assert set(together.per_device) == {f"gpu:{i}" for i in range(4)}
     assert sum(together.per_device.values()) == pytest.approx(together.gb_per_s)
-    assert one(facts, path="device_to_device", src="gpu:2").ceiling_gb_per_s == pytest.approx(2458, abs=1)
-    assert one(facts, path="host_memory").ceiling_gb_per_s is None
-    assert one(facts, path="host_memory").ceiling_source
+    assert only_rate(facts, path="device_to_device", src="gpu:2").ceiling_gb_per_s == pytest.approx(2458, abs=1)
+    assert only_rate(facts, path="host_memory").ceiling_gb_per_s is None
+    assert only_rate(facts, path="host_memory").ceiling_source
 
 
 def test_peer_paths_have_nvlink_or_pcie_ceilings(facts: Facts) -> None:
-    direct = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way")
-    staged = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
+    direct = only_rate(
+        facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way"
+    )
+    staged = only_rate(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
     both = [r for r in facts.bandwidth if r.path == "peer" and r.peer_access and r.direction == "both_ways"]
     assert direct.ceiling_gb_per_s == 450
     assert staged.ceiling_gb_per_s == pytest.approx(57.61, abs=0.01)
@@ -70,7 +72,7 @@ def test_links_read_under_load_replace_idle_ones(facts: Facts) -> None:
 
 
 def test_both_ways_on_all_gpus_adds_up_per_device(facts: Facts) -> None:
-    record = one(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
+    record = only_rate(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
     assert record.per_device["gpu:0"] == pytest.approx((52.4 + 50.1) * 0.71)
 
 

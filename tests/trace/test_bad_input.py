@@ -246,9 +246,9 @@ def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
         read_traces(paths)
 
 
-@pytest.mark.parametrize("told", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
-def test_sizes_beyond_any_job_are_refused_before_use(tmp_path: Path, told: dict[str, int]) -> None:
-    path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": told})
+@pytest.mark.parametrize("facts", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
+def test_sizes_beyond_any_job_are_refused_before_use(tmp_path: Path, facts: dict[str, int]) -> None:
+    path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": facts})
     before = time.process_time()
     with pytest.raises(UnreadableInputError, match="no job has more than"):
         read_traces([path])

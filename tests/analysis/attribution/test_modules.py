@@ -138,8 +138,8 @@ def test_no_modules_without_marks(tmp_path: Path) -> None:
         status="complete",
     )
     assert summarise_modules(timeline, run) is None
-    told = replace(run, ranks=(rank, replace(rank, rank=1, unmarked="torch.compile has compiled it")))
-    assert summarise_modules(timeline, told) == Modules(reason="torch.compile has compiled it")
+    changed_run = replace(run, ranks=(rank, replace(rank, rank=1, unmarked="torch.compile has compiled it")))
+    assert summarise_modules(timeline, changed_run) == Modules(reason="torch.compile has compiled it")
 
 
 #: A call: its nested modules, and the time of its operator and of the operator's backward.
@@ -198,11 +198,11 @@ def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, 
     trace = builder.build()
     of_name = {name: (module, backwards) for name, module, backwards in work}
     rows = [row for row in trace.events.rows_of(EventKind.OPERATOR).tolist() if trace.events.name_of(row) in of_name]
-    told = [of_name[trace.events.name_of(row)] for row in rows]
+    changed_run = [of_name[trace.events.name_of(row)] for row in rows]
     modules = ModuleWork(
         modules=tuple(names),
         row=np.array(rows, np.int64),
-        module=np.array([module for module, _ in told], np.int32),
-        backward=np.array([backwards for _, backwards in told], np.bool_),
+        module=np.array([module for module, _ in changed_run], np.int32),
+        backward=np.array([backwards for _, backwards in changed_run], np.bool_),
     )
     return replace(trace, modules=modules), at + outside

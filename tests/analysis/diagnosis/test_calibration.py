@@ -100,7 +100,7 @@ ELSEWHERE = {
 }
 
 
-def found(job: Job) -> list[Finding]:
+def findings_of(job: Job) -> list[Finding]:
     return list(engine.diagnose(case_of(job.traces())).findings)
 
 
@@ -493,7 +493,7 @@ def synchronizes(at: int) -> object:
 @CASES.of("ALSO_LATE")
 def late(at: float) -> object:
     job = Job(ranks=4, step=DDP, extra={2: (fetch(40 * at),), 3: (fetch(40),)})
-    return next(one.ranks for one in found(job) if one.code == "straggler")
+    return next(one.ranks for one in findings_of(job) if one.code == "straggler")
 
 
 @CASES.of("JITTER")

@@ -49,7 +49,7 @@ class Steps:
         return self.dearer.get(round(per_event_ns), self)
 
 
-def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> ScoredFinding:
+def scored_finding(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> ScoredFinding:
     finding = Finding(code=code, severity="info", instead=instead)
     proposal = Proposal(edit=lambda _, costs: costs | {code}, describe=lambda *_: finding, kind=kind)  # type: ignore[operator]  # costs are names here
     return ScoredFinding(proposal=proposal, finding=finding, savings_ms=gain_ms)
@@ -64,27 +64,27 @@ def test_no_findings_have_no_confidence() -> None:
 
 
 def test_constant_cost_survives_every_variation() -> None:
-    assert shares(Steps({"loader": [10, 10, 10], "rest": [90, 90, 90]}), found("loader", 10.0)) == [1.0]
+    assert shares(Steps({"loader": [10, 10, 10], "rest": [90, 90, 90]}), scored_finding("loader", 10.0)) == [1.0]
 
 
 def test_single_step_gives_no_confidence() -> None:
-    assert shares(Steps({"loader": [10], "rest": [90]}), found("loader", 10.0)) == [0.0]
-    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), found("loader", 10.0)) == [0.0]
-    assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), found("loader", 10.0)) == [1.0]
-    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), found("loader", 0.6)) == [1.0]
+    assert shares(Steps({"loader": [10], "rest": [90]}), scored_finding("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), scored_finding("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), scored_finding("loader", 10.0)) == [1.0]
+    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), scored_finding("loader", 0.6)) == [1.0]
 
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
 def test_cost_of_a_single_step_lowers_confidence(odd: float, share: float) -> None:
     """The other four steps cost 10 ms each: without the step of 26.7 ms their mean falls by a quarter."""
     job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
-    assert shares(job, found("loader", (40 + odd) / 5)) == pytest.approx([share])
+    assert shares(job, scored_finding("loader", (40 + odd) / 5)) == pytest.approx([share])
 
 
 def test_variations_are_scaled_to_the_reported_savings() -> None:
     """If unprofiled steps are shorter than simulated ones, reported savings are smaller than simulated savings."""
     job = Steps({"loader": [10, 10, 10, 10], "rest": [90] * 4})
-    assert shares(job, found("loader", 5.0)) == [1.0]
+    assert shares(job, scored_finding("loader", 5.0)) == [1.0]
 
 
 def test_launch_overhead_is_varied_without_waste() -> None:
@@ -100,8 +100,8 @@ def test_launch_overhead_is_varied_without_waste() -> None:
             ]
 
     job = Hidden({"rest": [100, 100, 100]})
-    assert shares(job, found("loader", 20.0), found("launch", 10.0, "launching")) == [1.0, 1.0]
-    assert shares(job, found("loader", 20.0), found("launch", 10.0, "communication")) == [1.0, 0.0]
+    assert shares(job, scored_finding("loader", 20.0), scored_finding("launch", 10.0, "launching")) == [1.0, 1.0]
+    assert shares(job, scored_finding("loader", 20.0), scored_finding("launch", 10.0, "communication")) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,9 @@ def test_launch_overhead_is_varied_without_waste() -> None:
 def test_reversed_tie_counts_as_a_variation(second: float, instead: tuple[str, ...], share: float) -> None:
     """A tie is one more variation, in which the first finding is not first: it survives four of five."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
-    assert shares(job, found("loader", 10.0), found("stall", second, instead=instead)) == pytest.approx([share, 1.0])
+    assert shares(
+        job, scored_finding("loader", 10.0), scored_finding("stall", second, instead=instead)
+    ) == pytest.approx([share, 1.0])
 
 
 @pytest.mark.parametrize(("dearer", "share"), [(12.5, 1.0), (12.6, 5 / 6), (7.5, 1.0), (7.4, 5 / 6)])
@@ -119,14 +121,14 @@ def test_profiler_overhead_is_varied_without_unprofiled_steps(dearer: float, sha
     for cost in (700, 1300):
         job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=10)
         job.dearer[cost] = Steps({"loader": [dearer] * 4, "rest": [90.0] * 4})
-        assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+        assert shares(job, scored_finding("loader", 10.0)) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(("profiler", "timed", "share"), [(2.1, False, 4 / 6), (2.0, False, 1.0), (9.0, True, 1.0)])
 def test_profiler_overhead_is_not_varied_if_irrelevant(profiler: float, share: float, *, timed: bool) -> None:
     job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=profiler, timed=timed)
     job.dearer = dict.fromkeys((700, 1300), Steps({"loader": [20.0] * 4, "rest": [90.0] * 4}))
-    assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+    assert shares(job, scored_finding("loader", 10.0)) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(

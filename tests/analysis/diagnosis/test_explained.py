@@ -64,7 +64,7 @@ def finding(code: str, gain: float) -> Finding:
     return Finding(code=code, severity="info", recoverable_ms_per_step=gain)
 
 
-def told(
+def explanation_of(
     monkeypatch: pytest.MonkeyPatch,
     bucket: str,
     ms: float,
@@ -92,8 +92,8 @@ def test_the_device_that_waits_least_sets_the_pace() -> None:
 
 
 def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, "input", 4.9) is None
-    found = told(monkeypatch, "input", 5.0)
+    assert explanation_of(monkeypatch, "input", 4.9) is None
+    found = explanation_of(monkeypatch, "input", 5.0)
     assert found is not None
     assert (found.ms, found.by, found.unexplained_ms) == (5, (), 0)
     assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # in place of a replay
@@ -105,7 +105,7 @@ def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.Mo
 def test_bucket_is_explained_if_the_remainder_is_small(
     monkeypatch: pytest.MonkeyPatch, ms: float, gain: float, left: float
 ) -> None:
-    found = told(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
+    found = explanation_of(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
     assert found is not None
     assert found.unexplained_ms == pytest.approx(left)
     assert found.by == (("input-bound",) if gain > 1 else ())
@@ -113,35 +113,35 @@ def test_bucket_is_explained_if_the_remainder_is_small(
 
 def test_explaining_findings_are_summed_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = finding("straggler", 8.0), finding("input-bound", 8.0), finding("straggler", 8.0)
-    found = told(monkeypatch, "input", 30, *both)
+    found = explanation_of(monkeypatch, "input", 30, *both)
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("straggler", "input-bound"), 0)
 
 
 def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "idle", 20, queued=15.0)
+    found = explanation_of(monkeypatch, "idle", 20, queued=15.0)
     assert found is not None
     assert (found.unexplained_ms, found.note) == (0, "15.0 ms of it are gaps between kernels that were already queued")
-    found = told(monkeypatch, "idle", 20, queued=14.9)
+    found = explanation_of(monkeypatch, "idle", 20, queued=14.9)
     assert found is not None
     assert found.unexplained_ms == pytest.approx(5.1)
-    found = told(monkeypatch, "input", 20, queued=15.0)
+    found = explanation_of(monkeypatch, "input", 20, queued=15.0)
     assert found is not None
     assert found.unexplained_ms == 20
 
 
 def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 10)
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
     assert found is not None
     assert (found.by, found.unexplained_ms) == ((), 20)
     # If a finding explains enough, profiler overhead is not considered.
-    found = told(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
+    found = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
     assert found is not None
     assert found.by == ("launch-bound",)
 
@@ -150,7 +150,7 @@ def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatc
 def test_device_bucket_is_explained_by_its_effect_on_the_recorded_step(
     monkeypatch: pytest.MonkeyPatch, hidden: float, left: float
 ) -> None:
-    found = told(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
+    found = explanation_of(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
     assert found is not None
     assert found.unexplained_ms == pytest.approx(left)
 
@@ -161,7 +161,7 @@ def test_bucket_hidden_behind_findings_is_explained_by_them(
 ) -> None:
     """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
     job = Job(least, other=80, bucket=20)
-    found = told(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
+    found = explanation_of(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
     assert found is not None
     if behind:
         assert (found.by, found.unexplained_ms) == (("host-sync",), 0)
@@ -171,6 +171,6 @@ def test_bucket_hidden_behind_findings_is_explained_by_them(
     else:
         assert (found.by, found.unexplained_ms) == ((), 20)
         assert found.note.startswith("no finding explains 20.0 ms of it")
-    alone = told(monkeypatch, "input", 20, job=job)
+    alone = explanation_of(monkeypatch, "input", 20, job=job)
     assert alone is not None
     assert alone.unexplained_ms == 20

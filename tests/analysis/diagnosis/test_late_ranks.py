@@ -132,7 +132,7 @@ def test_host_with_additional_pauses_stalls(
     assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
 
 
-def said(
+def finding_of(
     patch: Patch,
     cause: str,
     *,
@@ -188,41 +188,41 @@ def said(
 
 
 def test_late_ranks_exceed_a_third_of_the_latest(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
+    one = finding_of(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
     assert (one.ranks, one.cause, one.confidence) == ((1, 2), "compute", "high")
     assert one.title == "ranks 1 and 2 compute longer, which delays all ranks by 10.0 ms per step"
     assert one.evidence["lateness_ms_by_rank"] == {0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0}
     assert one.evidence["wait_ms_by_rank"] == {0: 2.0, 1: 2.0}
     assert list(one.evidence["savings_ms_by_part"])[:2] == ["launch", "input"]
-    assert said(monkeypatch, "compute").title.startswith("rank 1 computes")
-    assert said(monkeypatch, "compute", late={0: 0.5, 1: 2.0, 2: 3.0}).title.startswith("ranks 1 and 2 ")
-    assert said(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
+    assert finding_of(monkeypatch, "compute").title.startswith("rank 1 computes")
+    assert finding_of(monkeypatch, "compute", late={0: 0.5, 1: 2.0, 2: 3.0}).title.startswith("ranks 1 and 2 ")
+    assert finding_of(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
 
 
 def test_host_work_on_a_cpu_is_compute(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "launch", is_cpu=True)
+    one = finding_of(monkeypatch, "launch", is_cpu=True)
     assert (one.cause, one.evidence["savings_ms_by_part"]["compute"]) == ("compute", 2.0)
     assert "launch" not in one.evidence["savings_ms_by_part"]
     assert "numactl, taskset, OMP_NUM_THREADS" in " ".join(one.advice)
-    assert said(monkeypatch, "input", is_cpu=True).cause == "input"
-    assert said(monkeypatch, "launch").cause == "launch"
+    assert finding_of(monkeypatch, "input", is_cpu=True).cause == "input"
+    assert finding_of(monkeypatch, "launch").cause == "launch"
 
 
 def test_occasional_and_rotating_lateness_are_distinguished(monkeypatch: Patch) -> None:
-    some = said(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
+    some = finding_of(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
     assert some.title == "rank 1 is slow now and then, which costs 10.0 ms per step"
     assert (some.ranks, some.confidence, some.evidence["times_last_by_rank"]) == ((1,), "medium", {0: 3})
     assert "now and then on rank 1:" in some.advice[0]
     assert "host_frames_ms_more_than_peers" not in some.evidence
-    turns = said(monkeypatch, "launch", jitter=True, in_some_steps=(0, 1), longer=5.0)
+    turns = finding_of(monkeypatch, "launch", jitter=True, in_some_steps=(0, 1), longer=5.0)
     assert turns.title == "ranks take turns being slow, which costs 10.0 ms per step"
     assert "now and then on one rank or another:" in turns.advice[0]
-    several = said(monkeypatch, "launch", jitter=True, late={0: 1.0, 1: 2.0, 2: 3.0}, in_some_steps=(1, 2))
+    several = finding_of(monkeypatch, "launch", jitter=True, late={0: 1.0, 1: 2.0, 2: 3.0}, in_some_steps=(1, 2))
     assert several.title.startswith("ranks 1 and 2 are slow now and then")
-    steady = said(monkeypatch, "launch")
+    steady = finding_of(monkeypatch, "launch")
     assert "times_last_by_rank" not in steady.evidence
     assert steady.evidence["host_frames_ms_more_than_peers"] == {"f": 1.0}
-    assert "host_frames_ms_more_than_peers" not in said(monkeypatch, "copy").evidence
+    assert "host_frames_ms_more_than_peers" not in finding_of(monkeypatch, "copy").evidence
 
 
 @pytest.mark.parametrize(
@@ -237,26 +237,26 @@ def test_occasional_and_rotating_lateness_are_distinguished(monkeypatch: Patch) 
 def test_stall_that_unprofiled_steps_show_as_fetching_is_input(
     monkeypatch: Patch, cause: str, later: float, found: str, *, jitter: bool
 ) -> None:
-    assert said(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
+    assert finding_of(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
 
 
 def test_unmarked_input_is_called_unmarked(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "input", silent=5.0, marked=4.9)
+    one = finding_of(monkeypatch, "input", silent=5.0, marked=4.9)
     assert one.title.startswith("rank 1's unmarked time at the start of the step (usually data loading) delays")
     assert (one.confidence, "assumed_data_loading" in one.evidence) == ("medium", True)
-    marked = said(monkeypatch, "input", silent=5.0, marked=5.0)
+    marked = finding_of(monkeypatch, "input", silent=5.0, marked=5.0)
     assert marked.title.startswith("rank 1's data loading delays")
     assert (marked.confidence, "assumed_data_loading" in marked.evidence) == ("high", False)
-    assert "assumed_data_loading" not in said(monkeypatch, "compute", silent=5.0).evidence
+    assert "assumed_data_loading" not in finding_of(monkeypatch, "compute", silent=5.0).evidence
 
 
 def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "launch", paused=6.0)
+    one = finding_of(monkeypatch, "launch", paused=6.0)
     assert (one.cause, one.place, one.evidence["pauses_ms_more_than_peers"]) == ("stall", "after a", {"after a": 6.0})
-    assert said(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
-    assert said(monkeypatch, "launch", paused=6.0, jitter=True, in_some_steps=(1,)).cause == "launch"
-    assert said(monkeypatch, "compute", paused=6.0).cause == "compute"
-    stalled = said(monkeypatch, "stall", place="in b")
+    assert finding_of(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
+    assert finding_of(monkeypatch, "launch", paused=6.0, jitter=True, in_some_steps=(1,)).cause == "launch"
+    assert finding_of(monkeypatch, "compute", paused=6.0).cause == "compute"
+    stalled = finding_of(monkeypatch, "stall", place="in b")
     assert (stalled.title, stalled.advice) == (
         "rank 1 stalls in b, which delays all ranks by 10.0 ms per step",
         ("there",),
@@ -264,44 +264,44 @@ def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -
 
 
 def test_clock_is_the_cause_if_it_slows_late_ranks(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", held=True)
+    one = finding_of(monkeypatch, "compute", held=True)
     assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
     assert "peers' clocks" in one.advice[0]
-    assert said(monkeypatch, "launch", held=True).cause == "launch"
-    assert said(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
+    assert finding_of(monkeypatch, "launch", held=True).cause == "launch"
+    assert finding_of(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
 
 
 def test_longer_unprofiled_steps_are_attributed_to_late_ranks(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", longer=10.0)
+    one = finding_of(monkeypatch, "compute", longer=10.0)
     assert one.recoverable_ms_per_step == 20.0
     assert one.recoverable_percent == pytest.approx(100 * 20 / 60)
     assert (one.severity, one.evidence["longer_in_timed_steps_ms"]) == ("critical", 10.0)
     assert "by 20.0 ms" in one.title
-    none = said(monkeypatch, "compute")
+    none = finding_of(monkeypatch, "compute")
     assert (none.recoverable_percent, "longer_in_timed_steps_ms" in none.evidence) == (20.0, False)
 
 
 def test_additional_operators_are_named(monkeypatch: Patch) -> None:
     more = MoreOperators(own_ms={"sort": 3.0, "pad": 1.0}, calls={"sort": 1.0}, own_work=True)
-    one = said(monkeypatch, "launch", more=more)
+    one = finding_of(monkeypatch, "launch", more=more)
     assert (one.place, one.evidence["calls_per_step_more_than_peers"]) == ("in sort", {"sort": 1.0})
     assert one.evidence["operators_ms_more_than_peers"] == {"sort": 3.0, "pad": 1.0}
     assert "call sort, pad more often" in one.advice[0]
-    longer = said(monkeypatch, "launch", more=MoreOperators(own_ms={"sort": 3.0}, calls={}, own_work=False))
+    longer = finding_of(monkeypatch, "launch", more=MoreOperators(own_ms={"sort": 3.0}, calls={}, own_work=False))
     assert ("operators_ms_more_than_peers" in longer.evidence, longer.place) == (True, "")
     for other in (
-        said(monkeypatch, "copy", more=more),
-        said(monkeypatch, "launch", more=more, paused=6.0),
-        said(monkeypatch, "launch", more=more, jitter=True, in_some_steps=(1,)),
+        finding_of(monkeypatch, "copy", more=more),
+        finding_of(monkeypatch, "launch", more=more, paused=6.0),
+        finding_of(monkeypatch, "launch", more=more, jitter=True, in_some_steps=(1,)),
     ):
         assert "operators_ms_more_than_peers" not in other.evidence
 
 
 def test_unknown_cause_names_the_ranks_by_the_largest_component(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "unknown", part="sync")
+    one = finding_of(monkeypatch, "unknown", part="sync")
     assert (one.ranks, one.confidence) == ((1,), "medium")
     assert one.title == "rank 1 delays all ranks by 10.0 ms per step; the traces do not show why"
-    several = said(monkeypatch, "unknown", part="sync", late={0: 0.0, 1: 3.0, 2: 3.0})
+    several = finding_of(monkeypatch, "unknown", part="sync", late={0: 0.0, 1: 3.0, 2: 3.0})
     assert several.title.startswith("ranks 1 and 2 delay all")
 
 

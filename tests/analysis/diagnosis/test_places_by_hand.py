@@ -52,20 +52,20 @@ def pausing(*until: int) -> list[Call]:
     return calls
 
 
-def found(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, float]]:
+def pauses_of(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, float]]:
     return [(place.words, place.ms_per_step) for place in stalls(case, ranks, common=common)]
 
 
 def test_pauses_are_named_by_the_calls_around_them_longest_first() -> None:
     case = job(pausing(2000, 5500), pausing(4000))
-    assert found(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
+    assert pauses_of(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
     # Each pause has the length of the rank where it is longest,
-    assert found(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
+    assert pauses_of(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
     # or of the lower median of the ranks, where a rank without it counts as zero.
-    assert found(case, 0, 1, common=True) == [("after a and before b", 1.0)]
+    assert pauses_of(case, 0, 1, common=True) == [("after a and before b", 1.0)]
     three = job(pausing(2000, 5500), pausing(4000, 6500), pausing(3000))
-    assert found(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
-    assert found(case) == []
+    assert pauses_of(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
+    assert pauses_of(case) == []
 
 
 @pytest.mark.parametrize(("collected", "collecting"), [(1001, True), (1000, False)])

@@ -32,7 +32,7 @@ JOBS = 20
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
-def told(case: Case) -> tuple[set[str], dict[str, str]]:
+def findings_and_warnings(case: Case) -> tuple[set[str], dict[str, str]]:
     found = diagnose(case)
     findings, doubts = found.findings, found.validity
     return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
@@ -47,13 +47,13 @@ def timed(job: Job, *, slow_times: float) -> Case:
 
 
 def test_small_finding_is_reported_if_steps_scatter_little() -> None:
-    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.02))
+    codes, doubts = findings_and_warnings(timed(SLIGHTLY_BOUND, slow_times=1.02))
     assert "launch-bound" in codes
     assert "cannot-tell:launch-bound" not in doubts
 
 
 def test_loss_in_few_steps_is_no_finding() -> None:
-    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.8))
+    codes, doubts = findings_and_warnings(timed(SLIGHTLY_BOUND, slow_times=1.8))
     assert not codes & {"launch-bound", "compute-bound"}, "nor is it said that nothing is wrong"
     assert "chance" in doubts["cannot-tell:launch-bound"]
 
@@ -77,7 +77,7 @@ def test_savings_within_profiler_overhead_are_no_finding(launch_us: float, *, fo
     )
     assert case.what_if is not None
     assert case.what_if.corrected_ms == pytest.approx(launch_us / 10 - 40 * PROFILER_NS_PER_EVENT / 1e4, rel=0.02)
-    codes, doubts = told(case)
+    codes, doubts = findings_and_warnings(case)
     assert ("launch-bound" in codes) == found
     assert ("cannot-tell:launch-bound" in doubts) == (not found)
 
@@ -85,7 +85,7 @@ def test_savings_within_profiler_overhead_are_no_finding(launch_us: float, *, fo
 def test_remaining_savings_must_survive_higher_overhead() -> None:
     job = Job(ranks=1, step=(fetch(15), kernels(10, count=100, launch_us=168)), steps=10)
     without_profiler_ms = 15 + 100 * (0.168 - 40 * PROFILER_NS_PER_EVENT / 1e6)
-    codes, doubts = told(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
+    codes, doubts = findings_and_warnings(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
     assert "input-bound" in codes
     assert "launch-bound" not in codes
     assert "otherwise, at the estimated 1.3 µs, " in doubts["cannot-tell:launch-bound"]

@@ -61,7 +61,7 @@ def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lea
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-def found(case: Case) -> dict[str, Finding]:
+def findings_of(case: Case) -> dict[str, Finding]:
     return {finding.code: finding for finding in diagnose(case).findings}
 
 
@@ -72,14 +72,14 @@ QUIET = Job(ranks=2, step=DDP)
 @pytest.mark.parametrize(("device", "lead"), [("cuda", 0.0), ("cuda", 0.3), ("cpu", 0.0)])
 def test_slow_loader_hidden_by_recording_is_found(device: str, lead: float) -> None:
     case = timed(QUIET, 0.1, device=device, lead=lead)
-    assert "input-bound" not in found(replace(case, run=None))
-    finding = found(case)["input-bound"]
+    assert "input-bound" not in findings_of(replace(case, run=None))
+    finding = findings_of(case)["input-bound"]
     assert finding.recoverable_ms_per_step == pytest.approx(0.1 * case.slowest_ms, rel=0.01)
     assert finding.recoverable_percent == pytest.approx(100 * 0.1 / 1.1, rel=0.05)
     assert (finding.severity, finding.confidence, finding.ranks) == ("warning", "high", (0, 1))
     assert finding.evidence["timed_steps"] in {STEPS, STEPS - 1}
     assert finding.advice
-    assert "compute-bound" not in found(case)
+    assert "compute-bound" not in findings_of(case)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_slow_loader_hidden_by_recording_is_found(device: str, lead: float) -> N
     ],
 )
 def test_wait_that_costs_nothing_is_no_finding(case: Case) -> None:
-    assert "input-bound" not in found(case)
+    assert "input-bound" not in findings_of(case)
 
 
 def test_unknown_device_wait_gives_no_finding() -> None:
@@ -104,11 +104,11 @@ def test_unknown_device_wait_gives_no_finding() -> None:
             for rank in case.run.ranks
             if rank.timed is not None
         )
-        assert "input-bound" not in found(replace(case, run=msgspec.structs.replace(case.run, ranks=ranks)))
+        assert "input-bound" not in findings_of(replace(case, run=msgspec.structs.replace(case.run, ranks=ranks)))
 
 
 def test_recorded_wait_is_reported_from_the_recording() -> None:
-    finding = found(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
+    finding = findings_of(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
     assert "timed_steps" not in finding.evidence
 
 
@@ -131,13 +131,13 @@ def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = N
 
 
 def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
-    recorded = found(replace(on_cpus((30, 30)), run=None))
+    recorded = findings_of(replace(on_cpus((30, 30)), run=None))
     assert recorded["straggler"].ranks == (1,)
-    alike = found(on_cpus((30, 30)))
+    alike = findings_of(on_cpus((30, 30)))
     assert "straggler" not in alike
     assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
     # Rank 1 also waited longer in unprofiled steps, but less than in recorded ones.
-    later = found(on_cpus((30, 40)))
+    later = findings_of(on_cpus((30, 40)))
     assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
     assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
     assert next(iter(later)) == "input-bound"
@@ -154,7 +154,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
     assert case.what_if is not None
     assert case.what_if.input_not_recorded_ms == pytest.approx(30, rel=0.01)
     assert case.what_if.corrected_ms == pytest.approx(20, rel=0.02)
-    findings = found(case)
+    findings = findings_of(case)
     assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30, rel=0.01)
     assert findings["launch-bound"].recoverable_ms_per_step == pytest.approx(20 - 15.3, abs=1)
     (said,) = (warning.message for warning in diagnose(case).validity if warning.code == "profiler-overhead")
@@ -162,10 +162,10 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
 
 
 def test_equally_slow_workers_make_no_rank_late() -> None:
-    slow = found(on_cpus((1, 40), (59.0, 59.5)))
+    slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
     assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
     assert next(iter(slow)) == "input-bound"
-    late = found(on_cpus((1, 40), (10.0, 59.5)))
+    late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
     assert late["straggler"].recoverable_ms_per_step == pytest.approx(30)
 
@@ -175,7 +175,7 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
     assert hidden.run is not None
     for batch_ms, ranks in ((59.0, (0, 1)), (40.0, (1,))):
         case = replace(hidden, run=on_cpus((8, 40), (batch_ms, 59.5)).run)
-        assert found(case)["input-bound"].ranks == ranks
+        assert findings_of(case)["input-bound"].ranks == ranks
 
 
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
@@ -248,7 +248,7 @@ def exchange_ms(
     case = replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
     assert case.what_if is not None
     assert case.what_if.corrected_ms >= 0.99 * step_ms
-    finding = found(case).get("communication-bound")
+    finding = findings_of(case).get("communication-bound")
     return 0.0 if finding is None else finding.recoverable_ms_per_step or 0.0
 
 
@@ -286,7 +286,7 @@ def test_host_that_sets_the_pace_is_not_made_faster() -> None:
 def test_longer_unprofiled_steps_lower_confidence() -> None:
     case = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces())
     as_recorded, longer = (
-        found(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
+        findings_of(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
     )
     assert as_recorded.confidence == "high"
     assert longer.confidence == "medium", "a third of a step that no recording explains, beside a gain of half of one"
@@ -315,9 +315,9 @@ ELSEWHERE = (kernels(1), silence(30))
 
 def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input() -> None:
     job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
-    assert "host-stall" in found(fetching(job, (0.0, 0.0)))
+    assert "host-stall" in findings_of(fetching(job, (0.0, 0.0)))
     case = fetching(job, (30.0, 30.0))
-    told = found(case)
+    told = findings_of(case)
     assert "host-stall" not in told
     assert told["input-bound"].recoverable_ms_per_step == pytest.approx(30)
     assert "host-stall" not in {fix.code for fix in diagnose(case).next}
@@ -325,7 +325,7 @@ def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input(
 
 def test_stall_of_a_late_rank_that_is_fetching_is_input() -> None:
     job = Job(ranks=2, step=DDP, extra={1: ELSEWHERE})
-    causes = [found(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
+    causes = [findings_of(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
     assert causes == ["stall", "input"]
 
 
@@ -412,7 +412,7 @@ def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
     """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
-    told, untold = (found(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
+    told, untold = (findings_of(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
     assert (told["straggler"].ranks, told["straggler"].cause) == ((1,), "launch")
     assert "straggler" not in untold
 
@@ -425,7 +425,7 @@ def test_longer_unprofiled_steps_belong_to_the_awaited_rank() -> None:
     timed_ms = case.slowest_ms + 8.0
     ahead, behind = [timed_ms - 2.0] * 20, [0.5] * 20
     asked, by_turns = (
-        found(hosts(case, *leads, host_ms=timed_ms))["straggler"]
+        findings_of(hosts(case, *leads, host_ms=timed_ms))["straggler"]
         for leads in ((ahead, behind), (ahead[:10] + behind[:10], behind[:10] + ahead[:10]))
     )
     assert (asked.ranks, asked.cause, asked.place) == ((1,), by_turns.cause, by_turns.place)

@@ -186,20 +186,20 @@ def test_offsets_within_the_tolerance_are_merged() -> None:
 
 
 def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
-    def found(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
+    def alignment_of(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
         one = _finish(seen([0] * 30), seen([0] * 30), [*fits], comparable)
         return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
 
-    assert found(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
-    assert found(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the second offset matches more
-    assert found(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
-    assert found(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert found(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly larger
-    assert found(fitting(15, 101)) == (101, 15, False)
+    assert alignment_of(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
+    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the second offset matches more
+    assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
+    assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly larger
+    assert alignment_of(fitting(15, 101)) == (101, 15, False)
     # If clocks are not comparable, the size of the offset does not decide.
-    assert found(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
-    assert found(fitting(15, 100, spread=2), fitting(15, 5000, spread=1), comparable=False) == (5000, 15, True)
-    assert found(fitting(15, 5000), comparable=False) == (5000, 15, False)
+    assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
+    assert alignment_of(fitting(15, 100, spread=2), fitting(15, 5000, spread=1), comparable=False) == (5000, 15, True)
+    assert alignment_of(fitting(15, 5000), comparable=False) == (5000, 15, False)
     assert _finish(seen([0] * 9), seen([0] * 9), [fitting(9, 0, spread=7)], False).residual_ns == 7 * NS_PER_US
 
 
@@ -307,14 +307,14 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         ends = shifted(fits, 12, bend=400)
         return seen(ends, starts=[at - 600 for at in ends])
 
-    def found(fits: int) -> tuple[int, float]:
+    def alignment_of(fits: int) -> tuple[int, float]:
         one = align(loose(12), loose(fits), clocks_comparable=True)
         return len(one.a), one.residual_ns / NS_PER_US
 
-    assert found(12) == (12, 0)
-    assert found(9) == (9, 0)  # three quarters match, so the rest are different collectives
-    assert found(8) == (12, 0)
-    assert found(5) == (12, 500)
+    assert alignment_of(12) == (12, 0)
+    assert alignment_of(9) == (9, 0)  # three quarters match, so the rest are different collectives
+    assert alignment_of(8) == (12, 0)
+    assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0
     # Without overlap the collectives are unrelated, and only the matching ones count.
     ends = shifted(8, 12, bend=400)

@@ -335,8 +335,8 @@ def test_process_with_the_memory_of_a_context_is_heavy(
 
 def test_own_processes_are_omitted_and_others_named_once() -> None:
     job = GpuProcess(pid=7, name="job", memory_bytes=4 << 30)
-    mine, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
-    heavy, light = findings_of(gpu(0, processes=(mine, small, job)), gpu(1, processes=(job,)))
+    own_process, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
+    heavy, light = findings_of(gpu(0, processes=(own_process, small, job)), gpu(1, processes=(job,)))
     assert (heavy.evidence["gpus"], light.evidence["gpus"]) == ([0, 1], [0])
     assert "GPUs 0 and 1 are also used by job (pid 7):" in heavy.title
     assert "ps -fp 7`" in heavy.advice[0]
@@ -357,9 +357,9 @@ def test_missing_peer_access_names_pairs_and_consequence() -> None:
     two, three = denied(2, (0, 1)), denied(3, (0, 1), (0, 2), (1, 2))
     assert two.title.startswith("The two GPUs do not have peer access (not supported (NS)): their communication")
     assert three.title.startswith("No two GPUs have peer access")
-    some = denied(3, (0, 1))
-    assert some.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
-    assert (two.severity, two.cause, some.evidence["gpus"]) == ("warning", "not supported (NS)", [0, 1])
+    partly_denied = denied(3, (0, 1))
+    assert partly_denied.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
+    assert (two.severity, two.cause, partly_denied.evidence["gpus"]) == ("warning", "not supported (NS)", [0, 1])
     assert denied(2, (0, 1), reason="").cause is None
     ring = denied(4, (0, 2))
     assert (ring.severity, len(ring.advice)) == ("info", 1)

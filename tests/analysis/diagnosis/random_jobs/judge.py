@@ -75,14 +75,16 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
     else:
         why += _of_first(alarms, truth, expected)
     why += [f"also {_words(alarm)}" for alarm in alarms[1:] if not _confirmed(alarm, truth)]
-    said = {finding.code for finding in analysis.findings}
+    reported_codes = {finding.code for finding in analysis.findings}
     if first is not None:
         # If removing any of several causes is enough, all of them must be reported.
         equal = [cause for cause in expected if cause.waste and cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
-        why += [f"{one.name} not listed" for one in equal if one.code not in said and why != ["wrong code"]]
+        why += [f"{one.name} not listed" for one in equal if one.code not in reported_codes and why != ["wrong code"]]
     wasteful = [cause for cause in truth.causes if cause.waste and cause.finding]
     missed = [
-        cause for cause in wasteful if cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and cause.code not in said
+        cause
+        for cause in wasteful
+        if cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and cause.code not in reported_codes
     ]
     loader = bool(expected) and expected[0].code == "input-bound"
     return Verdict(
@@ -90,17 +92,17 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
         got=got,
         why=tuple(why),
         missed=tuple(cause.name for cause in missed),
-        beside=_beside(truth, expected, said),
+        beside=_beside(truth, expected, reported_codes),
         loader_as_launching=loader and "launching" not in names and first is not None and first.code == "launch-bound",
     )
 
 
-def _beside(truth: Truth, expected: tuple[Cause, ...], said: set[str]) -> dict[str, bool]:
+def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
     instead = [cause for cause in truth.causes if not cause.waste and cause.gain_ms >= enough]
-    return {cause.name: cause.code in said for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
+    return {cause.name: cause.code in reported_codes for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:

@@ -44,7 +44,7 @@ def violations(analysis: Analysis) -> list[str]:
 
     Profiler overhead needs no finding.
     """
-    said = {finding.code for finding in analysis.findings}
+    reported_codes = {finding.code for finding in analysis.findings}
     codes = {warning.code for warning in analysis.validity}
     if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):
         return []
@@ -54,16 +54,18 @@ def violations(analysis: Analysis) -> list[str]:
     step_ms = sum(device.step_ms for device in devices) / len(devices)
     corrected = analysis.steps.corrected_mean_ms
     added_ms = 0.0 if corrected is None else max(analysis.steps.mean_ms - corrected, 0.0)
-    told = {entry.bucket for entry in analysis.explained if entry.by or entry.note} | set(unexplained(analysis))
-    found = []
+    explained_buckets = {entry.bucket for entry in analysis.explained if entry.by or entry.note} | set(
+        unexplained(analysis)
+    )
+    descriptions = []
     for bucket, codes_that_explain in EXPLAINS.items():
         ms = sum(device.buckets_ms[bucket] for device in devices) / len(devices)
         ms -= added_ms if bucket in _RECORDED else 0.0
-        if ms < NOTABLE * step_ms or bucket in told:
+        if ms < NOTABLE * step_ms or bucket in explained_buckets:
             continue
         share = f"{bucket} takes {100 * ms / step_ms:.0f} % of the step"
-        if "compute-bound" in said:
-            found.append(f"compute-bound, but {share}")
-        elif not said & codes_that_explain:
-            found.append(f"{share}, explained by none of {', '.join(sorted(said)) or 'nothing'}")
-    return found
+        if "compute-bound" in reported_codes:
+            descriptions.append(f"compute-bound, but {share}")
+        elif not reported_codes & codes_that_explain:
+            descriptions.append(f"{share}, explained by none of {', '.join(sorted(reported_codes)) or 'nothing'}")
+    return descriptions

@@ -228,7 +228,7 @@ def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyP
     )
 
 
-def said(
+def communication_finding(
     patch: pytest.MonkeyPatch,
     *,
     calls: float = 0.0,
@@ -269,21 +269,21 @@ def said(
 
 
 def test_communication_finding_has_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence = said(monkeypatch).evidence
+    evidence = communication_finding(monkeypatch).evidence
     assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
     assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
     # The slower device transfers for 4.5 ms per step; with full overlap only the excess over all other work remains.
     assert evidence["savings_ms_with_full_overlap"] == 10
-    assert said(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
+    assert communication_finding(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
     assert "bucket_copies_ms_per_step" not in evidence
     assert "savings_ms_at_probed" not in evidence
-    assert said(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
-    assert said(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
+    assert communication_finding(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
+    assert communication_finding(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
 
 
 def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def advice(**of: Any) -> str:
-        return " ".join(said(monkeypatch, **of).advice)
+        return " ".join(communication_finding(monkeypatch, **of).advice)
 
     assert [("by calls: True" in advice(calls=ms)) for ms in (5.0, 5.1)] == [False, True]
     assert [("Check the links" in advice(doubtful=True, calls=ms)) for ms in (0.0, 9.0)] == [True, False]
@@ -297,6 +297,6 @@ def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> No
     of: Any = SimpleNamespace(
         busbw_gb_per_s=1.0, probe_busbw_gb_per_s=None, size_bytes=8, evidence=lambda: {"largest": 1}
     )
-    assert "Turn on peer access" in said(monkeypatch, largest=of, nvlink=450.0).advice[0]
-    assert said(monkeypatch, largest=of).evidence["largest"] == 1
-    assert "nvlink_gb_per_s" not in said(monkeypatch, largest=of).evidence
+    assert "Turn on peer access" in communication_finding(monkeypatch, largest=of, nvlink=450.0).advice[0]
+    assert communication_finding(monkeypatch, largest=of).evidence["largest"] == 1
+    assert "nvlink_gb_per_s" not in communication_finding(monkeypatch, largest=of).evidence

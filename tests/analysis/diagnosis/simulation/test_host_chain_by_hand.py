@@ -139,7 +139,7 @@ def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
 
 
 def target_of(
-    kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
+    kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, awaited: Any = None
 ) -> tuple[int, float | None]:
     """Return (op, end) of the op that a call waited for."""
     none = np.empty(0, np.int64)
@@ -150,7 +150,7 @@ def target_of(
         ns(begun if waited_from is None else waited_from),
         np.array([kind], np.uint8),
         np.array([5]),
-        [AwaitedOps(none, none, none, none) if told is None else told],
+        [AwaitedOps(none, none, none, none) if awaited is None else awaited],
     )
     assert part.tolist() == [0 if op[0] != NONE else NONE]
     return int(op[0]), float(end[0]) / 1000 if op[0] != NONE else None
@@ -179,15 +179,15 @@ def test_only_synchronizations_wait_for_ops_ended_before() -> None:
 
 def test_call_with_traced_event_waits_for_op_before_its_record() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
-    told = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
-    assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
+    awaited = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
+    assert target_of(SYNC, 30, 95, stream, awaited=awaited) == (0, 50)
     # The op's end may be recorded up to a microsecond after the call's return.
-    assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
-    assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
+    assert target_of(SYNC, 30, 49, stream, awaited=awaited) == (0, 50)
+    assert target_of(SYNC, 30, 48.999, stream, awaited=awaited) == (NONE, None)
     # A stream synchronization does not wait for other streams.
-    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
+    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), awaited=awaited) == (0, 50)
     another = AwaitedOps(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
-    assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
+    assert target_of(SYNC, 30, 95, stream, awaited=another) == (2, 90)
 
 
 def test_pending_ops_are_launched_before_the_call_on_any_stream() -> None:
