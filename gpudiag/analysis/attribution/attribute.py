@@ -82,7 +82,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return raw intervals of communication that is no collective: copies and, on CPU tracks, enqueues."""
+    """Return raw intervals of communication other than collectives: copies and, on CPU tracks, enqueues."""
     ops = track.ops
     chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[chosen], ops.end[chosen])

@@ -1,4 +1,4 @@
-"""Find where most of a difference lies: in a bucket, on all or a few devices, or in what a straggler did."""
+"""Find the location of most of a difference: a bucket, on all or a few devices, or a straggler's work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def find_cause(
     """Find the cause of a difference of mean step times, in its direction.
 
     Args:
-        difference_ms: of the profiled step.
+        difference_ms: difference of the profiled step.
         buckets: all eight.
         ranks: every device of both runs, or none if the runs have different ones.
         waits: the waits that changed.

@@ -9,7 +9,7 @@ from gpudiag.analysis.comparison.compared_analysis import ComparedAnalysis, Port
 from gpudiag.model.analysis import BUCKETS, Analysis
 from gpudiag.model.diff import BucketChange, PartChange, RankChange, WaitChange
 
-#: Portions kept of one rank: the largest say what it did; all of them would be most of the file.
+#: Portions kept of each rank; the largest describe its work, and all of them would be most of the file.
 MOST_PARTS = 5
 
 
@@ -58,7 +58,7 @@ def rank_changes(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[Ran
 
 
 def wait_changes(before: Analysis, after: Analysis) -> tuple[WaitChange, ...]:
-    """Return the change of waiting by pair of ranks that both runs have, largest difference first."""
+    """Return the change of waits by pair of ranks that both runs have, largest difference first."""
     common = set(before.ranks_present) & set(after.ranks_present)
     waits: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for side, analysis in enumerate((before, after)):

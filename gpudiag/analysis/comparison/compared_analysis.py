@@ -25,7 +25,7 @@ class ComparedAnalysis:
     """An analysis with its means.
 
     Raises:
-        UnreadableInputError: it has no device with a step, or values out of range.
+        UnreadableInputError: the analysis has no device with a step, or values out of range.
     """
 
     analysis: Analysis
@@ -63,11 +63,11 @@ class ComparedAnalysis:
 
     @cached_property
     def hidden_ms(self) -> float:
-        """Communication beside compute, averaged over the live devices."""
+        """Communication during compute, averaged over devices with steps."""
         return self.mean(device.hidden_communication_ms for _, device in self.live.values())
 
     def bucket_ms(self, bucket: str) -> float:
-        """Return one bucket, averaged over the live devices."""
+        """Return one bucket, averaged over devices with steps."""
         return self.mean(device.buckets_ms.get(bucket, 0.0) for _, device in self.live.values())
 
     @cached_property

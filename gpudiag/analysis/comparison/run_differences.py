@@ -1,4 +1,4 @@
-"""Find what differs between two runs apart from their times, and what it means for the comparison."""
+"""Find differences between two runs other than step times, and what they mean for the comparison."""
 
 from __future__ import annotations
 

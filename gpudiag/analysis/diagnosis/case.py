@@ -78,7 +78,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return the exposed ms per step in these buckets by rank, of the rank's device with most."""
+        """Return the exposed ms per step in these buckets by rank; of several devices, the one with most."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:

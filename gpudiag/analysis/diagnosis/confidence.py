@@ -32,7 +32,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     reported = np.array([scored.savings_ms for scored in findings])
     variations = [*_without_each_step(what_if, findings), *_at_other_costs(what_if, findings)]
     kept = np.array([_stays(findings, reported, savings) for savings in variations]).reshape(-1, len(findings))
-    # A single step does not tell how steps vary.
+    # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
@@ -77,7 +77,7 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
 
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return what each finding saves with the profiler's cost at either end of its interval."""
+    """Return the savings of each finding with the profiler's cost at either end of its interval."""
     if (
         what_if.unprofiled_ms is not None
         or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms

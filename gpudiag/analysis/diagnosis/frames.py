@@ -46,7 +46,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
     Args:
         events: one process's events.
         thread: the thread.
-        begin_ns, end_ns: the span, on the events' own clock.
+        begin_ns, end_ns: the span, on the events' clock.
     """
     frames = np.flatnonzero((events.role == Role.USER_FUNCTION) & (events.thread == thread))
     frames = frames[(events.end_ns[frames] > begin_ns) & (events.start_ns[frames] < end_ns)]
@@ -58,7 +58,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
         while open_frames and open_frames[-1][0] <= start:
             open_frames.pop()
         name = events.name_of(row)
-        # A broken record may have a frame end after the one around it: cut it there.
+        # In a broken record a frame may end after its enclosing frame; cut it there.
         stop = min(end, open_frames[-1][0]) if open_frames else end
         total[name] += stop - start
         if open_frames:

@@ -25,7 +25,8 @@ from gpudiag.units import milliseconds
 def without_outlier_steps(case: Case) -> Case:
     """Return the case reduced to the longest run without outliers if outliers are few, else the whole case.
 
-    With an unprofiled step time, outliers may be many, but the reduced case must be nearer to that time than the whole.
+    With an unprofiled step time there may be many outliers, but the reduced case must be nearer to that time than the
+    whole case.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:

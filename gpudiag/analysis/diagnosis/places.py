@@ -111,7 +111,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
     """Return the slow operators if a few names have most of their time, else an empty dict.
 
-    Many names show a thread that sometimes loses its core, which slows whichever operator runs at that time.
+    Many names show a thread that sometimes loses its core, which slows any operator that runs at that time.
     """
     slow = slow_operators(case, ranks)
     first = list(slow.values())[:FEW_SLOW_CALLS]

@@ -40,7 +40,7 @@ class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
 def score(
     what_if: WhatIf, proposals: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the findings in the order in which they are reported, and the doubts about those that may be chance."""
+    """Return the findings in the reported order, and the doubts about findings that may be chance."""
     # Insignificant waste is not subtracted when launching is scored, so waste goes first.
     wastes, doubts = _significant(what_if, [p for p in proposals if p.kind == "waste"], (), significance)
     kept = [scored.proposal for scored in wastes]

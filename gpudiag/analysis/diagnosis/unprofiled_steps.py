@@ -222,8 +222,8 @@ def alone_waited_for(
     Its step takes as long as that of the host that delays all, so that only their leads distinguish them. Steps that
     the other hosts delayed are subtracted, because hosts that alternate in delaying each other are slow by chance.
 
-    Worked example. Both hosts take 50 ms for each of 20 steps. One runs ahead of its device by 45 ms. The other never
-    runs ahead and delays the steps.
+    Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
+    host never runs ahead, and delays the steps.
 
     Args:
         run: the record.

@@ -21,7 +21,7 @@ from gpudiag.statistics import Estimate
 
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Minimum number of measured device counts for an extrapolation, because two determine no shape.
+#: Minimum number of measured device counts for an extrapolation, because two do not determine a shape.
 _FEWEST = 3
 #: Multiples of the largest measured number of devices to forecast if no network is given.
 _TIMES = (2, 4, 8)

@@ -2,8 +2,8 @@
 
 Recorded steps take up to twice as long as unprofiled ones. The profiler slows the ranks' hosts unequally, so that ranks
 wait for each other, and waiting collectives slow concurrent kernels. Therefore the parts are not read off the trace.
-The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then one
-cause after the other is removed, and the resulting reduction of the step time is the part of that cause:
+The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then the
+causes are removed in sequence, and the resulting reduction of the step time is the part of that cause:
 
     as timed                                                            40 ms
     no rank later than the others, in any step         waiting           38

@@ -87,7 +87,7 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
     if rate is None or base is None or alone is None:
         return point
     if point.devices == 1:
-        # The baseline's own ratio is exactly 1. The ratio of another single device compares the two devices.
+        # The baseline's own ratio is exactly 1. The ratio to a different single device compares the two devices.
         ratio = Estimate(value=1.0, low=1.0, high=1.0) if base.id == point.id else rate.over(alone)
     else:
         ratio = rate.over(alone)

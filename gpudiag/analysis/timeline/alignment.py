@@ -262,7 +262,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair rooted collectives between two matched neighbours, if both ranks recorded the same sequence there.
 
-    Before the first match and after the last, a capture may lack collectives. There, collectives are paired outwards
+    A capture may lack collectives before the first match and after the last. There, collectives are paired outwards
     from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)

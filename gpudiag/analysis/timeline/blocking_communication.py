@@ -51,7 +51,7 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses of the operator at `outer`, after its enqueue, that were ended by one of its collectives."""
+    """Return the pauses after the enqueue in the operator at `outer` that ended with one of its collectives."""
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]
@@ -62,7 +62,7 @@ def _waits(
     for pause, until in zip(start.tolist(), stop.tolist(), strict=True):
         if until - pause < WAITED_NS:
             continue
-        # A collective's thread may be preempted before it records its end, so that a slightly later end counts too.
+        # A collective's thread may be preempted before it records its end, so a slightly later end counts too.
         first, last = np.searchsorted(ended, [pause, until], side="right")
         late = last < len(ended) and ended[last] - until < until - pause
         if first < last or late:

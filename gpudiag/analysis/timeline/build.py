@@ -172,7 +172,7 @@ class _Host:
         if len(self.device_rows) == 0:
             tops = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
             return tops, events.name[tops]
-        # A launch is named by what it launched, because most calls are named cudaLaunchKernel.
+        # A launch is named after its work, because most calls are named cudaLaunchKernel.
         launches, first = np.unique(self.calls[known], return_index=True)
         return launches, events.name[self.device_rows[known][first]]
 

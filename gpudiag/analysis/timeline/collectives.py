@@ -155,7 +155,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset to add to each track's times, going from clock to clock along the pairs with most matches.
+    """Return the offset to add to each track's times, following pairs of clocks with most matches.
 
     Processes may have no collective path to the first process, for example stages of pipeline parallelism. These are
     aligned among themselves: the first process of each connected component keeps its clock.

@@ -45,7 +45,7 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
-    # The driver buffers copies of a few kilobytes: they begin after their call has returned.
+    # The driver buffers copies of a few kilobytes, which begin after their call has returned.
     pageable &= events.start_ns[copy_rows] < events.end_ns[calls]
     candidates = distinct(calls[pageable])
     blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]

@@ -19,7 +19,7 @@ def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArra
     """Return for each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
 
     Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
-    the driver call inside it), the call that starts first is used, which is the outer call.
+    the driver call inside it), the first to start is used, which is the outer call.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]

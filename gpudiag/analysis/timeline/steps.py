@@ -55,7 +55,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
             total = np.bincount(position, weights=events.end_ns[rows] - events.start_ns[rows])
             rows = rows[position == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
-        # Work between a range and the next one belongs to the first, for example its backward pass and update.
+        # Work between a range and the next range belongs to the first, for example its backward pass and update.
         tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
             launched >= events.start_ns[rows[0]]
         )
@@ -107,7 +107,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 def _after_optimizer(events: EventTable) -> HostSteps | None:
     """Return steps that begin where an optimizer step ends, which every training loop has.
 
-    The period is correct with gradient accumulation too. Of several optimizers, the most frequent is used.
+    The period is correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:

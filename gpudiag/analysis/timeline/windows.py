@@ -111,7 +111,7 @@ def _everything(start: Times, end: Times) -> Windows:
 
 
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
-    """Return the windows of the steps that every device track has, so that tracks are compared over the same work.
+    """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
     Captures start and end at different times on different ranks. If the tracks have no common step numbers (or only
     counted ones), the windows stay unchanged.

@@ -45,7 +45,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node is known to have rank 0: of torchrun's backends only `static` fixes that."""
+        """Return whether this node is known to have rank 0, which only torchrun's backend `static` determines."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 

@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
             _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=vars(error).get("hint"),  # not the default hint of the class
+            hint=vars(error).get("hint"),  # the class's default hint does not apply
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
         return 1 if known or isinstance(error, Exception) else 2
@@ -189,7 +189,7 @@ def _read_rank(run_dir: Path, rank: int) -> RankRecord | None:
 def _log_to(path: Path) -> None:
     """Redirect both output streams, also of libraries and children, to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be a link of another user
+    path.unlink(missing_ok=True)  # it may be another user's link
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

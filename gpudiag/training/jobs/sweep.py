@@ -41,7 +41,7 @@ from gpudiag.training.session.step_counts import TimingTarget
 
 #: How long a process waits for the others after a job; if a peer failed alone, the launcher ends the sweep before.
 _TOGETHER_S = 900.0
-#: The same after a process has failed, because its peers hang or fail soon.
+#: The timeout after a process has failed, because its peers hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 
@@ -202,7 +202,7 @@ class _Sweep:
         values = {
             "RANK": str(entry.ranks.index(messages.rank)),
             "WORLD_SIZE": size,
-            "LOCAL_RANK": str(messages.rank),  # the device
+            "LOCAL_RANK": str(messages.rank),  # identifies the device
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",

@@ -25,9 +25,9 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 
 
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
-    """Return the cause, as far as it is known.
+    """Return the cause, if it is known.
 
-    A process that a signal ended could not report it, while its peers report broken connections. So look for signals
+    A process that a signal ended could not report it, although its peers report broken connections. So look for signals
     first, then for the first reported failure, then for the last line of torchrun's own output.
     """
     text = _tail(log)
@@ -70,7 +70,7 @@ def _last_line(text: str) -> str:
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return the error of a launch without news: name the stopped ranks, or else those furthest behind."""
+    """Return the error of a launch without messages: name the stopped ranks, or else the ranks furthest behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:

@@ -37,7 +37,7 @@ class Session:
             for batch in prof.steps(loader):
                 train(batch)
 
-    A loop that something else drives calls `prof.step()` at the end of each step instead.
+    A loop that other code drives calls `prof.step()` at the end of each step instead.
 
     A session skips steps until their times have converged, times some without the profiler, and then profiles a few:
     first without operators (kernel-only), then with operators. All processes of a distributed job open the block, each
@@ -47,8 +47,8 @@ class Session:
     when the loop ends early, and when an exception leaves the block (which it does).
 
     Args:
-        run_dir: the run directory; what an earlier run left there is replaced. May be omitted in a function that
-            `gpudiag profile module:function` runs, and is ignored there: that command has chosen one.
+        run_dir: the run directory; files of an earlier run are replaced. May be omitted in a function that `gpudiag
+            profile module:function` runs, and is ignored there: that command has chosen one.
         steps: unprofiled steps; by default about three seconds of them, at least 10 and at most 100.
         warmup: steps to skip; by default until step times have converged.
         active: steps of each recording. The analysis drops the first and the last of them; at least 3.
@@ -66,7 +66,7 @@ class Session:
         timeout_s: how long to wait for a peer that does not reach the same step.
 
     Raises:
-        UsageError: no `run_dir`, or a number out of its range.
+        UsageError: `run_dir` is missing, or a number is out of its range.
     """
 
     def __init__(
@@ -257,5 +257,5 @@ def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):  # an iterator, or a stream that cannot say
+    except (TypeError, NotImplementedError):  # an iterator, or a stream of unknown length
         return None

@@ -191,7 +191,7 @@ def workload_entry(name: str) -> WorkloadEntry:
     """Return the workload of this name.
 
     Raises:
-        UsageError: there is none; the hint lists the known ones.
+        UsageError: the workload does not exist; the hint lists the known ones.
     """
     if name not in WORKLOADS:
         raise UsageError(

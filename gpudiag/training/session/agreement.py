@@ -20,10 +20,10 @@ from urllib.parse import quote
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session.position import ClusterPosition
 
-#: Names the directory of a `DirectoryStore`; set by the launcher.
+#: Variable with the directory of a `DirectoryStore`, which the launcher sets.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for its peers for these seconds plus this number of its own steps.
+#: A rank of a user's command waits for its peers for these seconds plus the time of this number of its steps.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 _SPLIT_KEY = "apart"
 
@@ -120,7 +120,7 @@ class Agreement:
         try:
             for rank in range(self._position.world_size):
                 self._wait(_left_key(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001  # after a late rank or a lost store, write what there is
+        except Exception:  # noqa: BLE001 # after a late rank or a lost store, write the available records
             return False
         return True
 
@@ -173,7 +173,7 @@ class SplittableAgreement(Agreement):
         return judge([step_ms] * copies)
 
     def decide_alone(self) -> None:
-        """Decide alone from now on, and post that. Never waits."""
+        """Decide alone from now on, and post that. The method never waits."""
         self.split = True
         if self._store is not None:
             with contextlib.suppress(Exception):

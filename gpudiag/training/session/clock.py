@@ -64,7 +64,7 @@ class Anchor(NamedTuple):
 
 
 class UnprofiledSeries:
-    """Times of consecutive steps, and what the host did in each: lists in ms of one length, or None if unknown.
+    """Times of consecutive steps, and of the host's part in each: lists in ms of equal length, or None if unknown.
 
     `idle_host_ms` holds the host times of the steps directly before the series. The first of these steps began on an
     idle device, so no launch waited for a full launch queue.
@@ -218,7 +218,8 @@ class StepClock:
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """Return step and host times of the steps since the last reading, and clear them. Waits for the device."""
+        """Return step and host times of the steps since the last reading, and clear them. The method waits for the
+        device."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
         steps = [i for i in range(1, len(marks)) if i not in gaps]
@@ -333,7 +334,7 @@ def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
 def _autograd_threads() -> list[int]:
     threads = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(_TASKS):  # noqa: PTH208  # three times as fast, and there may be hundreds
+        for name in os.listdir(_TASKS):  # noqa: PTH208 # three times as fast for hundreds of threads
             with contextlib.suppress(OSError):
                 if (_TASKS / name / "comm").read_text(errors="replace").startswith(_AUTOGRAD):
                     threads.append(int(name))

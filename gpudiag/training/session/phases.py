@@ -82,7 +82,7 @@ class PhaseSettings:
 class Phases:
     """Measure one rank. The attributes always hold the current results, also if the loop ends early.
 
-    Calls `changed` when there is something to save. Excludes the time of the warm-up step in which `counter` counts.
+    Calls `changed` when there is something to save. The time of the warm-up step in which `counter` counts is excluded.
 
     Attributes:
         recorded: step times of recorded steps.

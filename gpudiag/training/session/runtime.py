@@ -36,7 +36,7 @@ class Window(Protocol):
         """End the recording; if it was cut short, save the steps so far."""
 
     def discard(self) -> None:
-        """End a failed recording, and remove its files. Raises nothing."""
+        """End a failed recording, and remove its files. The method raises no exceptions."""
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):

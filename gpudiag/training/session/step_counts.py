@@ -26,7 +26,7 @@ TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
 #: Steps that a profiler discards first, because the first recording of a process includes the start of CUPTI.
 PROFILER_WARMUP_STEPS = 2
-#: Steps recorded by default. The analysis drops the first and the last, so that four remain.
+#: Steps recorded by default. The analysis drops the first and the last step, so four remain.
 ACTIVE_STEPS = 6
 #: Minimum number of recorded steps; with fewer, none remains for the analysis.
 MIN_ACTIVE_STEPS = 3
@@ -104,8 +104,8 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether a trend is significant and exceeds the tolerance over the whole series.
 
     The Mann-Kendall test gives the significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both use ranks and medians,
-    so that one slow step is not a trend.
+    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both criteria use ranks and
+    medians, so that one slow step is not a trend.
     """
     n = len(step_ms)
     if n < 4:

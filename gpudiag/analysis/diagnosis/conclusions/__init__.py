@@ -1,1 +1,1 @@
-"""Conclude from scored findings: their place, their certainty, what they explain and what is left."""
+"""Conclude from scored findings: their location, their confidence, what they explain, and what remains."""

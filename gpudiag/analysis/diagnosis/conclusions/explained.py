@@ -40,7 +40,7 @@ _ON_THE_HOST = (
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Buckets for which a stall accounts only by a part of its location (`one_place`).
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
-#: Which findings account for a bucket, and what takes all of it away.
+#: The findings that account for a bucket, and the edits that remove all of it.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
     "communication_wait": (("straggler", "communication-bound"), (without_communication,)),

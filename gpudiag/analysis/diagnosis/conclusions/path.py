@@ -15,7 +15,7 @@ _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
-    """Return the fixes in the order reported, without those that save nothing after the ones before them."""
+    """Return the fixes in the reported order, without fixes that save nothing after the previous ones."""
     costs, chain = what_if.corrected, []
     for scored in findings:
         costs = scored.proposal.edit(what_if, costs)

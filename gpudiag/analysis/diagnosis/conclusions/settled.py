@@ -23,8 +23,8 @@ class _Wait(msgspec.Struct, frozen=True):
 def settled(case: Case, finding: Finding) -> Finding:
     """Return the finding with high confidence if the unprofiled steps show the same wait for input.
 
-    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of them, and if half its
-    95 % interval is at most that.
+    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of the savings, and if
+    half its 95 % interval is at most that quarter.
     """
     saved = finding.recoverable_ms_per_step
     wait = _unprofiled_wait_ms(case, finding)

@@ -9,8 +9,9 @@ from gpudiag.model.facts import Bandwidth, Facts
 TO_DEVICE = "host_to_device"
 FROM_DEVICE = "device_to_host"
 
-#: Payload before protocol overhead, per lane and direction: transfers per second less line coding, 8b/10b up to
-#: generation 2, 128b/130b from 3 to 5, flit mode with its checksum in 6 (PCI-SIG, PCI Express Base Specification).
+#: Payload before protocol overhead, per lane and direction: transfers per second minus line coding, which is 8b/10b up
+#: to generation 2, 128b/130b from 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI Express Base
+#: Specification).
 _GB_PER_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 
 

@@ -18,9 +18,9 @@ _NO_REASON = "the driver gives no reason"
 class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
-    Without peer access every byte between the two goes through the host's memory: down one link, into RAM, and up the
-    other. That halves what a shared link can carry, adds latency, and takes the CPU's memory bandwidth. NCCL falls
-    back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
+    Without peer access every byte between the two GPUs goes through the host's memory: over one link into RAM, and over
+    the other link out of it. That halves the bandwidth of a shared link, adds latency, and uses the CPU's memory
+    bandwidth. NCCL falls back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
     many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is

@@ -23,7 +23,7 @@ class Throttled:
 
     What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that
     slot, and at the power supplies and their cables. The slowest GPU sets the pace of a synchronous step, so one hot
-    GPU slows the whole job. Look during training: a GPU that idles shows nothing.
+    GPU slows the whole job. Look during training, because an idle GPU shows no throttling.
     """
 
     code: ClassVar[str] = "throttled"

@@ -8,13 +8,13 @@ import msgspec
 
 
 class For(msgspec.Struct, frozen=True):
-    """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
+    """A line of advice that applies only to users of one framework, or of all but PyTorch and TensorFlow (`others`)."""
 
     framework: str
     line: str
 
     def holds_in(self, framework: str) -> bool:
-        """Return whether users of this framework can follow the line."""
+        """Return whether the line applies to users of this framework."""
         return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
@@ -40,7 +40,7 @@ def others(line: str) -> For:
 
 _NAMED = ("pytorch", "tensorflow")
 
-#: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
+#: Lines in the order in which they are given; a line that is not `For` a framework applies to all.
 Advice = tuple[str | For, ...]
 
 TF_DATA = tensorflow(

@@ -40,7 +40,7 @@ class ComputeBound:
         Args:
             case: the job.
             compute_ms: compute per step on the device that sets the pace.
-            percent: the same as a share of the step.
+            percent: compute as a share of the step.
             largest_percent: share of the step that the largest other bucket takes.
         """
         least = max(largest_percent, WARNING_PERCENT)

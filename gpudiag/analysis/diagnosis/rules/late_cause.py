@@ -1,4 +1,4 @@
-"""Find why a rank is late: the part of its step that explains what all ranks lose."""
+"""Find why a rank is late: the component of its step that explains the loss of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpudiag.units import milliseconds
 
 #: Most of a host's work: a host that is slow throughout is slowest in one of these parts.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
-#: Causes of a host that may pause often, each time too briefly to count as stalled.
+#: Causes for a host that may pause often, but each time too briefly to count as untraced.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
 CAUSE_ADVICE: dict[str, Advice] = {
@@ -124,7 +124,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
         explains = what_if.saving_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
         best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
-        best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
+        best = "launch"  # a host that sometimes loses its core is slow in any code that it runs at that time
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 

@@ -72,7 +72,7 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers also make. A thread that saves or logs pauses
+    A thread that has lost its core pauses between calls that its peers make too. A thread that saves or logs pauses
     between extra calls.
 
     Attributes:
@@ -92,7 +92,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
         return first if first and self.ms[first] > MOST * self.total_ms else ""
 
     def first(self) -> dict[str, float]:
-        """Return the longest few pauses."""
+        """Return the few longest pauses."""
         return dict(list(self.ms.items())[:_MOST_NAMES])
 
 

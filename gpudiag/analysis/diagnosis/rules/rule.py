@@ -13,8 +13,8 @@ from gpudiag.analysis.diagnosis.simulation.scenario import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: Waste can be removed entirely. Communication and launching are work, which can only be hidden or shortened; launching
-#: is scored by the part that the device would not hide once there is no waste.
+#: Waste can be removed entirely. Communication and launching are work that can only be hidden or shortened. Launching
+#: is scored by the part that the device would not hide after all waste is removed.
 Kind = Literal["waste", "communication", "launching"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
@@ -32,7 +32,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         edit: returns given costs without the cause.
         describe: returns the finding for savings in ms per step and in percent of the step.
         beyond: the part of `edit` that also belongs to another cause; a proposal that saves no more is dropped.
-        kind: what can become of the cause.
+        kind: whether the cause can be removed, or only hidden or shortened.
     """
 
     edit: Edit

@@ -41,7 +41,7 @@ from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
 _UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
-#: How many of the user's functions are named.
+#: Number of the user's functions in the evidence.
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
@@ -157,8 +157,8 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> Advice:
-        """Return the advice for the cause, for a place that says no more."""
-        # On a CPU launching is compute: the training thread is host and device at once.
+        """Return the advice for the cause, if the location gives no more specific advice."""
+        # On a CPU launching counts as compute, because the training thread is host and device at once.
         return CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else CAUSE_ADVICE[self.cause]
 
 
@@ -173,7 +173,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     pauses, slow_clocks = OwnPauses(ms={}), {}
     if not jitter:
         if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
-            cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
+            cause = "input"  # the time has no marks, but the unprofiled steps were fetching their batch then
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     return _LateRanks(
@@ -196,7 +196,7 @@ def _late_on_average(excess_ms: dict[int, float]) -> tuple[int, ...]:
 
 
 def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
-    """Return whether these ranks wait for input longer without marks than with them."""
+    """Return whether most of these ranks' input wait has no marks."""
     host = what_if.graph.host
     own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in ranks))
     return float(host.before_first_op[own].sum()) > float(host.input[own].sum())
@@ -263,7 +263,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return what unprofiled steps took longer than simulated ones, in ms, if these ranks alone were waited for."""
+    """Return by how many ms unprofiled steps are longer than simulated ones, if only these ranks were waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
@@ -283,7 +283,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """Return by how many ms per step late ranks stay longer in the user's functions, most first.
+    """Return by how many ms per step late ranks are longer in the user's functions, longest first.
 
     Empty where no stacks were recorded, or no other rank is there to compare with.
     """
@@ -326,7 +326,7 @@ def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
 
 
 def _steady(what_if: WhatIf) -> bool:
-    """Return whether the rank that is latest in the largest part is late in every step and not by chance."""
+    """Return whether the rank with the largest excess is late in every step, and not by chance."""
     excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 

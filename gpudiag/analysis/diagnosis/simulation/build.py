@@ -75,7 +75,7 @@ def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain]
 def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Index) -> HostNodes:
     block_on = []
     for chain in chains:
-        # A chain names ops by the position of the track within its process, and the op within the track.
+        # A chain identifies ops by the position of the track within its process, and of the op within the track.
         first = op_first[[index for index, track_ops in enumerate(ops) if track_ops.trace == chain.process[0]]]
         op = first[np.maximum(chain.block_track, 0)] + chain.block_on
         block_on.append(np.where(chain.block_track != NONE, op, NONE))

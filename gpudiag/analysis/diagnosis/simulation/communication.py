@@ -53,7 +53,7 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 
 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
-    """float64[m]: gaps as they would be beside no collective; never longer than recorded.
+    """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
 
     A gap during a collective becomes the median gap of that device's queued ops without a collective.
     """
@@ -99,7 +99,7 @@ class CommunicationWork(msgspec.Struct, frozen=True, kw_only=True):
     latency: Times
 
     def any(self) -> bool:
-        """Return whether the hosts take part at all."""
+        """Return whether the hosts do any work for communication."""
         return bool(self.busy.any() or self.waiting.any() or self.blocks.any())
 
 
@@ -124,7 +124,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         track = timeline.tracks[index]
         if track.is_cpu:
             continue
-        # While a thread only waits, what it waits for is under way, and known by itself.
+        # While a thread only waits, the work that it waits for is counted by itself.
         at_work = subtract(track.host_communication, union(*(thread.blocked for thread in track.threads.values())))
         collectives = Intervals(track.collectives.start, track.collectives.end)
         under_way = union(track.ops.intervals(OpClass.COMMUNICATION), collectives, at_work)
@@ -139,7 +139,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
 
 
 def remainder(amount: Times, taken: Times) -> Times:
-    """float64[n]: positive amounts less `taken`, at least 0; negative amounts unchanged."""
+    """Return float64[n]: positive amounts minus `taken`, at least 0; negative amounts are unchanged."""
     return np.where(amount > 0, np.maximum(amount - taken, 0.0), amount)
 
 
@@ -175,7 +175,7 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & within(on_chain, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
-    # An executor waits for communication; on a CPU the collective that is waited for is removed, and not the wait.
+    # An executor waits for communication. On a CPU the awaited collective is removed, rather than the wait.
     inside |= (host.block[nodes] == HostBlock.COLLECTIVE) & (not track.is_cpu)
     work.blocks[nodes] = blocked & inside
 

@@ -54,7 +54,7 @@ def without_untraced(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_common_untraced(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove untraced host time, except what one rank has more than its peers."""
+    """Remove untraced host time, except a rank's excess over its peers."""
     return replace(scenario, waiting=scenario.waiting - common(what_if, scenario, "stall"))
 
 
@@ -84,7 +84,7 @@ def without_launch_cost(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Launch each step as a CUDA graph; the excess launch work of one rank remains, because it makes a straggler.
+    """Launch each step as a CUDA graph; one rank's excess launch work remains, because it makes a straggler.
 
     Launching takes no host time, and kernels follow each other as closely as in a CUDA graph. Only kernels that the
     device waited for move closer: where the device does not wait for the host, that would be the whole saving, and it
@@ -194,7 +194,7 @@ def transports(facts: Facts) -> tuple[str, ...]:
 
 
 def with_transport(what_if: WhatIf, scenario: Scenario, facts: Facts, transport: str) -> Scenario | None:
-    """Give each collective the transfer time that the probes measured for its operation, size and ranks.
+    """Give each collective the transfer time that the probes measured for its operation, size and number of ranks.
 
     Collectives without a measurement keep their time. If a device track's total transfer time falls, the contention
     that it causes falls by the same share; if it rises, contention stays the same.

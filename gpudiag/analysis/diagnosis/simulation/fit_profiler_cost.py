@@ -1,4 +1,4 @@
-"""Build the what-if of a timeline, with the profiler overhead that agrees with unprofiled steps."""
+"""Build the what-if simulation of a timeline, with the profiler overhead that matches the unprofiled steps."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 
 
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
-    """Choose the lowest higher overhead per event at which no host works longer for a step than when unprofiled.
+    """Choose the lowest higher overhead per event at which no host works longer for a step than in unprofiled steps.
 
     If the device sets the pace, the unprofiled step time does not contain the host's time. But a thread that fills the
     launch queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond
-    that would hide what the device waits for. An overhead that leads to a step shorter than the unprofiled one is
-    rejected.
+    that bound would hide the work that the device waits for. An overhead that leads to a step shorter than the
+    unprofiled one is rejected.
 
     Args:
         what_if: at the overhead that the unprofiled steps lead to.
@@ -117,10 +117,10 @@ def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float])
 def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
     """Limit each host's work for a step to its unprofiled time; for jobs in which devices set the unprofiled pace.
 
-    Recording slows one host more than another, and the slowest would seem to set the pace once device work is removed:
-    of ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step and at most 26 and
-    30 ms when unprofiled. If the limits lead to a step shorter than the unprofiled one, something else is unknown, and
-    they are rejected. Arguments as for `fit_host_time`.
+    Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
+    ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
+    30 ms for an unprofiled step. If the limits lead to a step shorter than the unprofiled one, something else is
+    unknown, and they are rejected. Arguments as for `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if

@@ -1,4 +1,4 @@
-"""The immutable model of a job: its graph, what the graph says of communication and contention, and its simulation.
+"""The immutable model of a job: its graph, its communication and contention, and its simulation.
 
 Nothing here depends on what the profiler cost, so scenarios with different profiler overhead share one model.
 """
@@ -63,7 +63,7 @@ class JobModel:
 
     @cached_property
     def process_of_op(self) -> NDArray[np.int64]:
-        """int64[m]: index of the process that drives each op's device."""
+        """Return int64[m]: index of the process that drives each op's device."""
         return np.array([track.trace for track in self.timeline.tracks], np.int64)[self.graph.device.track]
 
     @cached_property

@@ -32,7 +32,7 @@ from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 
 
 def usual_ns_per_event(graph: Graph) -> float:
-    """Return what the profiler costs per event on this job's hosts, as far as the trace shows, in ns.
+    """Return the profiler's cost per event on this job's hosts, as far as the trace shows it, in ns.
 
     The threads of a DataLoader slow the training thread too, and the profiler's work less: beside one, the overhead is
     at most what it was on hosts that nothing slowed.
@@ -65,7 +65,7 @@ def typical_ns_per_event(graph: Graph) -> float:
 
 
 class HostPace(msgspec.Struct, frozen=True):
-    """Factors by which hosts are slower than usual, as far as that shows throughout a step.
+    """Factors by which hosts are slower than usual, if they are slow throughout a step.
 
     Attributes:
         by_node: float64[n], of each host node's process in that step.
@@ -84,7 +84,7 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 
 
 def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
-    """Return the profiler overhead, given what an event costs on a host that is not slow."""
+    """Return the profiler overhead, given the cost per event on a host that is not slow."""
     host = graph.host
     busy = np.minimum(per_event_ns * pace.by_node * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)
     untraced = np.zeros_like(busy)

@@ -16,7 +16,7 @@ from gpudiag.intervals import distinct
 
 
 class RunKind(IntEnum):
-    """The content of a run."""
+    """The kinds of runs."""
 
     HOST_RUN = 0
     """Host nodes that wait only for the one before."""
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class RunIndex(NamedTuple):
-    """The run that each node is in.
+    """The run that contains each node.
 
     Attributes:
         node: int64[n], the run of each host node.
@@ -129,7 +129,7 @@ class Schedule:
         return order
 
     def _needs(self, runs: Sequence[Run]) -> list[set[int]]:
-        """Return for each run the runs that must be done before it in the same iteration."""
+        """Return for each run the runs that must be complete before it in the same iteration."""
         device = self.graph.device
         run_of = index_runs(self.graph, runs)
         needs: list[set[int]] = [set() for _ in runs]

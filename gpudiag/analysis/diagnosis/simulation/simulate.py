@@ -51,7 +51,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
     """Iterate with these weights until an iteration takes as long as the previous one.
 
     The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
-    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations
+    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations,
     although the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
@@ -68,7 +68,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
         if iteration >= _MIN_ITERATIONS and change <= _TOLERANCE * pace:
             break
     else:
-        # Iterations that never converge alternate; then their mean is the pace.
+        # Iterations that never converge alternate, and then their mean is the pace.
         half = _MAX_ITERATIONS // 2
         pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MAX_ITERATIONS - half)
     step_ends = np.maximum.accumulate([times[variable] for variable in system.step_ends])
@@ -273,7 +273,7 @@ class System:
 
 
 def _sums_within(values: Times, first: Index) -> Times:
-    """Return for each value the sum from the first of its run up to it."""
+    """Return for each value the sum from the first value of its run up to it."""
     before = np.zeros(len(values) + 1)
     np.cumsum(values, out=before[1:])
     return before[1:] - before[first]

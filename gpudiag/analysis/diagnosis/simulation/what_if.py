@@ -1,7 +1,7 @@
 """Score counterfactual scenarios: by how much each makes a job's step shorter.
 
 Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
-profiling slows the host and is no fault of the job.
+profiling slows the host and is not part of the job.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class WhatIf:
     def estimated_ms(self) -> float:
         """The step time without the profiler, estimated from the recording.
 
-        No step is longer without the profiler than with it, except for input wait that only unprofiled steps show.
+        No step is longer without the profiler than with it, except for input waits that only unprofiled steps show.
         """
         recorded = self.corrected_ms if self.recorded_ms is None else self.recorded_ms
         return min(self.corrected_ms, recorded) + self.input_not_recorded_ms
@@ -142,11 +142,11 @@ class WhatIf:
         """Return the saving if unprofiled steps take `now`, less than the simulated `before`.
 
         Recording slowed part of the job in a way that the trace does not show. The remaining work `after` is known, so
-        the cause costs the rest, `now - after`. If the remaining work was slowed too, that is too little, and the cause
-        costs at least its share of the step. On GPUs a step without communication keeps its kernels and launches, which
-        were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two H200,
-        communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and 9.4
-        ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
+        the cause costs the rest, `now - after`. If the remaining work was slowed too, that difference is too small, and
+        the cause costs at least its share of the step. On GPUs a step without communication keeps its kernels and
+        launches, which were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two
+        H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and
+        9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
         rest, share = now - after, (before - after) * now / before
         if not scenario.communicates and not any(track.is_cpu for track in self.timeline.tracks):

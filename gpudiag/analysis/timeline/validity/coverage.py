@@ -32,7 +32,7 @@ def covered_share(track: DeviceTrack) -> float:
     The analysed windows count, and the step before and the step after them. Those two are not analysed because their
     bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that follows the
     start of the last step counts as one step at most, because its end is not known. On a CPU, operators of the training
-    thread and collectives stand in for device work.
+    thread and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %

@@ -1,4 +1,4 @@
-"""Compare launches with recorded device work, to detect recordings in which it is missing or partly lost."""
+"""Compare launches with recorded device work, to detect recordings in which device work is missing or partly lost."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GRAPHS = {
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """Launches of one process, and how much of their device work was recorded.
+    """Launches of one process, and the amount of their device work that was recorded.
 
     Attributes:
         launches: calls that put work into a device's queue, of such names as led to device work at least once; those
@@ -63,7 +63,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
     @property
     def lossy(self) -> bool:
-        """Return whether device ops were lost, or those of graphs not recorded."""
+        """Return whether device ops were lost, or the ops of graphs were not recorded."""
         return self.loses_launches or (self.graphs > 0 and not self.missing)
 
     @property
@@ -95,7 +95,7 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Memsets are launches too; a process that only sets and copies has lost nothing.
+        # Memsets are launches too, so a process that only sets and copies has lost nothing.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):

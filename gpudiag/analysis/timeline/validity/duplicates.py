@@ -1,4 +1,4 @@
-"""Leave out traces of a rank that has one already: two files with the same events, or two that claim the same rank."""
+"""Leave out a second trace of a rank: a file with the same events, or a file that claims the same rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out the traces that hold the events of an earlier one; those that know their rank come first.
+    """Leave out traces with the events of an earlier trace; traces that know their rank come first.
 
     Call this before giving ranks to traces that do not know theirs, because a copy takes no rank.
     """

@@ -118,7 +118,7 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one of them."""
+    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one rank."""
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -136,7 +136,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Name the ranks most of whose collectives match no other rank's of their group."""
+    """Name ranks whose collectives mostly match no other rank's in their group."""
     alone: set[int] = set()
     for members in groups:
         # Too few collectives of a lossy rank match because they were lost.

@@ -1,4 +1,4 @@
-"""Word ranks in messages."""
+"""Describe ranks in messages."""
 
 from __future__ import annotations
 

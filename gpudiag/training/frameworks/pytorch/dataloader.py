@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
-How long the training thread waits for a batch says how late the batch is, and not how long it took to make. If the
-workers of two ranks are equally slow, the workers of one rank are later by chance. That rank waits for nearly all of a
-batch. The other rank, whose batches are ready when the first arrive, does not wait. Only the workers' own times tell
-such a rank from one that is slow by itself.
+The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
+two ranks are equally slow, the workers of one rank are later by chance. That rank waits for nearly all of a batch. The
+other rank, whose batches are ready when the first arrive, does not wait. Only the workers' own times tell such a rank
+from one that is slow by itself.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Workers that are spawned share no memory, so that their times are unknown.
@@ -48,7 +48,7 @@ _watched = False
 
 def watch_workers() -> None:
     """Time the workers that this process forks from now on. The method may be called again."""
-    global _watched  # noqa: PLW0603  # classes are changed once
+    global _watched  # noqa: PLW0603 # classes are changed only once
     if _watched:
         return
     from torch.utils.data import _utils, dataloader
@@ -113,7 +113,7 @@ def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     finally:
-        if kind.__next__ is marked:  # else somebody else has changed it since, and calls this
+        if kind.__next__ is marked:  # otherwise later code has changed it again, and calls this
             kind.__next__ = fetch
 
 
@@ -124,7 +124,7 @@ def _cells() -> list[int]:
 def _sharing(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> None:
-        global _table  # noqa: PLW0603  # workers inherit it
+        global _table  # noqa: PLW0603 # inherited by workers
         if _table is None or _table.pid != os.getpid():
             _table = _WorkerTable()
         make(*args, **kwargs)
@@ -135,7 +135,7 @@ def _sharing(make: Callable[..., None]) -> Callable[..., None]:
 def _timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     @functools.wraps(fetch)
     def timed(fetcher: Any, wanted: Any) -> Any:
-        if _table is None or _table.pid == os.getpid():  # no worker: this process fetches its batches itself
+        if _table is None or _table.pid == os.getpid():  # not a worker: this process fetches its batches itself
             return fetch(fetcher, wanted)
         begin_ns = time.perf_counter_ns()
         batch = fetch(fetcher, wanted)

@@ -42,7 +42,7 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count operations of this thread, and of its backward, between entering and leaving.
+    """Count operations of this thread and of its backward, while the context is open.
 
     Nothing is counted if the program compiles or captures, because it might be compiled anew.
 
@@ -98,7 +98,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.replays = False
         self._forward: Counter[str] = Counter()
-        #: By backward pass: its own operations, and those that run in it like forward, with gradients enabled.
+        #: By backward pass: its operations, and those that run in it like forward, with gradients enabled.
         self._backward: dict[int, Counter[str]] = {}
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
@@ -118,7 +118,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return out
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        packet = getattr(func, "overloadpacket", func)  # flex_attention and the like have none
+        packet = getattr(func, "overloadpacket", func)  # some operators, such as flex_attention, have none
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):
@@ -154,9 +154,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             total += work
         again = 0
         for (task, in_function), work in self._recomputed.items():
-            # Gradients are enabled throughout a backward that is differentiated itself (create_graph). In others they
-            # are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or in
-            # a function of its own.
+            # Gradients are enabled throughout a backward pass that is itself differentiated (create_graph). In others
+            # they are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or
+            # in a function of its own.
             if in_function or task in self._backward:
                 again += work.total()
             else:
@@ -189,7 +189,7 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # The program's first step is over, so that everything is compiled by now, also the loss and the optimizer.
+    # The program's first step is over, so everything is compiled by now, including the loss and the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -228,7 +228,7 @@ def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) ->
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: PyTorch's own formulas, and missing ones.
+#: PyTorch's formulas, and additions for missing ones.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -76,8 +76,8 @@ class PyTorch(Framework):
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set the cache of compiled kernels, the network interface, and how processes meet."""
-        # Keep compiled kernels from run to run, in the directory that PyTorch would use without our TMPDIR.
+        """Set the cache of compiled kernels, the network interface, and the way in which processes connect."""
+        # Keep compiled kernels from run to run, in the directory that PyTorch would use without gpudiag's TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")

@@ -1,9 +1,9 @@
 """Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
 
 Marks of modules tell which module each operator worked for. `nn.Module.__call__` is replaced while a full recording
-runs, and restored. Global hooks (`register_module_forward_hook`) would take every module through the slow path of its
-call, and `record_function` takes 10 µs; a range of the kind that is opened here takes 1 to 4
-(`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
+runs, and restored. Global hooks (`register_module_forward_hook`) would send every call of every module through its slow
+path, and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs (`benchmarks/module_marks.py`), less than
+recording the operators of the smallest module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIN_GENERATION = 1
 
 
 def anything_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process. Imports nothing of PyTorch."""
+    """Return whether torch.compile has compiled anything in this process. The class imports nothing from PyTorch."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return False
@@ -40,7 +40,7 @@ def anything_compiled() -> bool:
 class MarkedCollections:
     """Mark each garbage collection of an older generation as a range `gpudiag.gc`, in any thread.
 
-    PyTorch's own mark (`record_python_gc_info`) needs stacks to be recorded, which slows the host several times over.
+    PyTorch's mark (`record_python_gc_info`) requires recorded stacks, which slow the host several times over.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MarkedModules:
         self._ranges: _ModuleRanges | None = None
 
     def start(self) -> str:
-        """Mark from here on; return "", or the reason if it is impossible."""
+        """Start marking; return "", or the reason why it is impossible."""
         import torch
 
         fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # no public one is as cheap
@@ -108,7 +108,7 @@ class MarkedModules:
         label_of, within = ranges.label, ranges.within
 
         def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Code that is compiled from here on is compiled as if nothing was changed.
+            # Code that is compiled from now on is compiled as if nothing had changed.
             label = "" if compiling() else label_of(module)
             return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
 
@@ -120,7 +120,7 @@ class MarkedModules:
         """Stop marking, and end the open ranges. The method may be called more often than `start`."""
         if self._ranges is None:
             return
-        if self._class.__call__ is self._marked:  # else somebody else has changed it since, and calls this
+        if self._class.__call__ is self._marked:  # otherwise later code has changed it again, and calls this
             self._class.__call__ = self._call
         self._ranges.close()
         self._ranges = None
@@ -150,7 +150,7 @@ class _ModuleRanges:
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Call the module within a range of this name, which ends with the call however that ends."""
+        """Call the module within a range of this name, which ends with the call, also if the call raises."""
         mark = self._fast(label)
         mark.__enter__()
         self._open.add(mark)

@@ -24,7 +24,7 @@ _joined: Counter[tuple[str, int]] = Counter()
 def meet_through_files() -> None:
     """Make `init_process_group` with `env://`, its default, meet in the launcher's directory.
 
-    Does nothing if the launcher has set none (several hosts), or if PyTorch has no distributed package.
+    The function does nothing if the launcher has set no file (several hosts), or if PyTorch has no distributed package.
     """
     if not os.environ.get(STORE_VARIABLE):
         return

@@ -1,4 +1,4 @@
-"""torchrun for several nodes, with stores that listen on one address only, and state that is signed.
+"""Run torchrun for several nodes, with stores that listen on one address only, and signed state.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
@@ -70,7 +70,7 @@ def _is_state(key: str) -> bool:
 
 
 def signed(key: str, text: str) -> str:
-    """Return base64 text with its signature; the empty text, which stands for no state, as it is."""
+    """Return base64 text with its signature; empty text, which means no state, is unchanged."""
     return f"{text}.{_signature(key, text)}" if text else text
 
 

@@ -60,7 +60,7 @@ class CoordinationStore:
         """Set a key; a second value is ignored."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.AlreadyExistsError):  # a decision that rank 0 posted when it left
+        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision when it left
             self._context.set_config_key_value(self._prefix + key, value)
 
     def get(self, key: str) -> str:

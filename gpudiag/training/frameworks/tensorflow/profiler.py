@@ -81,7 +81,7 @@ class TensorflowWindow:
     def _begin(self) -> None:
         import tensorflow as tf
 
-        assert self._directory is not None  # noqa: S101  # made by start
+        assert self._directory is not None  # noqa: S101 # set by start
         try:
             # The default, level 2, records events that TensorFlow calls informative; more would cost the host more
             # time. Level 1 records marks and ops that are expensive on the host: those of CPUs, few of GPUs'.

@@ -1,4 +1,4 @@
-"""TensorFlow as a session uses it: devices, step times, software versions."""
+"""Implement the runtime of a session for TensorFlow: devices, step times, software versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _sessions = itertools.count()
 
 
 class SynchronizedClock(StepClock):
-    """The host's clock between two instants at which the devices are idle, as TensorFlow has no events to record.
+    """The host's clock between two instants at which the devices are idle, because TensorFlow has no events to record.
 
     A step's function returns when its kernels are launched, so a single mark gives the host's time. Every series of
     steps therefore begins and ends with a synchronization. The sum of a series, and so its mean, is correct for the

@@ -41,7 +41,7 @@ class Fault(ABC, Generic[TrainerT]):
 
     @abstractmethod
     def switch(self, *, on: bool) -> None:
-        """Switch it on or off. The method is called between two steps, on every rank before the same step."""
+        """Switch the fault on or off. The method is called between two steps, on every rank before the same step."""
 
     def rest(self) -> None:
         """Restore the trainer; the fault may be switched on again later."""
@@ -53,14 +53,14 @@ class Fault(ABC, Generic[TrainerT]):
 
 
 class NoFault(Fault[TrainerT]):
-    """A clean run: on and off are the same."""
+    """A clean run, in which on and off are the same."""
 
     def switch(self, *, on: bool) -> None:
         """Do nothing."""
 
 
 class LateLoader(Fault[TrainerT]):
-    """Each batch is `amount_ms` late."""
+    """Deliver each batch `amount_ms` late."""
 
     def switch(self, *, on: bool) -> None:
         """Set the delay of the next batches."""
@@ -71,8 +71,8 @@ class PinnedCore(Fault[TrainerT]):
     """All threads of the process share one core with as many busy programs as `amount_ms` clean steps.
 
     The fault simulates a bad CPU binding or a container that is too small. A GPU process spends much of its step
-    launching ahead of the device; with one busy program it could hide that it has half a core. Three of them leave it a
-    quarter.
+    launching ahead of the device; with one busy program it could hide that it has half a core. Three busy programs
+    leave the process a quarter of the core.
     """
 
     def prepare(self) -> None:

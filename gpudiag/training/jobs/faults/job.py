@@ -39,7 +39,8 @@ from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KI
 
 #: Untimed steps after a switch, in which the host runs ahead again and stragglers show.
 _RUN_IN_STEPS = 3
-#: Least steps of a block that are timed with all work launched ahead; a third of the usual, because each is waited for.
+#: Minimum number of steps of a block that are timed with all work launched ahead: a third of the usual number, because
+#: each step is waited for.
 _LEAST_AHEAD = 4
 #: Time for which the device is held, in steps, while the host launches the next step.
 _HELD_STEPS = 2.0
@@ -206,7 +207,7 @@ class FaultTrials(Generic[TrainerT]):
             fault.close()
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
-        """Record with the framework's own step marks only, as in most users' loops."""
+        """Record with the framework's step marks only, as in most users' loops."""
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
             try:

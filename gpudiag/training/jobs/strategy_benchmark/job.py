@@ -2,8 +2,8 @@
 
 For each workload of the plan it measures a step without communication, its phases, and when each gradient is ready; and
 all-reduces of its buckets over each transport. From these and the machine's facts it predicts each candidate. Then the
-best candidates, each with its own copy of the model, are timed in turns, so that drift of the machine affects all
-alike.
+best candidates, each with a separate copy of the model, are timed in alternation, so that drift of the machine affects
+all equally.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gpudiag.training.strategies.registry import transports_of
 
 _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 
-#: Untimed steps after a switch, in which the host runs ahead again.
+#: Untimed steps after a switch, so that the host runs ahead again.
 _RUN_IN_STEPS = 2
 #: First steps of a candidate: compilation, autotuning, allocation, connections; DDP rebuilds its buckets after one.
 _FIRST_STEPS = 3
@@ -120,7 +120,7 @@ class _Benchmark:
         self._beats = 0
 
     def measure(self) -> StrategyBenchmark:
-        """Run the benchmark; all ranks return the same, except for what only rank 0 needs."""
+        """Run the benchmark; all ranks return the same result, except for values that only rank 0 needs."""
         world, entry = self.world, self.entry
         with self._timing("model"):
             subject = Subject(world, entry)
@@ -208,7 +208,7 @@ class _Benchmark:
             if len(self.step_ms) > 1 and free_s < each_s:  # a candidate is set up beside `independent`
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # The remaining candidates that fit have equal shares of the time.
+            # The remaining candidates that fit share the time equally.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 

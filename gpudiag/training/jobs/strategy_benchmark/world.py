@@ -35,7 +35,8 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None for the device's default), made at its first use by all ranks at once."""
+        """Return the group of a backend (None for the device's default), which all ranks create together at its first
+        use."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -66,7 +67,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the job's process groups."""
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:

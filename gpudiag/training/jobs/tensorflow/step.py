@@ -38,7 +38,7 @@ def step_on_each_device(
 ) -> Callable[[Any, Any], Any]:
     """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
 
-    Its ranges are opened while the graph is built, so they name the ops in it.
+    Its ranges are open while the graph is built, so they name the ops in it.
 
     Args:
         workload: prepares inputs and computes the loss.
@@ -105,7 +105,7 @@ class Rounds:
         )
 
     def batches(self) -> Iterable[None]:
-        """Return what the training loop iterates over."""
+        """Return the batches over which the training loop iterates."""
         return repeat(None)
 
     def __call__(self, _: None) -> None:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: In the run directory, removed at the end of the run.
+#: A volume in the run directory, which is removed at the end of the run.
 VOLUME = "volume.zarr"
-#: Removed at the end unless the job keeps it.
+#: A prediction, which is removed at the end unless the job keeps it.
 PREDICTION = "prediction.zarr"
 #: Output of the timed and recorded steps.
 SCRATCH = "again.zarr"

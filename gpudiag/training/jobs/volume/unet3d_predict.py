@@ -1,7 +1,7 @@
 """`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
 Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
-fetches a finished block from the device only when the next one is under way.
+fetches a finished block from the device only after it has started the next.
 
 First the whole volume is predicted without the profiler; the rate is the number of voxels divided by the time until the
 last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to
@@ -184,7 +184,7 @@ class VolumePrediction:
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )
-        _barrier()  # before any process writes, which would change the free space
+        _barrier()  # no process may write before this check, which would change the free space
         try:
             if rank == 0:
                 (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
@@ -227,7 +227,7 @@ class VolumePrediction:
         return Predictor(model, workload, arithmetic, self._device, memory_format), bare
 
     def _batches(self, volume: Volume, wanted: Iterator[VolumeBlock]) -> Iterator[Batch]:
-        """Yield batches of blocks with what they see; the last batch may be smaller."""
+        """Yield batches of blocks with the voxels that they see; the last batch may be smaller."""
         ahead = volume.read_ahead(wanted, _AHEAD * self._batch_size)
         while batch := list(itertools.islice(ahead, self._batch_size)):
             yield batch

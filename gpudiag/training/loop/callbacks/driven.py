@@ -1,4 +1,4 @@
-"""A session driven by a trainer's callbacks: opened when training begins, closed when everything is measured."""
+"""A session driven by a trainer's callbacks: opened when training begins, closed when the measurement is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DrivenSession:
         self._session: Session | None = None
 
     def open(self, **known: Any) -> None:
-        """Open the session when training begins; the user's options precede what the trainer knows.
+        """Open the session when training begins; the user's options precede the trainer's values.
 
         Raises:
             UsageError: as `gpudiag.profile`.

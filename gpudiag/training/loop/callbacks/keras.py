@@ -42,7 +42,7 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Exclude what follows (validation, checkpoints) from all steps."""
+        """Exclude the following code (validation, checkpoints) from all steps."""
         self._driven.pause()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002

@@ -92,5 +92,5 @@ class InputOnly(Trivial):
         return self._workload.samples(count, generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Prepare them as the other workload does."""
+        """Prepare samples in the way of the other workload."""
         return self._workload.prepare(inputs)

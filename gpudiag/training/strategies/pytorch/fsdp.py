@@ -60,7 +60,7 @@ class Fsdp(PytorchStrategy):
         policy = MixedPrecisionPolicy(reduce_dtype=dtype)
         mesh = init_device_mesh(self.device.type, (torch.distributed.get_world_size(),))
         for parameter in model.parameters():
-            # FSDP only supports contiguous weights; channels-last inputs stay so.
+            # FSDP supports only contiguous weights; channels-last inputs stay channels-last.
             parameter.data = parameter.data.contiguous()
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)
@@ -69,7 +69,7 @@ class Fsdp(PytorchStrategy):
         sizes[-1] -= sum(sizes[:-1])
         for shard in shards:
             fully_shard(shard, mesh=mesh, mp_policy=policy)
-        self.exchanged_bytes = sizes[::-1]  # the order of backward
+        self.exchanged_bytes = sizes[::-1]  # in the order of backward
         self._model = cast("FSDPModule", model)
         return model
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate, Compress
     from gpudiag.prediction.situation import Situation
 
-#: µs of host work per tensor of a module: once a step (backward is launched by a thread per device, the update once),
-#: and per device, to which the module is copied and whose forward one interpreter launches in turn. A step takes this
-#: long if its devices are not slower. From ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two hosts, PyTorch 2.11);
-#: `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
+#: µs of host work per tensor of a module: per step (a thread per device launches backward, and the update runs once),
+#: and per device, to which the module is copied and whose forward the interpreter launches in sequence. A step takes
+#: this long if its devices are not slower. The values are from ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two
+#: hosts, PyTorch 2.11); `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
@@ -29,7 +29,8 @@ class DataParallel(PytorchStrategy):
     """Each step the first GPU scatters the batch, copies its parameters to the others, and sums their gradients.
 
     One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
-    overlaps with compute. It is here because much code still uses it, and as the baseline of old figures.
+    overlaps with compute. The strategy is supported because much code still uses it, and as the baseline of earlier
+    figures.
     """
 
     name = "data-parallel"

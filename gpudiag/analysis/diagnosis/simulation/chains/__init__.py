@@ -1,1 +1,1 @@
-"""Build host chains: what the host threads of each process do, in order."""
+"""Build host chains: the work of each process's host threads, in order."""

@@ -1,8 +1,9 @@
 """Model copy calls that block the host until their copy is complete as two nodes: start and return of the call.
 
-A call that copies from or to pageable memory returns when its copy has ended, or microseconds before. Other blocking
-calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device was idle,
-and the whole copy would be host work: 12 of 68 ms on a host that launches too slowly to keep its device busy.
+A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. Other
+blocking calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device
+was idle, and the whole copy would count as host work: 12 of 68 ms on a host that launches too slowly to keep its device
+busy.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def blocking_copies(
 
     Args:
         ops: the ops of the process's tracks.
-        call_start, time: int64[k], when each call began and returned; they returned one after the other.
-        copying: bool[k], whether the call copies, and blocks the host.
+        call_start, time: int64[k], begin and return of each call, in order of their returns.
+        copying: bool[k], whether the call copies and blocks the host.
     """
     track, op, end = np.full(len(time), NONE), np.full(len(time), NONE), np.full(len(time), -np.inf)
     calls = np.flatnonzero(copying)

@@ -167,8 +167,8 @@ def _waits(
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
-    B ended it, not A. If the collective were A, the 49 ms of the pause would not count as transfer. If no collective
-    ends in the pause, it is one that was under way in the pause for most of its time.
+    B ended the pause, not A. If the collective were A, the 49 ms of the pause would not count as transfer. If no
+    collective ends in the pause, it is one that was under way in the pause for most of its time.
 
     Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of it, the
     thread waited until then, and the rest is untraced: no wake-up takes longer than the wait that it ends.
@@ -206,8 +206,8 @@ def _waits(
 def _attach_enqueues(collectives: TrackOps, enqueue_start: Index, nodes: Index) -> None:
     """Match collectives with the nodes that enqueued them, in order, each after its enqueue.
 
-    A worker thread begins as soon as it has the work, often long before the enqueuing call returns: on a busy processor
-    the caller may lose its core to the thread that it woke. So a call's start counts, not its end.
+    A worker thread begins as soon as it gets the work, often long before the enqueuing call returns, because on a busy
+    CPU the caller may lose its core to the worker. So a call's start counts, not its end.
     """
     used = 0
     for op in np.argsort(collectives.start, kind="stable"):

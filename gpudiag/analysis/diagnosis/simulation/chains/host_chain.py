@@ -30,7 +30,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
 #: Of calls that a full queue holds up, one per this time is kept: the queue holds many times as much work, so the
-#: device sets the pace between them too. It makes the simulation twice as fast if the host runs ahead.
+#: device sets the pace between them too. The simulation is twice as fast with it if the host runs ahead.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -176,7 +176,7 @@ def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.in
 
 
 def step_index(track: DeviceTrack, time: Index) -> Index:
-    """Return which analysed step each time lies in, from 0."""
+    """Return the index of the analysed step that contains each time, from 0."""
     begin, _ = analysed_span(track)
     first = int(np.searchsorted(track.steps.start, begin))
     index = np.searchsorted(track.steps.start, time, side="right") - 1 - first
@@ -209,7 +209,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return the `HostBlock` of each call, from when it began and ended, and how long the profiler held it."""
+    """Return the `HostBlock` of each call, given its start and end, and the time for which the profiler delayed it."""
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
@@ -259,7 +259,7 @@ def _with_copies(
 
 
 def _queue_length(tracks: list[DeviceTrack], time: Index) -> Index:
-    """Return how many ops were launched and had not ended at each time, over all devices of the process."""
+    """Return the number of ops that were launched and had not ended at each time, over all devices of the process."""
     total = np.zeros(len(time), np.int64)
     for track in tracks:
         known = track.ops.launch_start != UNKNOWN
@@ -282,8 +282,8 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one before its
     record.
 
-    A synchronization waits for such an op even if that ended before the call: a faster host would have to wait. A
-    held-up launch counts only if an op did end while it was held up.
+    A synchronization waits for such an op even if the op ended before the call, because a faster host would have to
+    wait. A held-up launch counts only if an op did end while it was held up.
 
     Returns:
         The position of the op's track, its index there, and when it ended.
@@ -335,7 +335,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 
 
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
-    """Join ops to nodes; an op that started before its own blocking call returned belongs to the node before."""
+    """Match ops with nodes; an op that started before its blocking call returned belongs to the previous node."""
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
     for track_ops in ops:

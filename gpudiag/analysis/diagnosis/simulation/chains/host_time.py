@@ -82,8 +82,8 @@ def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int
 def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
     """Return the spans in which the training thread waits for another thread that launches for it, as a set.
 
-    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. From that thread's first
-    call within the wait to its last the time is its work, and not a pause of the training thread:
+    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. The time from that
+    thread's first call within the wait to its last is the thread's work, and not a pause of the training thread:
 
         training thread   forward ├──┤ backward() ·························· ├──┤ update
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
@@ -114,7 +114,8 @@ def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
 
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """Return for how long these threads must record nothing to count as untraced, from how fast they usually record."""
+    """Return the time without events after which these threads count as untraced, given how often they record
+    events."""
     if track.is_cpu:  # there most of an event is computing
         return PAUSE_NS
     begin, end = analysed_span(track)
@@ -134,17 +135,17 @@ def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Stretches inside calls in which a thread recorded nothing for long; `row` is each one's innermost call."""
+    """Intervals inside calls in which a thread recorded nothing for long; `row` is the innermost call of each."""
 
     spans: Intervals
     row: Index
 
 
 def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
-    """Find single calls that took longer by themselves than Python between calls, in [begin, end).
+    """Find single calls in [begin, end) whose self time exceeds that of Python between calls.
 
-    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or lost its core.
-    On a host with a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
+    A call of a millisecond without nested calls is not launching: it plans, compiles, or lost its core. On a host with
+    a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns

@@ -19,7 +19,7 @@ _TRIALS = 3
 _TRIAL_LINES = 200
 _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
-#: Most tensors in a checkpoint: a GB.
+#: Maximum number of tensors in a checkpoint of one GB.
 _MOST_TENSORS = 1000
 #: As many as are needed, because fewer objects would be in the processor's caches.
 _TRIAL_OBJECTS = 500_000
@@ -36,7 +36,7 @@ def _host_ms(function: Callable[[], object]) -> float:
 
 
 class Logs(CallFault):
-    """After each update, as many records of metrics are written to a file as take `amount_ms`."""
+    """After each update, write as many records of metrics to a file as take `amount_ms`."""
 
     point = "after"
 

@@ -40,7 +40,7 @@ class CallFault(Fault[DdpTrainer]):
 
     @abstractmethod
     def with_fault(self) -> None:
-        """Do what the fault does in one step."""
+        """Run the fault's code in one step."""
 
     def switch(self, *, on: bool) -> None:
         """Set the function that the trainer calls."""
@@ -162,7 +162,7 @@ class LoopedOptimizer(CallFault):
 
 
 class EmptiedCache(CallFault):
-    """`torch.cuda.empty_cache()` after each update; its size follows from the model's memory."""
+    """Call `torch.cuda.empty_cache()` after each update; the size of the fault follows from the model's memory."""
 
     point = "after"
 
@@ -172,7 +172,7 @@ class EmptiedCache(CallFault):
 
 
 class LayerSyncs(Fault[DdpTrainer]):
-    """Forward of each innermost module begins and ends with an `.item()`, as in loops that log statistics.
+    """Begin and end the forward pass of each innermost module with an `.item()`, like loops that log statistics.
 
     The value is ready, so the fault consists only of synchronization. With one `.item()` per step the host soon runs
     ahead again, which costs almost nothing; with one at each layer the device waits for each layer's launches.
@@ -201,7 +201,7 @@ class LayerSyncs(Fault[DdpTrainer]):
 class BetweenLayers(Fault[DdpTrainer]):
     """Read the largest value of each block's output immediately, as loops that check for overflow do.
 
-    Without the fault it is computed but not read, so that the fault is only synchronization.
+    Without the fault the value is computed but not read, so the fault is only synchronization.
     """
 
     def prepare(self) -> None:

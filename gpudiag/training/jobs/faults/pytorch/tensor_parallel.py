@@ -60,7 +60,7 @@ class _Summed(torch.autograd.Function):
         return tensor_group.add(x.clone())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004  # autograd's
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 # autograd's interface
         return gradients[0], None
 
 

@@ -164,7 +164,7 @@ class DdpTrainer(Trainer):
 
     def hold(self, milliseconds: float) -> None:
         """Launch a kernel that sleeps for at least this long, as no GPU's clock is above 2 GHz."""
-        sleep: Any = torch.cuda._sleep  # noqa: SLF001  # PyTorch has no public one
+        sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 
     def gather(self, value: Any) -> list[Any]:

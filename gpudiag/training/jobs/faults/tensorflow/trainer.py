@@ -137,7 +137,7 @@ class DistributedTrainer(Trainer):
 
 
 def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
-    """All-reduce one number over all devices after backward, and return each device's own gradients."""
+    """All-reduce one number over all devices after backward, and return each device's gradients."""
     pairs = list(pairs)
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
