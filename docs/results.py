@@ -136,8 +136,8 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
     if not rows:
         return []
     note = (
-        "Points that were recorded had their steps timed once more before that, in processes in which others had been "
-        "recorded already. The profiler's library stays loaded and makes launches dearer, so that models that launch "
+        "The steps of recorded points were first timed again in processes that had recorded other points before. "
+        "The profiler's library stays loaded and makes launches dearer, so that models that launch "
         "many short kernels (ResNet-50) take longer, and those that keep the device busy (GPT) do not."
     )
     return [

@@ -16,7 +16,7 @@ from gpudiag.model.event import Trace
 from gpudiag.trace.ranks import ReadFile, rank_per_file
 from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
-#: Readers in this folder, in order of preference: TensorFlow derives the JSON beside its profiles from them.
+#: Readers in this folder, by preference: XSpace files first, because TensorFlow derives its JSON traces from them.
 _BUILT_IN = ("xspace", "kineto")
 #: Reader of named files that no reader recognises.
 _DEFAULT = "kineto"

@@ -16,7 +16,7 @@ def load_runtime(name: str | None = None) -> Runtime:
     """Return the runtime of this framework, or of the one that this process has imported: PyTorch if both or none.
 
     Raises:
-        UsageError: there is no such framework.
+        UsageError: no framework has this name.
     """
     if name is None:
         name = "tensorflow" if "tensorflow" in sys.modules and "torch" not in sys.modules else "pytorch"

@@ -39,7 +39,7 @@ from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import TimingTarget
 
-#: How long a process waits for the others after a job; if a peer failed alone, the launcher ends the sweep before.
+#: Timeout of the wait for all processes after a job; if a single peer failed, the launcher ends the sweep earlier.
 _TOGETHER_S = 900.0
 #: The timeout after a process has failed, because its peers hang or fail soon.
 _AFTER_FAILURE_S = 8.0

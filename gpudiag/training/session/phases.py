@@ -308,7 +308,7 @@ class Phases:
 
     def _judge_unprofiled(self, posted: list[list[float]]) -> PhaseDecision:
         """Decide on rank 0 the number of additional unprofiled steps."""
-        assert self._settings.target is not None  # noqa: S101  # asked only with a target
+        assert self._settings.target is not None  # noqa: S101  # called only if a target is set
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:

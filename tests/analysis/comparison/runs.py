@@ -163,7 +163,7 @@ NAMES = st.sampled_from(["gemm", "relu", "softmax", "all_reduce"])
 
 
 @st.composite
-def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5)) -> Analysis:  # noqa: B008 # constant
+def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5)) -> Analysis:  # noqa: B008 # immutable
     """Draw runs whose buckets partition the step and contain their portions."""
     count = draw(ranks)
     buckets = [{bucket: draw(TIMES) for bucket in BUCKETS} for _ in range(count)]

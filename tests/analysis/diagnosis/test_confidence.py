@@ -109,7 +109,7 @@ def test_launch_overhead_is_varied_without_waste() -> None:
     [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
 )
 def test_reversed_tie_counts_as_a_variation(second: float, instead: tuple[str, ...], share: float) -> None:
-    """A tie is one more variation, in which the first finding is not first: it survives four of five."""
+    """A tie with reversed order adds a variation, so the first finding stays first in four of five variations."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
     assert shares(
         job, scored_finding("loader", 10.0), scored_finding("stall", second, instead=instead)

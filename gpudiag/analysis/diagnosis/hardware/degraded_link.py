@@ -174,7 +174,7 @@ def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
         return (
             compare,
             "Move these GPUs from x1 risers to slots of eight or sixteen lanes.",
-            "If they must stay: accumulate gradients over many batches, or use each GPU for a job of its own.",
+            "If they must stay: accumulate gradients over many batches, or run a separate job on each GPU.",
         )
     return (
         compare,

@@ -305,8 +305,8 @@ def _joined(a: Index, b: Index) -> Index:
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
     """Estimate the contention-free duration of slowed kernels without a match.
 
-    If most have a match, the others are slowed as much. If few have, a kernel loses the share of the processors that
-    the collective holds, and more while that transfers.
+    If most kernels of a track have a match, the others are slowed by the same share. If few have a match, a kernel
+    loses the share of the processors that the collective holds, and more while the collective transfers.
     """
     for track in distinct(kernels.track[slowed]):
         on_track = slowed[kernels.track[slowed] == track]

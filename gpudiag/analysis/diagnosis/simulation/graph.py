@@ -135,8 +135,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         host, device: the nodes.
         chains: (first, after last) host node of each chain.
         streams: (first, after last) op of each stream.
-        steps: how many steps it holds.
-        length_ns: how long they took, as recorded.
+        steps: number of steps.
+        length_ns: recorded duration of these steps.
         ranks: rank of each process, by index of its trace.
     """
 

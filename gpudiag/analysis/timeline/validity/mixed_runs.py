@@ -108,7 +108,7 @@ def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> l
 
 
 def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
-    """Return the collectives of these traces that match others."""
+    """Return the matched collectives of the chosen traces."""
     instances: set[int] = set()
     for track in tracks:
         if track.trace in chosen:

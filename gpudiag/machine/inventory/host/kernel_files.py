@@ -15,7 +15,7 @@ def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
     try:
         with path.open("rb") as file:
             return file.read(most).decode(errors="replace").strip()
-    except OSError:  # sysfs attributes of a device that is down raise it too
+    except OSError:  # also raised by sysfs attributes of a device that is down
         return None
 
 

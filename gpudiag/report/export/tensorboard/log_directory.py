@@ -57,8 +57,8 @@ def write_run(
 ) -> None:
     """Write the files that TensorBoard shows for one run; `verdict` is the report in Markdown.
 
-    `profiles` are TensorFlow's files (host name, XSpace), which are shown unchanged, a single one with gpudiag's tracks
-    above its GPUs. Without TensorFlow files (PyTorch) the export model is converted.
+    `profiles` are TensorFlow's files (host name, XSpace), which are written unchanged; if there is only one file,
+    gpudiag's tracks are added above its GPUs. Without TensorFlow files (PyTorch) the export model is converted.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))

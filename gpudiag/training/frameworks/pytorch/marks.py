@@ -203,7 +203,7 @@ class _ModuleRanges:
 def _containers(kind: type) -> dict[int, Any]:
     """Return, by the id of each module, the module that contains it now.
 
-    The outermost need not be called itself: trainers ask models for a step, which calls their children.
+    The outermost module is not always called itself: trainers call a step method of it, which calls its children.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():

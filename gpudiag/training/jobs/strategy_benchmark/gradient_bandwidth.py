@@ -89,7 +89,7 @@ def _measure(
             handle.wait()
 
     collectives = []
-    # The first one makes connections and is not timed.
+    # The first all-reduce makes connections and is not timed.
     all_reduce(buffer[: max(1, sizes[0] // 4)])
     world.settle()
     began = time.perf_counter()

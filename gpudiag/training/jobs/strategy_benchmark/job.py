@@ -75,8 +75,8 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
     for number, entry in enumerate(plan.entries):
         until = None
         if plan.limit_s is not None:
-            # The first one loads and connects everything, so it may take longer; half of an equal share is kept for
-            # each of the others.
+            # The first entry includes loading and connecting, so it may take longer; half of an equal share of the time
+            # is kept for each of the other entries.
             kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
             until = plan.began + plan.limit_s - _ENDING * start_s - kept_s
         benchmark = _Benchmark(world, plan, entry, facts, progress, until=until, start_s=start_s).measure()

@@ -120,7 +120,7 @@ class Rounds:
 def _name_communication(optimizer: Any) -> None:
     """Put gradient communication, which Keras's optimizer does first, into a range."""
     communicate = getattr(_inner(optimizer), _COMMUNICATION, None)
-    if communicate is None:  # another version of Keras; only the range is missing
+    if communicate is None:  # other Keras versions lack this method; only the range is then missing
         return
 
     def named(pairs: Any) -> Any:

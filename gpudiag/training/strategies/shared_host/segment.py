@@ -166,7 +166,11 @@ class Pinned:
 def checked(
     driver: Any, answer: tuple[Any, ...], what: str, device: torch.device, hint: str | None = None
 ) -> tuple[Any, ...]:
-    """Return the results of a driver function without its status. Raises HardwareMissingError if that is an error."""
+    """Return the results of a driver function without its status.
+
+    Raises:
+        HardwareMissingError: the status is an error.
+    """
     if answer[0] != driver.CUresult.CUDA_SUCCESS:
         _, name = driver.cuGetErrorName(answer[0])
         text = name.decode() if isinstance(name, bytes) else str(answer[0])

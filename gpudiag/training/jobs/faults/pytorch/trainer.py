@@ -172,7 +172,7 @@ class DdpTrainer(Trainer):
         return gather_objects(value, self._control)
 
     def close(self) -> None:
-        """Leave the other processes, after deleting the model: see `PytorchStrategy.close`."""
+        """Delete the model, then destroy the process group: see `PytorchStrategy.close`."""
         del self.ddp
         gc.collect()
         dist.destroy_process_group()
