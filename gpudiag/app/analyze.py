@@ -115,7 +115,7 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
     """Return the saved analysis at a single path, else that of the traces, else the one kept after their deletion.
 
     Raises:
-        UnreadableInputError: none of these exists.
+        UnreadableInputError: no path exists.
     """
     return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 

@@ -51,7 +51,7 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
         markdown, csv: files for the table.
 
     Raises:
-        UnreadableInputError: none of them has results.
+        UnreadableInputError: no directory has results.
         GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, read_points)
@@ -152,7 +152,7 @@ def read_points(path: Path) -> list[PointRecord]:
         path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
 
     Raises:
-        UnreadableInputError: the path is none of these, or of another version.
+        UnreadableInputError: the path has no results that this version reads.
     """
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():

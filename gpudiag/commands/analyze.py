@@ -54,7 +54,7 @@ def analyze(
     width: Width = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
-    """Say where each step's time went, from traces that are there already.
+    """Say where each step's time went, from existing traces.
 
     Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
     """

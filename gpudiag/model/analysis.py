@@ -98,7 +98,7 @@ Confidence = Literal["high", "medium", "low"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, with the time that removing it alone saves, the confidence, and advice.
+    """A cause, with the time that removing it alone saves, the confidence, and advice.
 
     Attributes:
         recoverable_ms_per_step: savings in the job's step time if only this cause went away; None if unknown, and then
@@ -125,7 +125,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the path of fixes.
+    """A step of the path of fixes.
 
     Attributes:
         code, ranks, cause: the finding that is fixed after the previous ones.
@@ -159,7 +159,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, and what to record instead. It is not a finding about the job."""
+    """A reason to trust the numbers less, and what to record instead. A validity warning is not a finding about the
+    job."""
 
     code: str
     message: str
@@ -190,7 +191,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device (or on CPU-only runs one training thread) with its mean step, divided into the eight buckets.
+    """A device (or on CPU-only runs one training thread) with its mean step, divided into the eight buckets.
 
     `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses of early versions.
     """
@@ -245,7 +246,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel by name: device time per step, averaged over ranks."""
+    """A kernel by name: device time per step, averaged over ranks."""
 
     name: str
     ms_per_step: Milliseconds
@@ -253,7 +254,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One framework operator by name, on threads that launch work: host time per step, averaged over ranks.
+    """A framework operator by name, on threads that launch work: host time per step, averaged over ranks.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
@@ -340,7 +341,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of analysing one job's traces.
 
     Attributes:
-        modules: None without marks of modules: traces of others, of early versions, TensorFlow.
+        modules: None if the trace has no module marks: traces of others, of early versions, TensorFlow.
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
         inference: how fast the run wrote a volume; None if it trained.
     """

@@ -69,7 +69,7 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket, as its mean over the devices; `parts` (largest difference first) and `rest_ms` sum to it."""
+    """A bucket's mean over the devices; `parts` (largest first) and `rest_ms` sum to the difference."""
 
     bucket: str
     before_ms: float
@@ -80,7 +80,7 @@ class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
+    """A device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
 
     `parts` are the few with the largest differences.
     """

@@ -235,7 +235,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
+    """A profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
 
     schema: str = RUN_SCHEMA
     created: str
@@ -257,7 +257,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankInference(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's share of the volume; `seconds` is the time from the common start until its last block was on
+    """A process's share of the volume; `seconds` is the time from the common start until its last block was on
     disk."""
 
     rank: Ordinal

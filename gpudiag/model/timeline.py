@@ -137,7 +137,7 @@ class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of one rank; on CPU-only runs the training thread replaces the device.
+    """A device of one rank; on CPU-only runs the training thread replaces the device.
 
     Attributes:
         rank: global rank.

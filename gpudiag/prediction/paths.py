@@ -1,7 +1,7 @@
 """Rates and latencies of a machine's paths, from measurements, or assumed from its links.
 
 Measured values are used if available. Other values are assumed from the hardware (kind of link, PCIe generation and
-width), at the share of the ceiling that healthy links reach. They are listed in `assumed`.
+width), at the share of the ceiling that healthy links reach. Assumed values are listed in `assumed`.
 """
 
 from __future__ import annotations

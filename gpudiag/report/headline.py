@@ -58,9 +58,9 @@ def main_finding(findings: Sequence[Finding]) -> Finding | None:
 def headline_of(analysis: Analysis) -> Headline | None:
     """Return the finding that leads the report, or None.
 
-    There is none if no finding is worth acting on and part of the step is unexplained, because a finding that saves one
-    percent is no verdict on a job of which half is unexplained. There is also none for a device whose activity is not
-    read, and for data loading without a model.
+    There is no verdict if no finding is worth acting on and part of the step is unexplained, because a finding that
+    saves one percent does not describe a job of which half is unexplained. A device whose activity is not read, and
+    data loading without a model, have no verdict either.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None

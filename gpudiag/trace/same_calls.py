@@ -86,7 +86,7 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Return this trace's thread with the same work in this step, by thread of the other, if their numbers differ.
+    """Map threads of the other trace to this trace's thread with the same work in this step, if numbers differ.
 
     An executor runs each step on any thread of its pool. A thread keeps its number if the thread of the same number
     makes at least half of its calls.
@@ -102,8 +102,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Return this trace's thread with most calls in common, by thread of the other; pairs with most calls come
-    first."""
+    """Map threads of the other trace to this trace's thread with most calls in common, best pairs first."""
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )

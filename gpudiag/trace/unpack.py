@@ -65,7 +65,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 def free_memory_bytes() -> int | None:
     """Return the memory available without swapping: the lower of the kernel's estimate and the cgroup's rest.
 
-    None if neither is reported (not Linux).
+    Return None if the system reports neither value (not Linux).
     """
     known = [value for value in (_available_memory_bytes(), _cgroup_rest_bytes()) if value is not None]
     return min(known, default=None)

@@ -40,7 +40,7 @@ _MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     """Return the kernel-only trace with the operators of the full trace of the same process.
 
-    None if their steps do not have the same calls, or if one has no step marks.
+    Return None if the steps of the two traces do not have the same calls, or if a trace has no step marks.
     """
     if not kernel_only.step_marks or not full.step_marks:
         return None

@@ -31,7 +31,7 @@ def find_cause(
         waits: the waits that changed.
 
     Returns:
-        None if nothing changed in the direction of the difference.
+        Return None if nothing changed in the direction of the difference.
     """
     sign = 1.0 if difference_ms > 0 else -1.0
     waiting = sign * next(bucket.difference_ms for bucket in buckets if bucket.bucket == WAIT)

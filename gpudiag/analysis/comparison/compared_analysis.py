@@ -1,4 +1,4 @@
-"""One side of a comparison: an analysis whose figures have been checked, as means over its devices."""
+"""A side of a comparison: an analysis whose figures have been checked, as means over its devices."""
 
 from __future__ import annotations
 

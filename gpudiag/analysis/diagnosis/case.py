@@ -25,7 +25,7 @@ from gpudiag.units import milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job: its timeline and attribution, and the facts of its machine and run.
+    """A job: its timeline and attribution, and the facts of its machine and run.
 
     Attributes:
         timeline: device tracks of all ranks on one clock.

@@ -1,7 +1,7 @@
 """Leave out outlier steps, for instance with a pause, an evaluation, a checkpoint or a compilation.
 
-A mean over unlike steps describes none of them. If one of 147 ms is among steps of 29 ms, the mean suggests that each
-step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
+A mean over steps of different kinds describes no step. If one of 147 ms is among steps of 29 ms, the mean suggests that
+each step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Return the findings, each with the codes of the others that need not be fixed once it is."""
+    """Return the findings, each with the codes of those findings that need no fix after it is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)

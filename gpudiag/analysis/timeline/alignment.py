@@ -39,7 +39,7 @@ _MOST_CANDIDATES = 8
 
 
 class CollectiveSequence(msgspec.Struct, frozen=True):
-    """One rank's collectives in one group, in order of start.
+    """A rank's collectives in one group, in order of start.
 
     Attributes:
         start, end: int64[n], ns.

@@ -20,7 +20,7 @@ from gpudiag.model.timeline import WAITED_NS
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the training thread's waits as a set, on the trace's own clock. The process must compute on the host."""
+    """Return the training thread's waits as intervals, in the trace's clock. The process must compute on the host."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]

@@ -27,7 +27,7 @@ _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import 
 
 
 class EarlyAnalysis:
-    """One analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
+    """An analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready

@@ -88,7 +88,7 @@ def read_gradients(path: Path) -> Model:
     """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
 
     Raises:
-        UnreadableInputError: the file is none of these, or its sizes are out of range.
+        UnreadableInputError: the file has an unknown format, or its sizes are out of range.
     """
     data = read_bounded(path)
     try:

@@ -46,7 +46,7 @@ _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", 
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point to measure.
+    """A point to measure.
 
     Attributes:
         record: its record so far.

@@ -33,7 +33,7 @@ _SAME = 0.001
 
 
 class _RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded point to analyse, possibly in another process."""
+    """A recorded point to analyse, possibly in another process."""
 
     point: PointRecord
     directory: Path

@@ -59,8 +59,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: One has much compute and the other many gradients; both keep a recent GPU busier than its host. The batch of the
-#: second training is so large that the exposed communication of its last 150 MB of gradients is no finding.
+#: The first workload has much compute and the second many gradients; both keep a recent GPU busier than its host. The
+#: batch of the second training is so large that the exposed communication of its last 150 MB of gradients is no
+#: finding.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),

@@ -71,7 +71,7 @@ def known_word(option: str, word: str | None, words: tuple[Word, ...]) -> Word |
     """Return the option's value as one of the known words.
 
     Raises:
-        UsageError: the value is none of them.
+        UsageError: the value is not one of the choices.
     """
     if word is None:
         return None

@@ -1,6 +1,6 @@
 """Cache the measurements of this machine, because a profile needs link bandwidths, but they rarely change.
 
-Measurements apply to the same GPUs, driver and communication variables. They are kept for a day, because links and
+Measurements apply to the same GPUs, driver and communication variables. Results are kept for a day, because links and
 neighbours change, in files that only the user can read and write.
 """
 

@@ -139,7 +139,7 @@ class HostMemoryResult(ProbeDocument, frozen=True, kw_only=True):
 
 
 class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of one size; `bytes` is the size of one rank's buffer."""
+    """A collective of one size; `bytes` is the size of one rank's buffer."""
 
     operation: str
     strategy: str

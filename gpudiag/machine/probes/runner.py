@@ -82,7 +82,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """One started program. Use as a context manager, which ends its process group."""
+    """A started program. Use as a context manager, which ends its process group."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned

@@ -15,7 +15,7 @@ Compress = Literal["bf16", "fp16"]
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """One step without communication, in ms of one device, at the batch to be trained.
+    """A step without communication, in ms of one device, at the batch to be trained.
 
     Attributes:
         forward_ms: forward and loss, device time.

@@ -109,7 +109,7 @@ class StartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One point. Missing figures are None, and `error` says why.
+    """A point. Missing figures are None, and `error` says why.
 
     Attributes:
         id: names its run directory, `points/<id>`; made of the fields up to `threads`.
@@ -225,7 +225,7 @@ class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """One loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
+    """A loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
 
     A negative loss is a gain: with N devices this part took less than with one.
     """
@@ -325,7 +325,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
+    """A GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
 
     index: Ordinal
     name: str

@@ -25,7 +25,7 @@ Verdict = Literal["right", "wrong", "too small"]
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault to inject.
+    """A fault to inject.
 
     Attributes:
         name: names its run directory.
@@ -128,7 +128,7 @@ class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding, in short."""
+    """A finding, in short."""
 
     code: str
     ranks: tuple[Ordinal, ...]
@@ -138,7 +138,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: the true cost beside the finding.
+    """A fault: the true cost beside the finding.
 
     Attributes:
         found: the actionable finding with the largest savings; None without one.
@@ -213,6 +213,6 @@ class Selftest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Return whether there are rows, none of them is wrong, and nothing failed."""
+        """Return whether there are rows, no row is wrong, and nothing failed."""
         failed = any(fault.failed for fault in self.left_out)
         return bool(self.rows) and not failed and all(row.verdict != "wrong" for row in self.rows)

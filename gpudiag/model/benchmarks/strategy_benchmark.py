@@ -28,7 +28,7 @@ def benchmark_file(workload: str) -> str:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload and its candidates.
+    """A workload and its candidates.
 
     Attributes:
         workload: a built-in name.
@@ -92,7 +92,7 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload's result (`gpudiag/contest/1`).
+    """A workload's result (`gpudiag/contest/1`).
 
     Attributes:
         p2p: False if peer access was switched off.

@@ -1,4 +1,4 @@
-"""A sweep: several training jobs that one set of processes goes through, one after the other."""
+"""A sweep: several training jobs that run in sequence in one set of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OUTCOME_FILE = "outcome.json"
 
 
 class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of a sweep.
+    """A job of a sweep.
 
     Attributes:
         directory: its run directory, relative to the directory above the sweep's.

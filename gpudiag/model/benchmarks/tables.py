@@ -13,7 +13,7 @@ FORM_TABLES_SCHEMA = "gpudiag/form-tables/1"
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One result.
+    """A result.
 
     Attributes:
         source: the path that the user gave.
@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One form; None in a row is unknown. Without rows, `missing` names the measurements that the form needs."""
+    """A form; None in a row is unknown. Without rows, `missing` names the measurements that the form needs."""
 
     form: str
     columns: tuple[Column, ...]

@@ -31,7 +31,7 @@ _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure.
+    """A figure.
 
     Attributes:
         share: share of its ceiling if `of_ceiling`, else of the best figure in its table.

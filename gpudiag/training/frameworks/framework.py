@@ -17,7 +17,7 @@ _WORKER = "gpudiag.training.jobs"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch on this node.
+    """A launch on this node.
 
     Attributes:
         job: the training of each process, and how the run was asked for.
@@ -51,7 +51,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Framework(ABC):
-    """One framework. Its `runtime` module has the `RUNTIME` that its training processes use.
+    """A framework. Its `runtime` module has the `RUNTIME` that its training processes use.
 
     Attributes:
         name: in records and traces; also its folder.

@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # The guard signalled the processes too. They save their measurements, and would die with this one.
+        # The guard signalled the processes too. The processes save their measurements, and would die with this process.
         _leave(processes)
         return 1
     if failed:

@@ -111,7 +111,7 @@ def find_function(name: str) -> Callable[[], object]:
     """Import `module:function`, first from the current directory, as `python -m` does.
 
     Raises:
-        UsageError: there is no such module, or it has no such function.
+        UsageError: the module does not exist, or does not have this function.
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()  # noqa: PTH109  # sys.path holds strings

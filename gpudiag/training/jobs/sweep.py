@@ -1,4 +1,4 @@
-"""The sweep: several training jobs, one after the other, in one set of processes.
+"""Run a sweep: several training jobs in sequence in one set of processes.
 
 Starting processes, importing the framework and creating CUDA contexts takes ten seconds and more, while most jobs are
 measured in two or three. So `gpudiag scale` starts one sweep, in as many processes as the largest job needs; smaller

@@ -40,7 +40,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 def _ended_by_signal(plan: Plan, listener: Listener, text: str) -> GpudiagError | None:
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(text) if int(code) < 0]
-    # torchrun ends the others with SIGTERM once one has failed, and lists them too.
+    # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
     if not culprits and not listener.failures:
         culprits = killed

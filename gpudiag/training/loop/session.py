@@ -198,7 +198,7 @@ class Session:
                     return
                 self._prepared = True
             if fetched == length:
-                return  # so that finding the end is no step of its own
+                return  # so that the end of the input does not count as a step
             with Range(STEP, number=self._number):
                 begin_ns = time.perf_counter_ns()
                 with Range(INPUT):

@@ -1,8 +1,8 @@
 """Agreement of a job's ranks on the step at which each phase begins, without a collective.
 
 Between two steps at which warm-up may end, every rank posts its step times to the job's key-value store and waits for
-rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended posts that
-once, and no rank waits for it.
+rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank posts the end of its loop once,
+and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Agreement:
         """Post that this rank's loop is over. Never waits."""
         if self._store is None:
             return
-        # The host of the store may have exited already, and no rank waits then.
+        # The process that hosts the store may have exited; then no rank waits.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:
@@ -127,8 +127,8 @@ class Agreement:
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
         """Wait until one of the keys is set, and return the first key that is set.
 
-        Polls, because the store's own wait cannot wait for any of several keys. It also holds the interpreter lock, so
-        that the process could not be interrupted.
+        Polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds the
+        interpreter lock, so that the process could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -147,7 +147,7 @@ class SplittableAgreement(Agreement):
 
     Ranks that synchronize in every step are at most one step apart, so that the next collective would have waited as
     long as the decision does. Ranks that do not synchronize drift apart. A rank that has waited too long splits from
-    the others: it posts the split, and from then on every rank decides alone. That costs a job at most one wait.
+    the others: it posts the split, and from then on every rank decides alone. So a job loses at most one such wait.
 
     Attributes:
         split: this rank decides alone.

@@ -57,7 +57,7 @@ class HostStep(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """One instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
+    """An instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
 
     mark: Any
     host_ns: int

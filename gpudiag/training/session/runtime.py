@@ -56,7 +56,7 @@ class LoaderWatch(Protocol):
 
 
 class Runtime(Protocol):
-    """One framework.
+    """A framework.
 
     Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. If a process
     trains on several devices, each device is a separate rank.

@@ -1,7 +1,7 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
 A training loop has converged when the medians of two consecutive blocks of steps agree, within a tolerance or within
-the scatter of the steps, and when there is no trend over both blocks. This works for steps of 2 ms and of 5 s.
+the scatter of the steps, and when there is no trend over both blocks. These step counts suit steps of 2 ms and of 5 s.
 
 Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is dropped (it holds compilation, autotuning
 and allocation). The blocks' medians are 32.5 and 30, which is 8 % apart, but scatter explains only about 4 %, so they

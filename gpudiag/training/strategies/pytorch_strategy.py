@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     #: Starts an all-reduce with this number among those under way, and returns a handle with `wait()`.
     StartAllReduce = Callable[[torch.Tensor, int], Any]
 
-#: Parameter names in a message; the others are counted.
+#: Highest number of parameter names in a message; further names are only counted.
 _SHOWN_NAMES = 3
 
 

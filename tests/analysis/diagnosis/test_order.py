@@ -45,7 +45,7 @@ def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) 
     [
         ((10.0, 9.0), (), [True, True]),
         ((9.0, 9.1), (), [True, True]),  # as good as the first
-        ((8.0, 10.0), (), [False, True]),  # the second is first by far
+        ((8.0, 10.0), (), [False, True]),  # the second finding has by far the largest savings
         ((8.0, 10.0), ("waste",), [True, True]),  # but the first is an alternative to it
         ((5.0, 4.0), (), [False, False]),  # different amounts
     ],

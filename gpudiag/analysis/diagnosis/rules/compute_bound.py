@@ -24,7 +24,7 @@ class ComputeBound:
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """Yield one finding when all could be told and explained, and no other reaches the bound for a warning."""
+        """Yield one finding if all time is explained and no other finding reaches the threshold of a warning."""
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in findings):
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)

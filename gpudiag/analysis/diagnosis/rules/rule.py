@@ -51,7 +51,7 @@ class Rule(Protocol):
     title: ClassVar[str]
 
     def examine(self, case: Case) -> Iterator[Proposal | CannotTell]:
-        """Yield proposals, or the reason why nothing can be told, or nothing."""
+        """Yield proposals, or the reason why no conclusion is possible, or nothing."""
         ...
 
 

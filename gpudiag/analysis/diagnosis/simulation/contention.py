@@ -6,8 +6,8 @@ products of a GPT's backward pass took 103 µs beside an all-reduce and 55 alone
 contention is removed too.
 
 Kernels match if they have the same name and do the same work: those at the same position of the step in other steps and
-on other ranks, and those of the step's other layers. A name may stand for several sizes. The kernels before and after
-tell these apart; where they do not, durations differ and are not used:
+on other ranks, and those of the step's other layers. Kernels of one name may have several sizes. The kernels before and
+after tell these apart; where they do not, durations differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above

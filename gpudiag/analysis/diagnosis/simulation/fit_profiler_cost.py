@@ -119,8 +119,8 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
 
     Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
     ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
-    30 ms for an unprofiled step. If the limits lead to a step shorter than the unprofiled one, something else is
-    unknown, and they are rejected. Arguments as for `fit_host_time`.
+    30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
+    because something other than them is then wrong. Arguments as for `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if

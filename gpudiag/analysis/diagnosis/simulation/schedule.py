@@ -21,11 +21,11 @@ class RunKind(IntEnum):
     HOST_RUN = 0
     """Host nodes that wait only for the one before."""
     HOST_BLOCK = 1
-    """One host node that waits for an op."""
+    """A host node that waits for an op."""
     DEVICE_RUN = 2
     """Ops of one stream that wait only for their launches and the op before."""
     DEVICE_WAIT = 3
-    """One op that waits for ops of other streams."""
+    """An op that waits for ops of other streams."""
     COLLECTIVE_START = 4
     COLLECTIVE_END = 5
 
@@ -147,7 +147,7 @@ class Schedule:
                 if not self._is_of_iteration_before(run, op):
                     needs[index].add(awaited)
                 elif awaited != index:
-                    # A value of the iteration before must not be overwritten until it was used.
+                    # A value of the previous iteration must not be overwritten before it is used.
                     needs[awaited].add(index)
         return needs
 

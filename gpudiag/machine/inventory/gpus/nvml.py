@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
-# Return codes of NVML (nvml.h, nvmlReturn_t). They are part of its ABI and never change.
+# Return codes of NVML (nvml.h, nvmlReturn_t). These numbers are part of NVML's ABI and never change.
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 INVALID_ARGUMENT = 2

@@ -26,7 +26,8 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
-#: Stat with an event's step. The plugin keeps it. It gives events without this stat the step of the previous event.
+#: Stat with an event's step. The plugin keeps it. TensorBoard gives events without this stat the step of the previous
+#: event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
 #: Placeholder for registers and blocks, which are not kept; the plugin ignores kernels without any details.

@@ -275,7 +275,8 @@ def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits
     """Return the waits whose call was recorded, from the facts in synchronization events' arguments, by row.
 
     If the recording call comes after the wait, it belongs to a later recording of the same event, because profilers
-    keep only the last one. Then neither the call nor its stream is known. A host call counts as a wait only if it
+    keep only the last one. In that case neither the call nor its stream is known. A host call counts as a wait only if
+    it
     synchronizes: `cudaEventQuery` has an event too.
     """
     rows = np.fromiter(facts, np.int64, len(facts))

@@ -53,7 +53,7 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Other phases: arrows, instants, counters, process names. They are a third of a trace and are not decoded.
+#: Other phases: arrows, instants, counters, process names. Such events are a third of a trace and are not decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -265,7 +265,7 @@ _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 def repaired(text: bytes) -> bytes:
     """Replace invalid JSON that profilers are known to write.
 
-    That is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
+    Such content is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))

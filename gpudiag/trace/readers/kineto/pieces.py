@@ -1,6 +1,6 @@
 """Decode a trace piece by piece while it is unpacked, so that its text and events are never whole in memory.
 
-This makes reading fast, because a megabyte at a time stays in the processor's caches.
+Reading is fast, because a megabyte at a time stays in the processor's caches.
 
 A trace is `{ … "traceEvents": [ {…}, {…}, … ], … }`. It is cut at commas between events, and each piece is decoded as a
 list. The text before the first and after the last event is decoded as a document with the last few events. A cut in the
@@ -48,7 +48,7 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
         Lists of events in file order, and last the document with the last few.
 
     Raises:
-        NotInPiecesError: no pieces can be cut, or one is no valid JSON.
+        NotInPiecesError: the file cannot be cut into pieces, or a piece is not valid JSON.
         CutShortError: the text ends unfinished.
     """
     try:

@@ -73,7 +73,7 @@ def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of events that start within a day of the others and last less than one."""
+    """Return the indices of events that start within a day of the other events and last less than a day."""
     # Comparisons with NaN are false, so NaN is left out too.
     possible = (np.abs(start_us) < _LAST_US) & (np.abs(length_us) <= _DAY_US)
     if possible.any() and np.ptp(start_us[possible]) > _DAY_US:

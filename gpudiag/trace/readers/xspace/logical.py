@@ -57,7 +57,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
     executor = subtract(union(Intervals(*functions(process))), union(work, exposed, waits))
     kept = np.flatnonzero((events.thread == thread) | (events.kind == EventKind.OVERHEAD))
-    # The thread's operators span the executors' work for it.
+    # On this thread, operators span the time in which executors run them.
     kept = kept[(events.kind[kept] != EventKind.OPERATOR) | (events.role[kept] == Role.INPUT)]
     ops = Intervals(np.concatenate([work.start, exposed.start]), np.concatenate([work.end, exposed.end]))
     op_rows = np.concatenate([work_row, transfer_row])

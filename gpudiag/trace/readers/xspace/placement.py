@@ -1,7 +1,7 @@
 """Find the logical device of a CPU that ran each op, because TensorFlow records only the thread of an op.
 
-An executor runs one device's part of a function on whichever threads are free. One `ExecutorState::Process` runs ops of
-one device, so all ops that share one belong to the same device. `_Send` and `_Recv` name their device:
+An executor runs one device's part of a function on whichever threads are free. An `ExecutorState::Process` event runs
+ops of one device, so all ops within it belong to the same device. `_Send` and `_Recv` name their device:
 
     tf_Compute/1   Process │ MatMul │ Relu │ grad/_11:_Send  (from CPU:1 to CPU:0) │
     tf_Compute/2   Process │ MatMul │ BiasAdd │         → all of these belong to CPU:1

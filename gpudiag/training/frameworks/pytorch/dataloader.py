@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
 The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
-two ranks are equally slow, the workers of one rank are later by chance. That rank waits for nearly all of a batch. The
-other rank, whose batches are ready when the first arrive, does not wait. Only the workers' own times tell such a rank
-from one that is slow by itself.
+two ranks are equally slow, the workers of one rank are later by chance. The rank whose worker is behind waits for
+nearly all of a batch. The other rank, whose batches are ready when the first arrive, does not wait. Only times measured
+in the workers distinguish such a rank from a rank whose loader is slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Workers that are spawned share no memory, so that their times are unknown.

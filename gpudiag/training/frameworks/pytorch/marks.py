@@ -1,8 +1,8 @@
 """Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
 
-Marks of modules tell which module each operator worked for. `nn.Module.__call__` is replaced while a full recording
-runs, and restored. Global hooks (`register_module_forward_hook`) would send every call of every module through its slow
-path, and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs (`benchmarks/module_marks.py`), less than
+Module marks record which module each operator belongs to. `nn.Module.__call__` is replaced while a full recording runs,
+and restored. Global hooks (`register_module_forward_hook`) would send every call of every module through its slow path,
+and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs (`benchmarks/module_marks.py`), less than
 recording the operators of the smallest module.
 """
 

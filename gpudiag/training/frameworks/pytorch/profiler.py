@@ -103,7 +103,7 @@ class ProfiledWindow:
             compressed.replace(self.path)
             self.saved = True
         finally:
-            # If the disk was full, the profiler leaves a temporary file of its own.
+            # If the disk was full, the profiler leaves a temporary file.
             for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
@@ -130,9 +130,9 @@ def _synchronization_events() -> Any:
 def _end_open_ranges() -> None:
     """End every open `record_function`, including the program's, because the recording in which it began is over.
 
-    Each points into memory of that recording, which is freed. A range that ends while a later profiler runs would write
-    to freed memory (PyTorch 2.13: a segmentation fault, immediately or at exit). Ended twice, it does nothing the
-    second time.
+    Each of the profiler's events points into memory of that recording, which is freed. A range that ends while a later
+    profiler runs would write to freed memory (PyTorch 2.13: a segmentation fault, immediately or at exit). Ended twice,
+    it does nothing the second time.
     """
     import torch
     from torch.autograd.profiler import record_function

@@ -61,7 +61,7 @@ def stores_on_their_hosts() -> None:
             return opened(key, super().compare_set(key, signed(key, expected), signed(key, desired)))
 
     for module in (distributed, meeting, c10d_rendezvous_backend, static_tcp_rendezvous, elastic):
-        if hasattr(module, "TCPStore"):  # which of them have it depends on the version
+        if hasattr(module, "TCPStore"):  # support depends on the PyTorch version
             module.TCPStore = TCPStore  # type: ignore[attr-defined]
 
 

@@ -84,8 +84,8 @@ def synchronize(devices: Sequence[str]) -> None:
 def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
     """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
 
-    Those wanted; else those on which the model's strategy, or the current strategy, puts replicas; else the first GPU;
-    else the CPU.
+    Return the requested devices; else those on which the model's strategy or the current strategy puts replicas; else
+    the first GPU; else the CPU.
 
     Args:
         wanted: a device name, a sequence of them, or None.

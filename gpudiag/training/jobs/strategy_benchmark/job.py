@@ -128,7 +128,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Ranks may differ a little; the others would wait for the slowest.
+            # Compute times of ranks may differ; all wait for the slowest rank.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):

@@ -30,7 +30,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """One workload with its batch on this process's device, so that only communication differs."""
+    """A workload with its batch on this process's device, so that only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world

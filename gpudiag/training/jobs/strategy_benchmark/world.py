@@ -19,7 +19,7 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class World:
-    """This process (on `cuda` or `cpu`) and its process groups.
+    """The process (on `cuda` or `cpu`) and its process groups.
 
     Strategies communicate over the default process group, of which a program has one. In a benchmark the group of a
     strategy's backend is the default during its turn: `acting`. The benchmark itself communicates over its own gloo

@@ -27,7 +27,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
     """Return the short names of this process's devices: the first GPUs, or logical CPU devices that share its cores.
 
-    This must be called before TensorFlow has run any op.
+    Call this function before TensorFlow has run any op.
 
     Raises:
         FrameworkMissingError: TensorFlow sees no GPU.

@@ -58,7 +58,7 @@ class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Most voxels that a block writes, and the halo that it sees on either side."""
+    """Maximum number of voxels that a block writes, and width of the halo that it reads on either side."""
 
     written: Voxels
     halo: Voxels

@@ -162,7 +162,7 @@ def predict(job: Job) -> None:
 
 
 class VolumePrediction:
-    """One process's share of predicting a volume in the run directory."""
+    """The part of a volume's prediction that one process computes, in the run directory."""
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"

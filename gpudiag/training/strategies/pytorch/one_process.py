@@ -1,4 +1,4 @@
-"""One process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
+"""A process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Copies(PytorchStrategy):
 
     TensorFlow 1's benchmarks called this replicated variables without NCCL: every replica updates itself, and the
     driver stages the framework's copies through host memory if devices have no peer access. Unlike in `data-parallel`,
-    parameters are not copied. Nothing overlaps, and the first device's link carries everything: it is here for the
-    figures that were published with it.
+    parameters are not copied. Nothing overlaps, and the first device's link carries all traffic: the strategy exists to
+    compare with published figures.
     """
 
     name = "copies"

@@ -70,7 +70,7 @@ class PsGpu(PytorchStrategy):
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this rank's variables and fetches the others."""
+        """Make an optimizer that updates this rank's variables and fetches other ranks' variables."""
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
 
         return CentralOptimizer(model.parameters(), make, self._owned, lambda: None, self._fetch, kept=self._gradients)

@@ -1,4 +1,4 @@
-"""One rank's view of the shared memory: counters, pieces and slots."""
+"""A rank's view of the shared memory: counters, pieces and slots."""
 
 from __future__ import annotations
 

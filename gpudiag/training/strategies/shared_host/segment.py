@@ -21,7 +21,7 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 
 
 class Segment:
-    """One anonymous file in memory (`memfd_create`), mapped by every rank.
+    """An anonymous file in memory (`memfd_create`), mapped by every rank.
 
     The memory has no name in any directory: rank 0 creates it, the other ranks open it through `/proc/<pid>/fd`, and
     the kernel frees it when the last process has closed it or died. It is private to the user, because no one else may

@@ -12,7 +12,7 @@ _servers: list[Any] = []
 
 
 class CentralStorage(TensorflowStrategy):
-    """One copy of each variable, on the CPU; gradients are summed there.
+    """A copy of each variable, on the CPU; gradients are summed there.
 
     TensorFlow keeps it experimental. Keras 3 assigns variables of some layers (moving averages of BatchNormalization)
     in a way that these variables refuse; building such a model's step raises ValueError.

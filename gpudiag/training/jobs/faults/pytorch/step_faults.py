@@ -27,7 +27,7 @@ _SMALL_ELEMENTS = 64
 _TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
 _TRIAL_PARAMETERS, _UPDATES = 50, 3
 _TRIAL_MESSAGE_BYTES = 32 << 20
-#: Most extra bytes per byte of gradients: they are in memory, one bucket's at a time.
+#: Limit on extra bytes per byte of gradients; the extra data of one bucket is in memory at a time.
 _MOST_EXTRA = 200.0
 
 

@@ -70,15 +70,16 @@ class CommunicationHook:
 
 
 class DdpTrainer(Trainer):
-    """One process of the job. Its collectives use a gloo group, so that they do not appear on a NCCL stream.
+    """A process of the job. Its collectives use a gloo group, so that they do not appear on a NCCL stream.
 
     Attributes:
         communication: how gradients are communicated.
         gradient_bytes: bytes of all gradients.
         workload: what is trained; `ddp` is the wrapped model, `optimizer` and `arithmetic` are its own.
         without_communication: the mode in which communication costs nothing. GPUs of a clean job are balanced, so each
-            GPU trains alone for the baseline. Processes on shared cores never are, so they still wait for each other.
-            The diagnosis counts communication with its bucket copies as recoverable, but no wait for a straggler.
+            GPU trains alone for the baseline. CPU processes on shared cores are never balanced, so they still
+            wait for each other. The diagnosis counts communication with its bucket copies as recoverable, but no wait
+            for a straggler.
         before_update: called between backward and the update; None for nothing.
         after: called when the update has been launched; None for nothing.
         other_step: trains on a batch instead of DDP; None for DDP.

@@ -63,7 +63,7 @@ class StoreGather:
 
 
 class DistributedTrainer(Trainer):
-    """One process of the job.
+    """A process of the job.
 
     Attributes:
         after: called with the loss of each step; None for nothing.
