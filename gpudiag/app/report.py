@@ -148,5 +148,5 @@ def facts_beside(directory: Path) -> Facts | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as `write_output` does."""
+    """Write text to a file or standard output, with the rules of `write_output`."""
     write_output(path, text.encode())

@@ -124,7 +124,7 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """Warn that there is no kernel-only trace, with the reason, if a rank has one."""
+    """Warn if a rank has no kernel-only trace and its record has the reason."""
     notes = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((note for note in notes if note), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()

@@ -88,7 +88,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
-        HardwareMissingError: more devices than there are.
+        HardwareMissingError: more devices were requested than the machine has.
     """
     sizes = _sizes(request, site)
     chosen = _strategies(request, site)

@@ -18,7 +18,7 @@ STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 NO_TIME = "there was no time left to measure it"
 
 
-#: Fewest rounds for a rank: intervals of fewer are not informative.
+#: Fewest rounds for a rank: intervals of fewer rounds are not informative.
 RANKED_ROUNDS = 3
 
 

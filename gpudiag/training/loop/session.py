@@ -62,8 +62,9 @@ class Session:
         device: the device trained on; by default the current GPU if this process uses one, else the CPU. Under
             TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
             strategy.
-        framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
-        timeout_s: how long to wait for a peer that does not reach the same step.
+        framework: `pytorch` or `tensorflow`; by default the framework that the program has imported, or PyTorch if it
+            has imported both.
+        timeout_s: the longest wait for a peer that does not reach the same step.
 
     Raises:
         UsageError: `run_dir` is missing, or a number is out of its range.

@@ -288,7 +288,7 @@ def test_communication_of_missing_ranks_may_be_waiting(world: int, track: Any, w
 
 
 @pytest.mark.parametrize(("ms", "found"), [(4.9, False), (5.0, True)])
-def test_unusable_simulation_leaves_the_share_of_missing_ranks(ms: float, *, found: bool) -> None:
+def test_missing_ranks_are_reported_by_share_if_the_simulation_is_unusable(ms: float, *, found: bool) -> None:
     of = shares(world=2, compute=100 - ms, communication_transfer=ms)
     findings = with_unseen_communication(of, ())
     assert [(finding.code, finding.cause, finding.recoverable_ms_per_step) for finding in findings] == (

@@ -225,7 +225,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
         ("xy*", "y*", [(1, 0)]),  # matches proceed outwards from a matched collective
         ("y*", "xy*", [(0, 1)]),
         ("xy*", "zy*", [(1, 1)]),
-        ("xy*", "xz*", []),  # while the signatures agree
+        ("xy*", "xz*", []),  # the signatures agree
         ("*xy", "*x", [(1, 1)]),
         ("*x", "*xy", [(1, 1)]),
         ("*xyz", "*xaz", [(1, 1)]),

@@ -66,7 +66,7 @@ def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b:
 
     A PCIe switch is one bridge above (upstream) and one below (downstream) in sysfs, so two devices of one switch
     differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
-    device 2)`. A short remainder is `PIX`; a longer remainder passes more switches, `PXB`.
+    device 2)`. Devices of one switch have the distance `PIX`; devices of different switches have `PXB`.
 
     Args:
         a, b: chains of the devices, None if unknown.

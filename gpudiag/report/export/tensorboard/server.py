@@ -61,7 +61,7 @@ def check_interpreter(python: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return the port to serve on: `port` if it is free, or any free one for 0.
+    """Return the port to serve on: `port` if it is free, or any free port for 0.
 
     Raises:
         UsageError: it is in use, or the host is not an address of this machine.

@@ -253,8 +253,8 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
 #: Numbers that C++ streams write and JSON does not have.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Text up to the next invalid escape (surrogates are valid in pairs only). The pattern is possessive, so that text with
-#: many escapes needs no backtracking and one call.
+#: Text up to the next invalid escape (surrogates are valid in pairs only). The pattern is possessive, so that one call
+#: without backtracking handles text with many escapes.
 _GOOD_TEXT = re.compile(
     rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )

@@ -45,7 +45,7 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
     """Decode a trace from pieces of its text; `repairs` counts omissions.
 
     Yields:
-        Lists of events in file order, and last the document with the last few.
+        Lists of events in file order; the last item is the document with the remaining events.
 
     Raises:
         NotInPiecesError: the file cannot be cut into pieces, or a piece is not valid JSON.

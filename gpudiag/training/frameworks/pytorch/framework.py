@@ -63,7 +63,8 @@ class PyTorch(Framework):
     def command_line(self, plan: Plan, request: Path) -> list[str]:
         """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: they meet at `Job.rendezvous`.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: the processes meet at
+        `Job.rendezvous`.
         """
         rendezvous = plan.job.rendezvous
         if rendezvous is None:

@@ -180,7 +180,8 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a step of 30 ms on the host minus profiler overhead (4 µs per ns), or the device's step if longer."""
+    """Fake a host step of 30 ms that shortens by 4 µs per ns of assumed profiler overhead, but not below the
+    device's."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
