@@ -10,7 +10,7 @@ SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
     "bandwidth": "Measure what this machine's links really carry.",
     "profile": "Train, record traces, and say where each step's time went.",
-    "analyze": "Say where each step's time went, from traces that are there already.",
+    "analyze": "Say where each step's time went, from existing traces.",
     "gather": "Bring the ranks of several nodes into one run directory.",
     "recommend": "Say which strategy suits this machine and model best.",
     "scale": "Measure how training scales over the GPUs of this machine.",

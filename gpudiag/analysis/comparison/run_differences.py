@@ -9,8 +9,8 @@ from math import fsum
 from gpudiag.analysis.comparison.compared_analysis import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: In recordings of one model (4 x H200, with various faults and strategies), at least 80 % of either's compute is in
-#: kernels of both; in recordings of different models, mostly under 50 % of one's.
+#: In two recordings of one model (4 x H200, with various faults and strategies), at least 80 % of the compute of each
+#: is in kernels that both have; in recordings of different models, mostly under 50 % for at least one of the two.
 SAME_KERNELS = 0.5
 
 

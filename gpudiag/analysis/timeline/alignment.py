@@ -131,7 +131,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of the collectives that both captures recorded, of the rank with fewer of them.
+    `coverage` is the matched share of the collectives that both captures recorded, for the rank with fewer collectives.
     """
 
     a: NDArray[np.intp]

@@ -146,7 +146,7 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether the job still begins, by the clock of rank 0."""
+        """Return whether there is time to begin the job, by the clock of rank 0."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:

@@ -23,7 +23,8 @@ from gpudiag.training.session.position import ClusterPosition
 #: Variable with the directory of a `DirectoryStore`, which the launcher sets.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for its peers for these seconds plus the time of this number of its steps.
+#: In a user's command, the longest wait of a rank for its peers is this number of seconds plus this number of step
+#: times.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 _SPLIT_KEY = "apart"
 

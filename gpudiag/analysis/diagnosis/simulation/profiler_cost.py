@@ -34,8 +34,8 @@ from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 def usual_ns_per_event(graph: Graph) -> float:
     """Return the profiler's cost per event on this job's hosts, as far as the trace shows it, in ns.
 
-    The threads of a DataLoader slow the training thread too, and the profiler's work less: beside one, the overhead is
-    at most what it was on hosts that nothing slowed.
+    The threads of a DataLoader also slow the training thread, but they slow the profiler's work less: in jobs with such
+    threads, the overhead is at most the overhead on hosts that nothing slowed.
     """
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
