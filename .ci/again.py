@@ -2,9 +2,9 @@
 
     python .ci/again.py --most 3 --rate "why this many"
 
-A thousand tests start real programs, which share two cores with each other and with other load. A test that was only
-disturbed passes when it runs alone; a test that fails alone has a real fault. More failures than `--most` are not
-attributed to disturbance. The failed tests are printed, and saved in `build/ci/again.json`.
+The tests start a thousand real programs, which share two cores with each other and with other load. A test that failed
+because of that load passes when it runs alone; a test that fails alone has a real fault. If there are more failures
+than `--most`, load does not explain them. The failed tests are printed, and saved in `build/ci/again.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LAST_FAILED = Path(".pytest_cache") / "v" / "cache" / "lastfailed"
-#: Suffix that pytest-xdist appends to the id of a grouped test; pytest does not find the test by an id with it.
+#: pytest-xdist appends this suffix to the id of a grouped test, and pytest does not accept ids with it.
 GROUP = re.compile(r"@[^@\]]*$")
 
 

@@ -2,11 +2,11 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` at the problem. This program holds that
-namespace and changes `fixed` every `--block` steps, in the order: with, without, without, with. A step ends at a call
-of an optimizer's `step`. The device is synchronized at the start and end of each block, and the first `--skip` steps of
-a block are not timed. With `--by-epoch`, for a script that reads `args.fixed` at the start of an epoch, its
-`args.steps_per_epoch` is set to a block's length.
+The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This program
+keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
+step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
+first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
+epoch: it sets `args.steps_per_epoch` to a block's length.
 
 Print one JSON object on the last line: milliseconds per step with and without the problem, the duration of each block,
 and the host's wait for the device at the ends of blocks. A long wait shows that the device is the bottleneck.
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Presence of the problem in four consecutive blocks.
+#: Whether the problem is present, in four consecutive blocks.
 ORDER = (True, False, False, True)
 
 
@@ -40,7 +40,7 @@ class Blocks:
 
     def synchronize(self) -> float:
         """Wait for the device; return the wait in milliseconds."""
-        import torch  # noqa: PLC0415  # the script chooses when torch is imported
+        import torch  # noqa: PLC0415 # the script decides when to import torch
 
         start = time.perf_counter()
         if torch.cuda.is_available():
@@ -95,7 +95,7 @@ class Blocks:
 
 
 def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
-    """Give `blocks` the namespace that the script's parser returns."""
+    """Give `blocks` the namespace of options that the script's parser returns."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
@@ -121,7 +121,7 @@ def main() -> None:
     blocks = Blocks(block=given.block, skip=given.skip, seconds=given.seconds)
     hold_arguments(blocks, by_epoch=given.by_epoch)
 
-    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415  # after the options
+    from torch.optim.optimizer import register_optimizer_step_post_hook  # noqa: PLC0415 # after the options are parsed
 
     register_optimizer_step_post_hook(blocks.step)
     sys.argv = [str(given.script), *given.arguments]

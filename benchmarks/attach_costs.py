@@ -1,14 +1,14 @@
-"""Measure the overhead of `gpudiag profile -- COMMAND` outside of the recorded steps in CPU time, for busy machines
-too.
+"""Measure the CPU time that `gpudiag profile -- COMMAND` adds outside of the recorded steps.
 
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
-`starts`: processes that import nothing and processes that import PyTorch, alternately with and without gpudiag.
+`starts`: whole processes that import nothing or import PyTorch, alternately with and without gpudiag.
 `steps`: in one process, alternating blocks of steps with and without gpudiag's hook, before all ranks have joined and
-after everything is measured; and the overhead of a hook call there over an empty call. `processes`: steps of whole
-processes after the recorded steps, alternately with and without gpudiag. `backward`: as `steps`, for optimizers that
+after everything is measured; and then the cost of a call of the hook beyond an empty call. `processes`: steps of whole
+processes after the recorded steps, alternately with and without gpudiag. `backward`: like `steps`, for optimizers that
 step within backward, on a GPU if available (then in elapsed time instead of CPU time). It compares one optimizer per
-parameter with one that steps for each parameter. Differences are medians of pairs, with their 95 % confidence interval.
+parameter with one optimizer that steps for each parameter. Differences are medians of pairs, with their 95 % confidence
+interval.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gpudiag.training.attach.start import ENTRY
 ROOT = Path(__file__).parents[1]
 STARTS, PAIRS, PROCESSES = 15, 500, 6
 
-#: The first argument is the number of block pairs with and without the hook; 0 times a step alone.
+#: The first argument is the number of pairs of blocks with and without the hook; 0 measures only one step.
 TRAINS = """
 import json, os, random, sys, time
 import torch
@@ -111,7 +111,7 @@ print(said)
 def median_with_interval(values: list[float]) -> tuple[float, float, float]:
     """Return the median and the order statistics that enclose the true median with 95 % confidence."""
     each = sorted(values)
-    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of a fair coin
+    off = int(0.98 * len(each) ** 0.5)  # 1.96 standard deviations of the binomial distribution
     low, high = each[max(0, len(each) // 2 - off - 1)], each[min(len(each) - 1, len(each) // 2 + off)]
     return statistics.median(each), low, high
 
@@ -124,7 +124,7 @@ def difference(pairs: list[tuple[float, float]]) -> str:
     return f"{base:8.3f} ms bare  {middle:+.4f} ms  {share[0]:+.2f} % [{share[1]:+.2f}, {share[2]:+.2f}]"
 
 
-def told(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
+def environment_of(run_dir: str, *, entered: bool, **more: str) -> dict[str, str]:
     """Return the environment of a process."""
     settings = Settings(run_dir=run_dir, command=("python",), steps=5, warmup=2, patience_s=1e6)
     inside = {}
@@ -138,14 +138,16 @@ def starts() -> None:
     """Print CPU time and elapsed time of whole processes."""
     for program in ("pass", "import torch"):
         for _ in range(2):  # warm the caches
-            subprocess.run([sys.executable, "-c", program], env=told("/nowhere", entered=True), check=True)
+            subprocess.run([sys.executable, "-c", program], env=environment_of("/nowhere", entered=True), check=True)
         cpu: list[tuple[float, float]] = []
         wall: list[tuple[float, float]] = []
         for _ in range(STARTS):
             spent = {}
             for entered in random.sample((False, True), 2):
                 before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-                subprocess.run([sys.executable, "-c", program], env=told("/nowhere", entered=entered), check=True)
+                subprocess.run(
+                    [sys.executable, "-c", program], env=environment_of("/nowhere", entered=entered), check=True
+                )
                 passed, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
                 busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
                 spent[entered] = (1e3 * busy, 1e3 * passed)
@@ -163,7 +165,7 @@ def steps(**more: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         words = [sys.executable, "-c", TRAINS, str(PAIRS)]
         after = subprocess.run(
-            words, env=told(scratch, entered=True, **more), check=True, capture_output=True, text=True
+            words, env=environment_of(scratch, entered=True, **more), check=True, capture_output=True, text=True
         )
         print(
             f"a step after the window   {difference(json.loads(after.stdout))}; {after.stderr.splitlines()[-1]}",
@@ -174,7 +176,7 @@ def steps(**more: str) -> None:
         ranks = [
             subprocess.Popen(
                 words,
-                env=told(scratch, entered=True, RANK=str(r), **job, **more),
+                env=environment_of(scratch, entered=True, RANK=str(r), **job, **more),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
@@ -195,7 +197,7 @@ def processes() -> None:
             with tempfile.TemporaryDirectory() as scratch:
                 done = subprocess.run(
                     [sys.executable, "-c", TRAINS, "0"],
-                    env=told(scratch, entered=entered), check=True, capture_output=True, text=True,
+                    env=environment_of(scratch, entered=entered), check=True, capture_output=True, text=True,
                 )  # fmt: skip
             times[entered] = float(done.stdout)
         pairs.append((times[False], times[True]))

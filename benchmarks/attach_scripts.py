@@ -55,8 +55,8 @@ for number in range(int(sys.argv[1])):
 """
 
 ON_GPUS = torch.cuda.is_available()
-#: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` costs nothing,
-#: because no device is waited for, and that job loses time in communication.
+#: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
+#: so that job loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),

@@ -35,14 +35,14 @@ REFERENCE = ROOT / "docs" / "benchmarks" / "h200x4_reference.csv"
 COPY, COLLECTIVE, SMALL_MESSAGE, REPEAT = 0.02, 0.05, 0.20, 0.02
 SECONDS = {"default": 20.0, "quick": 5.0}
 PEERS = Path(__file__).resolve().parent / "peers"
-#: One round of the peers: program, arguments, environment, and the CSV's name for its all-reduces.
+#: A round of the peers: program, arguments, environment, and the CSV's name for the all-reduces.
 ALL_REDUCE_BYTES = ("65536", "33554432", "268435456")
 PEER_RUNS: tuple[tuple[str, tuple[str, ...], dict[str, str], str], ...] = (
     ("copies", (), {}, ""),
     ("all_reduce", ALL_REDUCE_BYTES, {}, "all_reduce_perf"),
     ("all_reduce", ("134217728",), {"NCCL_P2P_DISABLE": "1"}, "all_reduce_perf NCCL_P2P_DISABLE=1"),
 )
-#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have 0 bytes.
+#: Results of one round of peers: (test, bytes) to one figure per GPU or pair. Copies have a size of 0 bytes.
 PeerFigures = dict[tuple[str, int], list[float]]
 
 
@@ -59,7 +59,7 @@ def build_peers(output: Path) -> bool:
 
 
 def nccl_places() -> Iterator[Path]:
-    """Yield the directories in which NCCL may be installed: PyTorch's wheel, then the system."""
+    """Yield the directories that may contain NCCL: first PyTorch's wheel, then the system."""
     for place in sys.path:
         yield Path(place) / "nvidia" / "nccl"
     yield Path("/usr")
@@ -95,7 +95,7 @@ def run_peers(output: Path, number: int) -> PeerFigures:
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
-    """Return the reference rows; figures that a peer measured on this machine replace those of the other machine."""
+    """Return the reference rows; figures measured on this machine replace those of the other machine."""
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
@@ -126,24 +126,26 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
     """Return gpudiag's figures for the test of a reference row, one per GPU or pair."""
     path, size = row["path"], int(row["bytes"])
     if row["direction"] == "collective":
-        chosen = [one for one in facts.collectives if one.strategy == path and one.bytes == size]
+        chosen = [
+            collective for collective in facts.collectives if collective.strategy == path and collective.bytes == size
+        ]
         return [one.time_us if row["scope"] == "time" else one.busbw_gb_per_s for one in chosen]
     if path.startswith("dependent_load"):
         host = path.endswith("host")
         return [
-            one.time_us
-            for one in facts.latency
-            if one.kind == "dependent_load" and one.src != one.dst and (one.dst == "host") == host
+            measured.time_us
+            for measured in facts.latency
+            if measured.kind == "dependent_load" and measured.src != measured.dst and (measured.dst == "host") == host
         ]
     return [
-        one.gb_per_s / (2 if row["scope"] == "one direction" else 1)
-        for one in facts.bandwidth
-        if one.path == path
-        and one.direction == row["direction"]
-        and one.memory in {"pinned", "device"}
-        and ("all" in {one.src, one.dst}) == (row["scope"] == "all")
-        and (not row["initiator"] or one.initiator == row["initiator"])
-        and (not row["peer_access"] or one.peer_access is (row["peer_access"] == "true"))
+        rate.gb_per_s / (2 if row["scope"] == "one direction" else 1)
+        for rate in facts.bandwidth
+        if rate.path == path
+        and rate.direction == row["direction"]
+        and rate.memory in {"pinned", "device"}
+        and ("all" in {rate.src, rate.dst}) == (row["scope"] == "all")
+        and (not row["initiator"] or rate.initiator == row["initiator"])
+        and (not row["peer_access"] or rate.peer_access is (row["peer_access"] == "true"))
     ]
 
 
@@ -151,7 +153,7 @@ def bound_for(row: dict[str, str]) -> float | None:
     """Return the relative difference allowed for this row, or None if there is no requirement."""
     if row["direction"] == "collective":
         return SMALL_MESSAGE if row["scope"] == "time" else COLLECTIVE
-    # One direction's bandwidth under interference is not half of the combined bandwidth.
+    # When both directions run at once, half of their combined bandwidth is not the bandwidth of one direction.
     return None if row["scope"] == "one direction" or row["unit"] == "us" else COPY
 
 
@@ -216,7 +218,7 @@ def phases(facts: Facts) -> Iterator[str]:
 def small_messages(facts: Facts) -> Iterator[str]:
     """Yield NCCL's small-message times in us: launched one by one as in nccl-tests, and queued without launch time."""
     names = ("nccl", "nccl-queued", "nccl-no-p2p", "nccl-no-p2p-queued")
-    times = {(one.strategy, one.bytes): one.time_us for one in facts.collectives}
+    times = {(collective.strategy, collective.bytes): collective.time_us for collective in facts.collectives}
     yield "| us | " + " | ".join(names) + " |"
     yield "| --- |" + " --- |" * len(names)
     for size in sorted({size for name, size in times if name in names and size <= 1 << 20}):
@@ -270,12 +272,12 @@ def main() -> int:
             fine = fine and within
         lines += ["", f"{mode}: seconds per probe", "", *phases(found[-1])]
         lines += ["", f"{mode}: small all-reduces", "", *small_messages(found[-1]), ""]
-        lines += [f"- not measured: {one.what}: {one.why}" for one in found[-1].skipped]
+        lines += [f"- not measured: {probe.what}: {probe.why}" for probe in found[-1].skipped]
         if len(found) > 1:
             apart = list(repeatability(found[-2], found[-1]))
             links = [away for away, _, of_link in apart if of_link]
             close, all_close = sum(away <= REPEAT for away in links), sum(away <= REPEAT for away, *_ in apart)
-            # One figure in fifty may coincide with a burst of other traffic.
+            # One figure in fifty may be disturbed by a burst of other traffic.
             fine = fine and close >= 0.98 * len(links)
             agreed = f"{close} of {len(links)} figures of links agree within {100 * REPEAT:.0f} % between two runs"
             half = f"half of them within {100 * statistics.median(links):.2f} %"

@@ -1,11 +1,11 @@
-"""Train ResNet-50 in bare DDP, bf16, channels last: the reference that `gpudiag scale` must match within 3 %.
+"""Train ResNet-50 in plain DDP, bf16, channels last: the reference that `gpudiag scale` must match within 3 %.
 
     torchrun --nproc-per-node 4 benchmarks/bare_ddp.py [--steps 100] [--batch 64]
     gpudiag scale resnet50 --devices 4 --strategies nccl --precision bf16 --memory-format nhwc --profile none
 
-The model is gpudiag's, and everything else is PyTorch's: no session, no ranges, no hook, a batch on the device, and one
-synchronization before and after the timed steps. `bench_ddp.py` compares communication only, alternately in one
-process. This program compares whole programs.
+The model is gpudiag's and everything else is PyTorch's: there are no sessions, ranges or hooks of gpudiag. The batch is
+on the device, and the device is synchronized only before and after the timed steps. `bench_ddp.py` compares
+communication only, alternately in one process. This program compares whole programs.
 """
 
 from __future__ import annotations

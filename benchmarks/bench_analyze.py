@@ -33,7 +33,7 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: A different directory, because `python -m` would import the modules here instead of the installed ones.
+#: The directory differs, because `python -m` would import the modules here instead of the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -42,9 +42,9 @@ from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 """
 
-#: Time breakdown, hidden communication, its kernels, idle causes and launch statistics, of all ranks. Counterfactual
-#: savings are omitted because HTA has none. The straggler is omitted because `get_potential_stragglers` raises a
-#: ValueError on these traces.
+#: The program computes time breakdown, hidden communication and its kernels, idle causes and launch statistics of all
+#: ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
+#: `get_potential_stragglers` raises a ValueError on these traces.
 _HTA_REPORT_PROGRAM = """
 import sys
 from hta.trace_analysis import TraceAnalysis
@@ -57,8 +57,8 @@ analyzer.get_idle_time_breakdown(ranks=ranks, visualize=False)
 analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
-#: Lower bound for any reader of these files: unpack them and decode the JSON, with gpudiag's structures and number of
-#: processes.
+#: A lower bound for any reader of these files: decompress them and decode the JSON, with gpudiag's structures and
+#: number of processes.
 _FLOOR_PROGRAM = """
 import sys
 from pathlib import Path
@@ -207,8 +207,8 @@ def _tree_pss_kb(process: int) -> int:
         lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
     except OSError:
         return 0
-    own = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
-    return own + sum(_tree_pss_kb(child) for child in children)
+    own_kb = next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return own_kb + sum(_tree_pss_kb(child) for child in children)
 
 
 def _print_conditions(name: str, rounds: int, directory: Path, ours: Path, hta: Path) -> None:

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_ddp.py [--output FILE.json] [--models resnet50,gpt,mlp] [--rounds 9]
 
-Each process trains three copies of the model on a batch on the device: one wrapped in bare DDP, one wrapped by the
-strategy `nccl`, and one with a Python communication hook from the start, which is required to name the communication of
+Each process trains three copies of the model on a batch that is on the device. One copy is in plain DDP, one uses the
+strategy `nccl`, and one has a Python communication hook from the start, which is needed to name the communication of
 each bucket. The copies take turns of some steps each, in a different order each round. The output is the median step of
 each copy, and the ratio to bare DDP with its 95 % interval (Student's t). The interval is computed from the ratio of
 each round, because the machine changes little within a round. Without GPUs, small models run in CPU processes with
@@ -41,7 +41,7 @@ TURN_S = 0.4
 
 
 class Trainer:
-    """A wrapped model with its own optimizer and batch."""
+    """A wrapped model with an optimizer and a batch."""
 
     def __init__(self, name: str, workload_name: str, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
@@ -67,7 +67,7 @@ class Trainer:
         self.workload, self.device = workload, device
 
     def step(self) -> None:
-        """Run one training step as in gpudiag's own loop."""
+        """Run one training step like gpudiag's training loop."""
         loss = self.workload.loss(self.model(self.inputs), self.target)
         self.arithmetic.backward(loss)
         self.strategy.exchange(self.model)
@@ -86,7 +86,7 @@ class Trainer:
         return float(worst)
 
     def settle(self) -> None:
-        """Wait for the device and the other ranks."""
+        """Wait until the device is idle and all other ranks have arrived."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         dist.barrier()

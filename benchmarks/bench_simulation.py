@@ -3,8 +3,8 @@
     python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
 The analysed steps of each rank's trace are concatenated until there are enough. Only every n-th step mark is kept, so
-that a step has about the requested number of events. The graph construction, one simulation, and the whole diagnosis
-(every rule, every scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
+that a step has about the requested number of events. Graph construction, one simulation, and the whole diagnosis (every
+rule and scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def main() -> int:
 
 def row(timeline: Timeline, steps: int, events_per_step: int, rounds: int) -> str:
     """Return the row of one size: medians over the rounds."""
-    # Two more than analysed, because the first and the last step of a recording are excluded.
+    # Two steps more than analysed, because the first and the last step of a recording are excluded.
     traces = tuple(repeated(timeline, index, steps + 2, events_per_step) for index in range(len(timeline.traces)))
     events = sum(len(trace.events) for trace in traces)
     grown = build_timeline(traces)
@@ -88,7 +88,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     events = trace.events
     first = int(np.searchsorted(track.steps.number, track.window_steps[0]))
     after = int(np.searchsorted(track.steps.number, track.window_steps[-1])) + 1
-    own = after - first
+    step_count = after - first
     begin, end = (int(track.steps.start[at]) - track.shift_ns for at in (first, min(after, len(track.steps) - 1)))
     on_host = events.device < 0
     # Host events of these steps, and the device work that they launched.
@@ -97,8 +97,8 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     body |= ~on_host & np.isin(events.correlation, launched)
     rows = np.flatnonzero(body)
     marks = (events.role[rows] == Role.STEP_MARK) & (events.start_ns[rows] >= begin)
-    per_step = max(round(events_per_step * own / len(rows)), 1)
-    copies = -(-steps * per_step // own)
+    per_step = max(round(events_per_step * step_count / len(rows)), 1)
+    copies = -(-steps * per_step // step_count)
     length, stride = end - begin, int(events.correlation.max()) + 1
     names = list(events.names)
     parts: dict[str, list[np.ndarray]] = {name: [] for name in events.columns()}
@@ -106,7 +106,7 @@ def repeated(timeline: Timeline, index: int, steps: int, events_per_step: int) -
     numbers: list[int] = []
     offset = 0
     for copy in range(copies):
-        number = copy * own + np.arange(int(marks.sum()))
+        number = copy * step_count + np.arange(int(marks.sum()))
         keep = np.ones(len(rows), np.bool_)
         keep[np.flatnonzero(marks)] = number % per_step == 0
         chosen = rows[keep]

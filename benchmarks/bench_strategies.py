@@ -4,7 +4,7 @@
 
 Every size is measured in rounds, each method once per round, so that drift affects all methods equally; the median of
 the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. The bytes are those of the
-float32 gradients, also for methods that send half precision, because the figure shows how soon the gradients are
+float32 gradients, also for methods that send half precision, because the figure compares how soon gradients are
 available. Every result is compared with NCCL's bit by bit (the summands are integers whose sums are exact in every
 format).
 
@@ -61,7 +61,7 @@ SWEEP: list[dict[str, Any]] = [
     )
 ]
 
-#: For --pieces: minimum numbers of chunks, sizes of the gradients in fp32, adding threads per rank.
+#: For --pieces: minimum numbers of chunks, sizes of fp32 gradients in MB, and summing threads per rank.
 PIECES, PIECES_MB, PIECES_THREADS = (4, 8, 12, 16, 24, 32), (5, 25, 100), (4, 8)
 
 
@@ -88,7 +88,7 @@ class Rank:
         self.peer = "nccl" if self.on_gpu else "gloo"
 
     def meet(self) -> None:
-        """Wait until all ranks have arrived with idle GPUs."""
+        """Wait until all ranks have arrived and their GPUs are idle."""
         if self.on_gpu:
             torch.cuda.synchronize()
         dist.barrier(group=self.control)
@@ -110,7 +110,7 @@ class Rank:
         return self.slowest((time.perf_counter() - began) / repeats)
 
     def repeats(self, run: Callable[[], Any]) -> int:
-        """Return the number of calls to time at once, equal on every rank."""
+        """Return the number of calls to time together, which is equal on every rank."""
         run()
         return max(3, min(50, int(AIM_S / self.seconds(run, 2))))
 
@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # From here on the values grow with every sum; only the time matters.
+        # From here on the values grow with every sum, because only the time matters.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -216,7 +216,7 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
                 count = int(megabytes * 1e6) // 4
                 work = at.values(count)
                 for number in PIECES:
-                    made._pieces = number  # noqa: SLF001  # cheaper than to pin memory for each anew
+                    made._pieces = number  # noqa: SLF001 # pinning new memory for each would take longer
                     run = partial(made.all_reduce, work)
                     repeats = at.repeats(run)
                     seconds = statistics.median(at.seconds(run, repeats) for _ in range(ROUNDS))
@@ -235,7 +235,8 @@ def pieces(at: Rank) -> list[dict[str, Any]]:
 
 
 def sums_alone(at: Rank) -> list[dict[str, Any]]:
-    """Measure the summation alone: GB/s of float32 gradients that the threads of all ranks sum without copies."""
+    """Measure the summation alone. The result is the GB/s of float32 gradients that the threads of all ranks sum
+    without copies."""
     rows = []
     for engine in ("native", "torch"):
         for threads in (1, 2, 4, 8, 12) if engine == "native" else (0,):
@@ -248,7 +249,7 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
                 )
             except ValueError:
                 continue
-            control, chunks = made._control, 200  # noqa: SLF001  # no one else drives the threads by hand
+            control, chunks = made._control, 200  # noqa: SLF001 # no other thread uses them here
             size = control.layout.chunk_bytes
             for number in range(chunks):
                 control.put_piece(number, size // 4, 0, 1)
@@ -270,10 +271,10 @@ def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)
-    control, mover, layout = made._control, made._mover, made._control.layout  # noqa: SLF001  # nothing waits here
-    driver, size = mover._driver, layout.chunk_bytes  # type: ignore[union-attr]  # noqa: SLF001  # on a GPU it is a CudaMover
+    control, mover, layout = made._control, made._mover, made._control.layout  # noqa: SLF001 # no all-reduce is running
+    driver, size = mover._driver, layout.chunk_bytes  # type: ignore[union-attr]  # noqa: SLF001 # a CudaMover on a GPU
     gpu = [torch.empty(size, dtype=torch.uint8, device=at.device) for _ in range(2)]
-    outgoing, incoming = mover._out, mover._in  # type: ignore[union-attr]  # noqa: SLF001  # likewise
+    outgoing, incoming = mover._out, mover._in  # type: ignore[union-attr]  # noqa: SLF001 # a CudaMover on a GPU
     rows = []
     for way, ways in (("to host", (True, False)), ("to GPU", (False, True)), ("both ways", (True, True))):
 
@@ -350,7 +351,7 @@ def worker(options: argparse.Namespace) -> None:
 def host_memory() -> list[dict[str, Any]]:
     """Measure the combined read, copy and add bandwidth of all CPUs, in GB/s of bytes read and written.
 
-    The reads that caches make before they write are not counted.
+    Reads that caches make before a write are not counted.
     """
     threads = len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)

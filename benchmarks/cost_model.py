@@ -1,4 +1,4 @@
-"""Compare the shipped predictor with published measurements; print the Markdown of docs/predictions.md.
+"""Compare the released predictor with published measurements; print the Markdown of docs/predictions.md.
 
     python benchmarks/cost_model.py
 
@@ -68,9 +68,9 @@ def steps() -> None:
 
 
 def held_out() -> None:
-    """Cross-validate: fit the assumed constants on all machines but one, and count on that one.
+    """Cross-validate: fit the assumed constants on all machines except one, and count that machine's right predictions.
 
-    Among equal choices the shipped one is taken, or else the first.
+    Among equal choices the released one is taken if it is among them, or else the first.
     """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}

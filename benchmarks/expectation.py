@@ -71,7 +71,7 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """gpudiag's output for a recording: the analysis as JSON and the report as text, or why there is neither."""
+    """gpudiag's output for a recording: the analysis as JSON and the report as text, or the reason for none."""
 
     analysis: dict[str, Any] | None = None
     report: str = ""

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hostile_scripts import HostileJob
 
 SECONDS = 120
-#: A process that is ending has this long before it counts as remaining.
+#: A process that is ending has this many seconds before it counts as remaining.
 SETTLE_S = 1.0
 #: Environment variable by which the processes of a run are recognized in /proc.
 MARK = "HOSTILE_JOBS_MARK"
@@ -53,7 +53,7 @@ def outcome(job: HostileJob, folder: Path, *, profiled: bool) -> dict[str, Any]:
     (folder / "stdin").write_text("first line\nsecond line\n")
     command = [sys.executable, *job.options, str(folder / "job.py")]
     if profiled:
-        # -P: no module of the job's directory replaces one of gpudiag's.
+        # With -P no module in the job's directory replaces one of gpudiag's.
         program = [sys.executable, "-P", "-m", "gpudiag", "profile", *QUICK, "--output", str(folder / "run")]
         command = [*program, "--", *command]
     environment = {**os.environ, **QUIET, "TMPDIR": str(temporary), MARK: str(folder), **job.environment}

@@ -1,4 +1,4 @@
-"""Hostile training scripts, modelled on users' scripts, for `hostile_jobs.py`."""
+"""Provide hostile training scripts, modelled on users' scripts, for `hostile_jobs.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from collections.abc import Mapping
 
-#: Defines `train`, which prints losses in full. The job's lines replace BODY at the end.
+#: Defines `train`, which prints losses in full. The job's lines replace BODY.
 PRELUDE = """
 import os, signal, sys, time
 import torch

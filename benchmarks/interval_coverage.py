@@ -33,7 +33,7 @@ from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.test_real_traces import UNPROFILED_MS
 from tests.traces.pack import unpack
 
-#: A simulation that misses the recorded step by a larger fraction is never shown.
+#: A simulation with a larger relative error in the recorded step is never shown.
 FAILED = 0.25
 
 
@@ -76,19 +76,21 @@ def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
 def _recordings(directories: list[Path], scratch: Path) -> Iterator[dict[str, Any]]:
     seen: set[str] = set()
     for directory in directories:
-        for told in sorted(directory.rglob("run.json")):
-            traces = told.parent / "traces"
-            record = find_run_record([told.parent]) if traces.is_dir() else None
+        for record_path in sorted(directory.rglob("run.json")):
+            traces = record_path.parent / "traces"
+            record = find_run_record([record_path.parent]) if traces.is_dir() else None
             if record is None or record.created in seen or _timed_ms(record) is None:
                 continue
             seen.add(record.created)
-            yield from _run(f"{directory.name}/{told.parent.name}", told.parent, record)
-        for told in sorted(directory.rglob("truth.json")):
-            truth = json.loads(told.read_text(encoding="utf-8"))
+            yield from _run(f"{directory.name}/{record_path.parent.name}", record_path.parent, record)
+        for record_path in sorted(directory.rglob("truth.json")):
+            truth = json.loads(record_path.read_text(encoding="utf-8"))
             if "step_ms_fault" in truth:
-                seen.add(told.parent.name)
-                recorded = sorted(told.parent.glob("*trace.json.gz"))
-                yield from _alone(f"{directory.name}/{told.parent.name}", recorded, float(truth["step_ms_fault"]))
+                seen.add(record_path.parent.name)
+                recorded = sorted(record_path.parent.glob("*trace.json.gz"))
+                yield from _alone(
+                    f"{directory.name}/{record_path.parent.name}", recorded, float(truth["step_ms_fault"])
+                )
         for packed in sorted(directory.glob("*.npz")):
             if packed.stem in UNPROFILED_MS and packed.stem not in seen:
                 where = scratch / packed.stem
@@ -141,7 +143,7 @@ def _measured(name: str, how: str, case: Case, true: float) -> Iterator[dict[str
         "per_event_ns": what_if.per_event_ns,
         "chance": said.chance_ms,
         "steps": [(track.step_ns / 1e6).tolist() for track in case.attribution.tracks],
-        "timed": [] if case.run is None else [one.unprofiled.step_ms for one in case.run.ranks if one.unprofiled],
+        "timed": [] if case.run is None else [rank.unprofiled.step_ms for rank in case.run.ranks if rank.unprofiled],
     }
 
 

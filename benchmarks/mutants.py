@@ -155,9 +155,9 @@ class Tests:
         self._found: Counter[str] = Counter()
 
     def of(self, change: Change) -> list[dict[str, float]]:
-        """Return two groups of tests that run the change, with their seconds: the shortest that fit the budget.
+        """Return two groups of tests that run the change, with their seconds: the shortest tests that fit the budget.
 
-        The first group is from the file that has killed most mutants, because importing all others takes longer than
+        The first group is the file that has killed most mutants, because importing all other files takes longer than
         running it.
         """
         first, then = self._running(change)
@@ -169,7 +169,7 @@ class Tests:
         return [part for part in (telling, {name: chosen[name] for name in sorted(chosen.keys() - telling)}) if part]
 
     def found_by(self, name: str) -> None:
-        """Count a mutant killed by this test."""
+        """Count a mutant that this test killed."""
         self._found[_file(name)] += 1
 
     def _telling(self) -> list[str]:
@@ -179,7 +179,8 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return the tests that run the statement; if it runs on import only, the tests of lines that use its names."""
+        """Return the tests that run the statement. If it only runs on import, return the tests of lines that use its
+        names."""
         statement, header = _statement(change)
         lines = self._lines[change.module]
         running = {test for line in header for test in lines.get(line, ())}
@@ -216,7 +217,7 @@ def _statement(change: Change) -> tuple[ast.stmt, range]:
 
 def _first_line(statement: ast.stmt) -> int:
     decorators: list[ast.expr] = getattr(statement, "decorator_list", [])
-    return min([statement.lineno, *(one.lineno for one in decorators)])
+    return min([statement.lineno, *(decorator.lineno for decorator in decorators)])
 
 
 def _names(statement: ast.stmt) -> list[str]:
@@ -248,7 +249,7 @@ def drawn_changes(count: int, seed: int) -> list[Change]:
             places[module, change.start, change.end].append(change)
     order = sorted(places, key=lambda place: (str(place[0]), *place[1:]))
     print(f"{sum(map(len, places.values()))} mutants at {len(places)} places; seed {seed}")
-    chance = random.Random(seed)  # noqa: S311  # a sample, no secret
+    chance = random.Random(seed)  # noqa: S311 # not for security
     chance.shuffle(order)
     chosen = (chance.choice(places[place]) for place in order)
     drawn = (change for change in chosen if _is_python(change))
@@ -307,7 +308,7 @@ def _is_python(change: Change) -> bool:
 
 
 def tried(change: Change, tests: Tests) -> dict[str, Any]:
-    """Apply the change, run the tests, and undo it."""
+    """Apply the change, run the tests, undo the change, and return the outcome."""
     goes = tests.of(change)
     found = {"name": change.name, "tests": sum(map(len, goes)), "outcome": "not run", "diff": "", "by": ""}
     mutation = MutationSpec(
@@ -335,12 +336,12 @@ def tried(change: Change, tests: Tests) -> dict[str, Any]:
 def print_results(results: Sequence[dict[str, Any]]) -> None:
     print("\n| folder | mutants | killed | share | 95 % interval |\n| --- | ---: | ---: | ---: | --- |")
     for folder in (*FOLDERS, Path("gpudiag/analysis")):
-        mine = [result for result in results if result["name"].startswith(f"{folder}/")]
-        killed = sum(result["outcome"] == "killed" for result in mine)
-        if mine:
-            low, high = wilson(killed, len(mine))
-            share = f"{100 * killed / len(mine):.0f} % | {100 * low:.0f} to {100 * high:.0f}"
-            print(f"| {folder} | {len(mine)} | {killed} | {share} |")
+        folder_results = [result for result in results if result["name"].startswith(f"{folder}/")]
+        killed = sum(result["outcome"] == "killed" for result in folder_results)
+        if folder_results:
+            low, high = wilson(killed, len(folder_results))
+            share = f"{100 * killed / len(folder_results):.0f} % | {100 * low:.0f} to {100 * high:.0f}"
+            print(f"| {folder} | {len(folder_results)} | {killed} | {share} |")
     for result in results:
         if result["outcome"] != "killed":
             lines = [line for line in result["diff"].splitlines() if re.match(r"[-+](?![-+])", line)]

@@ -51,8 +51,8 @@ def main() -> int:
     print(f"Against the law (a bucket without an explanation): {Share(len(unlawful), len(jobs))}")
     for words, count in Counter(_without_figures(job.unlawful[0]) for job in unlawful).most_common(8):
         print(f"  {count:4}  {words}")
-    told = Counter(bucket for job in jobs for bucket in unexplained(job.analysis))
-    print(f"Buckets that a line calls unexplained: {dict(told.most_common())}")
+    unexplained_buckets = Counter(bucket for job in jobs for bucket in unexplained(job.analysis))
+    print(f"Buckets that a line calls unexplained: {dict(unexplained_buckets.most_common())}")
     loaders = [job.recipe.seed for job in jobs if job.verdict.loader_as_launching]
     print(f"Loaders called launch-bound: {len(loaders)} {loaders or ''}\n")
     wrong = [job for job in jobs if not job.verdict.right]
@@ -68,8 +68,8 @@ def _print_shares(jobs: Sequence[Judged]) -> None:
     for kind, share in by_kind(jobs).items():
         print(f"  {kind:20} {share}")
     for how, chosen in (("timed too", True), ("traces alone", False)):
-        mine = [job for job in jobs if job.recipe.timed is chosen]
-        print(f"  {how:20} {Share(sum(job.verdict.right for job in mine), len(mine))}")
+        chosen_jobs = [job for job in jobs if job.recipe.timed is chosen]
+        print(f"  {how:20} {Share(sum(job.verdict.right for job in chosen_jobs), len(chosen_jobs))}")
     beside = [there for job in jobs for there in job.verdict.beside.values()]
     print(f"Work that would do instead of the waste that comes first, named too: {Share(sum(beside), len(beside))}")
     missed = Counter(name for job in jobs for name in job.verdict.missed)
@@ -91,8 +91,8 @@ def _print_confusion(jobs: Sequence[Judged]) -> None:
 def _print_confidence(jobs: Sequence[Judged]) -> None:
     print("Right by the confidence of the first finding:")
     for confidence in ("high", "medium", "low"):
-        mine = [job for job in jobs if _confidence(job) == confidence]
-        print(f"  {confidence:20} {Share(sum(job.verdict.right for job in mine), len(mine))}")
+        chosen_jobs = [job for job in jobs if _confidence(job) == confidence]
+        print(f"  {confidence:20} {Share(sum(job.verdict.right for job in chosen_jobs), len(chosen_jobs))}")
     print()
 
 
@@ -105,7 +105,7 @@ def _cost(job: Judged) -> float:
 
 
 def _line(job: Judged) -> str:
-    worth = [_cause(one, job.truth) for one in job.truth.causes if job.truth.share(one) >= NOTABLE]
+    worth = [_cause(cause, job.truth) for cause in job.truth.causes if job.truth.share(cause) >= NOTABLE]
     return (
         f"{job.recipe.seed}: {_described(job.recipe)}, step {job.truth.step_ms:.1f} ms"
         f" | truth: {', '.join(worth) or 'none'} | found: {', '.join(_findings(job)) or 'none'}"
@@ -135,9 +135,10 @@ def _cause(cause: Cause, truth: Truth) -> str:
 
 def _findings(job: Judged) -> list[str]:
     return [
-        f"{one.code}/{one.cause}/{','.join(map(str, one.ranks))} {one.recoverable_ms_per_step or 0.0:.1f}"
-        f" {one.confidence}{' or ' + '/'.join(one.instead) if one.instead else ''}"
-        for one in job.analysis.findings
+        f"{finding.code}/{finding.cause}/{','.join(map(str, finding.ranks))}"
+        f" {finding.recoverable_ms_per_step or 0.0:.1f}"
+        f" {finding.confidence}{' or ' + '/'.join(finding.instead) if finding.instead else ''}"
+        for finding in job.analysis.findings
     ]
 
 

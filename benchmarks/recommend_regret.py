@@ -70,13 +70,13 @@ def main() -> int:
     directory = options.source or options.output
     if options.source is None:
         for setting in settings:
-            left = [name for name in names if found(directory / setting, name) is None]
+            left = [name for name in names if result_of(directory / setting, name) is None]
             if left:
                 measure(directory / setting / f"launch{time.strftime('%H%M%S')}", left, options, p2p=setting == "on")
     worst_regret = worst_error = 0.0
     for setting in settings:
         for name in names:
-            path = found(directory / setting, name)
+            path = result_of(directory / setting, name)
             if path is not None:
                 benchmark = read_json(path, StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
                 regret, error = show(predicted_again(benchmark, path.parent) if options.again else benchmark, setting)
@@ -85,16 +85,20 @@ def main() -> int:
     return 0 if worst_regret <= 2.0 else 1
 
 
-def found(directory: Path, name: str) -> Path | None:
+def result_of(directory: Path, name: str) -> Path | None:
     """Return the result of one workload from the launch that measured it."""
     return next(iter(sorted(directory.glob(f"**/{benchmark_file(name)}"))), None)
 
 
 def predicted_again(benchmark: StrategyBenchmark, run_dir: Path) -> StrategyBenchmark:
-    """Return the same measurements with predictions of the current model."""
+    """Return the same measurements with the current model's predictions."""
     facts = read_json(run_dir / FACTS_FILE, Facts, FACTS_SCHEMA)
-    chosen = [one.candidate for one in benchmark.predictions]
-    cannot = {one.candidate.label: one.cannot for one in benchmark.predictions if one.cannot is not None}
+    chosen = [prediction.candidate for prediction in benchmark.predictions]
+    cannot = {
+        prediction.candidate.label: prediction.cannot
+        for prediction in benchmark.predictions
+        if prediction.cannot is not None
+    }
     curves = curves_of(benchmark.transports)
     again = predict(
         facts, benchmark.gradients, chosen, benchmark.devices, p2p=benchmark.p2p, curves=curves, cannot=cannot
@@ -110,7 +114,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
             RunOptions(workload=names[0], devices=options.devices, p2p=p2p, output=str(run_dir), timeout_s=120.0)
         )
     )
-    said(began, f"facts are there; {', '.join(names)}")
+    log(began, f"facts are there; {', '.join(names)}")
     devices = prepared.plan.processes
     chosen = candidates()
     plan = StrategyBenchmarkPlan(
@@ -136,7 +140,7 @@ def measure(run_dir: Path, names: list[str], options: argparse.Namespace, *, p2p
         limit_s=options.seconds,
     )
     train(prepared, Heard(began), plan)
-    said(began, f"{run_dir} is done")
+    log(began, f"{run_dir} is done")
 
 
 class Heard:
@@ -150,25 +154,25 @@ class Heard:
         """Process one message."""
         if message.rank == 0 and message.phase != self._last:
             self._last = message.phase
-            said(self._began, message.phase)
+            log(self._began, message.phase)
 
 
-def said(began: float, what: str) -> None:
+def log(began: float, what: str) -> None:
     """Log a finished action with its time to standard error."""
     print(f"{time.time() - began:6.1f} s  {what}", file=sys.stderr, flush=True)
 
 
 def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; return its regret and its largest error, in percent."""
-    measured = {one.candidate.label: one for one in benchmark.turns if one.round_ms and one.cannot is None}
+    measured = {turn.candidate.label: turn for turn in benchmark.turns if turn.round_ms and turn.cannot is None}
     means = {label: statistics.fmean(one.round_ms) for label, one in measured.items()}
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
         return 0.0, 0.0
-    finalists = {one.label for one in finalists_of(benchmark.predictions, 3)} | {"independent"}
+    finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {"independent"}
     few = msgspec.structs.replace(
-        benchmark, turns=tuple(one for one in benchmark.turns if one.candidate.label in finalists)
+        benchmark, turns=tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)
     )
     verdict = judge(few)
     fastest = min(racing, key=lambda label: racing[label])

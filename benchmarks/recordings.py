@@ -123,7 +123,9 @@ def main() -> int:
         analyse(given.analyse)
         return 0
     expectations = msgspec.json.decode(given.expectations.read_bytes(), type=list[Expectation])
-    wanted = [one for one in expectations if any(word in one.name for word in given.only.split(","))]
+    wanted = [
+        expectation for expectation in expectations if any(word in expectation.name for word in given.only.split(","))
+    ]
     scores = score_all(wanted, given.root.resolve(), given.seconds)
     if given.json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(scores), indent=1) + b"\n")

@@ -28,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 FLOORS = ("one", "independent")
-#: This strategy only trains, also on one device.
+#: This strategy does not communicate, also on one device.
 ALONE = "independent"
-#: A run that takes longer hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
+#: A longer run hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
 #: Requirement: the reported cost is within this fraction of the true cost.
 CLOSE = 0.25
@@ -108,7 +108,7 @@ def _rows(root: Path) -> Iterator[dict[str, Any]]:
             "found_ms": None if strategy == floor else found,
             "found_share": found / cost if cost and found is not None else None,
             "communication_ms": statistics.mean(
-                one["communication_transfer"] + one["communication_wait"] for one in buckets
+                bucket["communication_transfer"] + bucket["communication_wait"] for bucket in buckets
             ),
             "first": next((finding["code"] for finding in analyses[0]["findings"]), "-"),
         }
@@ -120,7 +120,11 @@ def _unprofiled(analysis: dict[str, Any]) -> float | None:
 
 
 def _found(analysis: dict[str, Any]) -> float:
-    amounts = [one["recoverable_ms_per_step"] for one in analysis["findings"] if one["code"] == "communication-bound"]
+    amounts = [
+        finding["recoverable_ms_per_step"]
+        for finding in analysis["findings"]
+        if finding["code"] == "communication-bound"
+    ]
     return float(amounts[0] or 0.0) if amounts else 0.0
 
 

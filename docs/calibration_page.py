@@ -21,7 +21,7 @@ modules named below; tests have a case just below and one just above each.
 KINDS = {
     "Contract": "what findings promise",
     "Physical": "of the hardware",
-    "Statistical": "how much it takes to tell something from chance",
+    "Statistical": "the minimum that distinguishes an effect from chance",
     "Definition": "what a word means",
     "Measured": "on what, and how often",
     "Judgement": "chosen, and why it does no harm",

@@ -1,4 +1,4 @@
-"""A page per finding, from its rule: what users read of it, when it fires, when it is silent, and what it then says."""
+"""Generate a page per finding from its rule: when it fires, when it is silent, its message and its advice."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FINDINGS = Path(__file__).resolve().parent / "findings"
 
 
 def finding_pages() -> dict[Path, str]:
-    """The page of every finding, and the index of all."""
+    """Return the page of every finding, and the index of all findings."""
     pages = {}
     rows = []
     for rule in DOCUMENTED_RULES:
@@ -68,7 +68,7 @@ def _page(rule: AnyRule, title: str, shown: list[tuple[str, Finding]], silent: l
 
 
 def _words(rule: AnyRule, *, without: str) -> str:
-    """The rule's docstring as paragraphs, less a first sentence that the page has already."""
+    """Return the rule's docstring as paragraphs, without a first sentence that the page already has."""
     text = inspect.cleandoc(type(rule).__doc__ or "" if not isinstance(rule, type) else rule.__doc__ or "")
     text = text.removeprefix(without).strip()
     return f"{text}\n" if text else ""

@@ -1,6 +1,6 @@
-"""Runs a notebook of plain Python: one namespace for all cells, what each prints and its last value as its output.
+"""Run a notebook of plain Python in one namespace; the output of a cell is its printed text and its last value.
 
-No kernel and no browser: the cells use nothing that Jupyter adds to Python.
+No Jupyter kernel is needed, because the cells use only plain Python.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 
 
 def executed(path: Path) -> str:
-    """The notebook's text with the outputs that its code cells have now; raises what a cell raises.
+    """Return the notebook's text with the current outputs of its code cells; raise what a cell raises.
 
-    Cells run in the notebook's own directory, as they do in Jupyter.
+    Cells run in the notebook's directory, as in Jupyter.
     """
     notebook = json.loads(path.read_text(encoding="utf-8"))
     names: dict[str, Any] = {}

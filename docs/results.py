@@ -1,11 +1,12 @@
-"""Writes docs/results/ from what `gpudiag scale` wrote: tables and plots. `gpudiag table --form all` writes seeds.md.
+"""Write docs/results/ from the output of `gpudiag scale`: tables and plots. `gpudiag table --form all` writes seeds.md.
 
     python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
 
-`--beside` names runs of the same points on other machines, `--bare` what `benchmarks/bare_ddp.py` printed on the last.
+`--beside` names runs of the same points on other machines; `--bare` is the output of `benchmarks/bare_ddp.py` on the
+last of them.
 
-Nothing in it is written by hand, so that a new run replaces all of it. The plots are the page's own drawings, with its
-colours for light and dark in each file.
+The files contain no handwritten text, so a new run replaces them entirely. The plots are the drawings of the HTML
+report; each file has the colours for light and dark.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from gpudiag.report.scaling.text import to_csv, to_markdown
 
 RESULTS = Path(__file__).parent / "results"
 
-#: The table that is wanted of a machine.
+#: Workloads of the requested table for a machine.
 WORKLOADS = ("resnet50", "vgg16", "gpt", "unet3d", "mlp")
 STRATEGIES = ("nccl", "nccl-no-p2p", "cpu-reduce", "independent")
 DEVICES = (1, 2, 4)
 
 
 def main() -> None:
-    """Write everything."""
+    """Write all files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--name", default="scaling", help="names the files")
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def _write(name: str, directory: Path) -> Scaling:
-    """A run's page, table, and plots."""
+    """Write a run's page, table and plots."""
     result = read_json(directory / SCALING_FILE, Scaling, SCALING_SCHEMA)
     pictures = "".join(f"![{escaped(title)}]({path})\n\n" for title, path in _plots(result, name))
     first, _, rest = to_markdown(result).partition("\n")
@@ -69,7 +70,7 @@ def _head(result: Scaling) -> str:
 
 
 def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
-    """Each drawing as a file of its own; its title and its path beside the pages."""
+    """Write each drawing to a separate file, and return its title and its path relative to the pages."""
     part = scaling_part(result)
     drawings = [
         (f"{what} of {group['setting']}", group[what], [] if what == "relative" else group["legend"])
@@ -86,8 +87,8 @@ def _plots(result: Scaling, name: str) -> list[tuple[str, str]]:
 
 
 def _standing_alone(drawing: str, legend: list[tuple[str, str]]) -> str:
-    """A drawing of the page with the page's colours and, as there is no page around it, its legend, in it."""
-    root = ET.fromstring(drawing)  # noqa: S314  # gpudiag has just made it
+    """Return a drawing of the page as a separate file, with the page's colours and its legend."""
+    root = ET.fromstring(drawing)  # noqa: S314 # written by gpudiag
     width, height = (float(number) for number in root.attrib["viewBox"].split()[2:])
     for row, (name, colour) in enumerate(legend):
         top = height + 6 + 18 * row
@@ -104,7 +105,7 @@ def _standing_alone(drawing: str, legend: list[tuple[str, str]]) -> str:
 
 
 def _missing(result: Scaling) -> list[str]:
-    """What of the asked table is not there, with its reason."""
+    """Return the missing rows of the requested table, with reasons."""
     reached = {(point.workload, point.strategy, point.devices) for point in result.points if point.status == "measured"}
     failed = {(point.workload, point.strategy, point.devices): point.error for point in result.points if point.error}
     rows = []
@@ -120,7 +121,7 @@ def _missing(result: Scaling) -> list[str]:
 
 
 def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
-    """The same points timed again: by their own recording run in the same processes, and on other machines."""
+    """Compare points with repeated measurements: their recording run in the same processes, and other machines."""
     rows = []
     for point in first.points:
         again = _again(place, point)
@@ -135,8 +136,8 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
     if not rows:
         return []
     note = (
-        "Points that were recorded had their steps timed once more before that, in processes in which others had been "
-        "recorded already. The profiler's library stays loaded and makes launches dearer, so that models that launch "
+        "The steps of recorded points were first timed again in processes that had recorded other points before. "
+        "The profiler's library stays loaded and makes launches dearer, so that models that launch "
         "many short kernels (ResNet-50) take longer, and those that keep the device busy (GPT) do not."
     )
     return [
@@ -149,7 +150,7 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
 
 
 def _again(place: Path, point: PointRecord) -> float | None:
-    """The mean step of the slowest rank in a point's recording run, before its steps were recorded."""
+    """Return the mean step of the slowest rank in a point's recording run, before its steps were recorded."""
     path = place / "points" / point.id / "profile" / RUN_FILE
     if point.profiled is None or not path.is_file():
         return None
@@ -164,7 +165,7 @@ def _repeat(point: PointRecord, again: float, where: str) -> tuple[str, ...]:
 
 
 def _bare(path: Path, others: list[tuple[str, Scaling, Path]]) -> list[str]:
-    """A bare loop beside the same point on the machine where both ran."""
+    """Compare a plain loop with the same point on the machine where both ran."""
     bare = json.loads(path.read_text(encoding="utf-8").strip().splitlines()[-1])
     rows = [
         (

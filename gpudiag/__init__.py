@@ -1,13 +1,13 @@
-"""gpudiag: says why training on several GPUs is slower than it should be, and what to change.
+"""Explain why training on several GPUs is slower than it should be, and what to change.
 
-In your training loop:
+Example of a training loop:
 
     with gpudiag.profile("run-dir") as prof:
         for batch in prof.steps(loader):
             with gpudiag.range("augment"):
                 ...
 
-`gpudiag analyze run-dir` then says where each step's time went, as does `gpudiag.analyze("run-dir")` in a notebook.
+`gpudiag analyze run-dir`, or `gpudiag.analyze("run-dir")` in a notebook, then shows where each step's time went.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpudiag.training.loop.callbacks.lightning import LightningCallback
     from gpudiag.training.loop.callbacks.transformers import TransformersCallback
     from gpudiag.training.loop.session import Session as profile  # noqa: N813
-    from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813  # the public names are those of the verbs
+    from gpudiag.training.session.ranges import Range as range  # noqa: A004, N813 # public name
     from gpudiag.training.strategies.pytorch.cpu_reduce import CpuReduceHook
 
     __version__: str
@@ -71,7 +71,7 @@ def _version() -> str:
 
     try:
         return version("gpudiag")
-    except PackageNotFoundError:  # a source tree that is not installed
+    except PackageNotFoundError:  # a source tree without installation
         return "0+unknown"
 
 

@@ -23,7 +23,7 @@ class GpudiagError(Exception):
 
 
 class UsageError(GpudiagError):
-    """The command line names something unknown, or options that do not go together."""
+    """The command line has an unknown word, or options that conflict."""
 
     exit_code = 2
     hint = "See `gpudiag --help`."
@@ -44,13 +44,13 @@ class UnreadableInputError(GpudiagError):
 
 
 class NotATraceError(UnreadableInputError):
-    """The file is intact, but no profiler trace."""
+    """The file is intact, but is not a profiler trace."""
 
     hint = "Give a trace written by torch.profiler (export_chrome_trace or tensorboard_trace_handler)."
 
 
 class TooLargeError(UnreadableInputError):
-    """The file unpacks to more than the limit that protects this machine's memory."""
+    """The file unpacks to more than the limit, which protects this machine's memory."""
 
     hint = "If the file is trusted, raise the limit with --max-trace-gb; else record fewer steps."
 
@@ -71,7 +71,7 @@ class FrameworkMissingError(GpudiagError):
 
 def there_are(word: object, known: Iterable[object]) -> str:
     """Return a hint for an unknown word: the closest known one, and all of them."""
-    import difflib  # noqa: PLC0415  # needed after typing errors only
+    import difflib  # noqa: PLC0415 # only needed after typing errors
 
     valid = [str(name) for name in known]
     close = difflib.get_close_matches(str(word), valid, n=1)

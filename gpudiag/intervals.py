@@ -80,7 +80,8 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
         return EMPTY
     if len(a) > len(b):
         a, b = b, a
-    # Interval j of b meets interval i of a when b.end > a.start and b.start < a.end: a run of consecutive j for each i.
+    # Interval j of b overlaps interval i of a if b.end > a.start and b.start < a.end, which holds for consecutive j for
+    # each i.
     first = b.end.searchsorted(a.start, side="right")
     after = b.start.searchsorted(a.end, side="left")
     count = np.maximum(after - first, 0)
@@ -130,7 +131,7 @@ def within(a: Intervals, time: Times) -> NDArray[np.bool_]:
 
 
 def _covered_before(a: Intervals, time: Times) -> Times:
-    """Return the covered length before each time: the intervals begun by then, or the time less the gaps."""
+    """Return the covered length before each time: the intervals begun by then, or the time minus the gaps."""
     if len(a) == 0:
         return np.zeros(len(time), np.int64)
     done = np.concatenate([[0], np.cumsum(a.end - a.start)])
@@ -152,7 +153,7 @@ def distinct(values: NDArray[Number]) -> NDArray[Number]:
 
 
 def _without_repeats(values: NDArray[Number]) -> NDArray[Number]:
-    """Drop the values that equal the one before them."""
+    """Drop values that equal the previous value."""
     first = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=first[1:])
     return values[first]
@@ -175,7 +176,7 @@ def median(values: NDArray[Any]) -> float:
 def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
     """Return whether each of n integers is among others, as bool[n].
 
-    It suits sparse, mostly sorted columns (times, rows); for dense ones (correlations) `np.isin` is faster.
+    It is fast for sparse, mostly sorted columns (times, rows); for dense ones (correlations) `np.isin` is faster.
 
     >>> among(np.array([7, 3, 7]), np.array([9, 7])).tolist()
     [True, False, True]
@@ -189,7 +190,7 @@ def among(values: NDArray[np.integer[Any]], others: NDArray[np.integer[Any]]) ->
 
 
 def groups(values: NDArray[np.integer[Any]]) -> list[tuple[int, NDArray[np.intp]]]:
-    """Return each distinct value of a column with its positions, both in order, in one sort.
+    """Return each distinct value of a column with its positions, both in order, with one sort.
 
     >>> [(value, positions.tolist()) for value, positions in groups(np.array([7, 3, 7]))]
     [(3, [1]), (7, [0, 2])]
@@ -218,9 +219,9 @@ def own_lengths(start: Times, end: Times, lasts: Times | None = None) -> NDArray
 
     `lasts` replaces the intervals' lengths.
 
-    Worked example. 0-10 holds 1-4 and 5-9, and 5-9 holds 6-7: own times are 3, 3, 3 and 1. The depth of an interval is
-    the number of intervals that began before it and have not ended (0, 1, 1, 2); its parent is the last interval before
-    it that is one less deep.
+    Worked example. 0-10 contains 1-4 and 5-9, and 5-9 contains 6-7: the self times are 3, 3, 3 and 1. The depth of an
+    interval is the number of intervals that began before it and have not ended (0, 1, 1, 2). Its parent is the last
+    earlier interval whose depth is one less.
     """
     lasts = end - start if lasts is None else lasts
     self_ns = lasts.copy()

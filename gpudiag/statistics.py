@@ -16,8 +16,8 @@ called different at a nominal 5 %, by length and true correlation:
     Geyer's       3.3  7.6 12.7 20.5   3.3  6.7  9.2 14.0   3.9  5.7  6.6  9.4   3.9  4.9  5.4  5.7
     8 batches     2.9 10.1 21.5 38.1   2.9  6.7 12.2 24.6   4.7  5.8  6.8 12.1   4.7  4.9  5.6  6.2
 
-With fewer than ten steps a slow phase looks like a slow run: eight steps each give 3, 5, 7 and 9 %, five give 3, 6, 10
-and 15 %.
+With fewer than ten steps a slow phase cannot be distinguished from a slow run: with eight steps each, 3, 5, 7 and 9 %
+are called different, and with five 3, 6, 10 and 15 %.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEVEL = 0.95
 #: Scales the median absolute deviation to the standard deviation of a normal distribution.
 MAD_TO_SIGMA = 1.4826
 
-#: Fewest values for which autocorrelation is estimated.
+#: Minimum number of values for which autocorrelation is estimated.
 _FEWEST = 4
 
 _NORMAL = statistics.NormalDist()
@@ -69,7 +69,7 @@ class Estimate:
         return self.half_width / abs(self.value) if self.value else math.inf
 
     def scaled(self, factor: float) -> Estimate:
-        """Convert to another unit; 0 < factor."""
+        """Convert to a different unit; 0 < factor."""
         return dataclasses.replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
     def inverse(self) -> Estimate:
@@ -92,8 +92,8 @@ def mean_of(values: Sequence[float], *, as_measured: bool = False) -> Estimate:
 
     Args:
         values: in the order of measurement.
-        as_measured: do not correct the bias of the autocorrelation of a short series; used for the analysis of a
-            trace, so that its results stay comparable.
+        as_measured: use the measured autocorrelation without bias correction, as in the analysis of a trace, so that
+            its results stay comparable.
 
     Raises:
         ValueError: fewer than two values.
@@ -155,15 +155,15 @@ def _around(value: float, half: float, freedom: float) -> Estimate:
 
 
 def _positive(value: float, error: float, freedom: float) -> Estimate:
-    """Return a positive value with an interval of this relative half width that ends at 0."""
+    """Return a positive value with this relative half width, whose interval does not go below 0."""
     return Estimate(value=value, low=value * max(0.0, 1 - error), high=value * (1 + error), freedom=freedom)
 
 
 def _combined(errors: Sequence[tuple[float, float]]) -> tuple[float, float]:
     """Return half the 95 % interval and the degrees of freedom of a sum of independent (standard error, freedom).
 
-    Errors are added in quadrature; the freedom is that of a single estimate with an equally uncertain error (B. L.
-    Welch, Biometrika 34, 1947, 28-35).
+    Errors are added in quadrature; the degrees of freedom are those of a single estimate with an equally uncertain
+    error (B. L. Welch, Biometrika 34, 1947, 28-35).
     """
     total = math.hypot(*(error for error, _ in errors))
     # Dividing first keeps the fourth power of a tiny error from underflowing to 0.

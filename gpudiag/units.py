@@ -33,7 +33,8 @@ def gb_per_s(size_bytes: float, duration_ns: float) -> float:
 def bus_factor(operation: str, ranks: int) -> float | None:
     """Return busbw / algbw of a collective over `ranks` ranks; None for an operation without such a factor.
 
-    It applies to the size as nccl-tests defines it: for all_gather and reduce_scatter the buffer over all ranks.
+    The factor applies to the size as nccl-tests defines it: for all_gather and reduce_scatter this is the buffer over
+    all ranks.
     """
     if operation not in _BUS_FACTORS or ranks < 1:
         return None

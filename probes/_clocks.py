@@ -22,7 +22,7 @@ _SHORTEST_S = 0.1
 
 
 class Sensors:
-    """NVML handles of the GPUs by CUDA ordinal; none, with the reason, if NVML does not answer."""
+    """NVML handles of the GPUs by CUDA ordinal; empty, with a reason, if NVML does not answer."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.reason: str | None = None
@@ -67,7 +67,7 @@ class Sensors:
 def warm_up(
     gpus: Sequence[Gpu], sensors: Sensors, buffers: Sequence[tuple[int, int]], size: int
 ) -> list[dict[str, int]]:
-    """Keep all GPUs busy with copies within themselves until their clocks are stable, at most 0.6 s.
+    """Keep all GPUs busy with on-device copies until their clocks are stable, for at most 0.6 s.
 
     Args:
         gpus: the GPUs.

@@ -1,6 +1,6 @@
-"""Use GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels. Every call's result is checked.
+"""Use GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels. Check the result of every call.
 
-Primary contexts are shared with NCCL, which works in them.
+Primary contexts are shared with NCCL, which uses them too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from _protocol import Probe, ProbeError
 
 try:
     from cuda.bindings import driver
-except ImportError:  # cuda-bindings is not installed: `open_gpus` says so
+except ImportError:  # Without cuda-bindings, `open_gpus` reports that they are missing.
     driver = None
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def call(name: str, *arguments: Any) -> Any:
     """Call a driver function; return its value, a tuple of several values, or None.
 
     Raises:
-        CudaError: it did not return CUDA_SUCCESS, or this version of cuda-bindings does not have it.
+        CudaError: the call did not return CUDA_SUCCESS, or this version of cuda-bindings does not have it.
     """
     function = getattr(driver, name, None)
     if function is None:
@@ -119,7 +119,7 @@ class Gpu:
     def allocate_pinned(self, size: int) -> np.ndarray:
         """Allocate pinned host memory as uint64 on this GPU's NUMA node, accessible to all GPUs."""
         with _numa.thread_on(self.numa_node), contextlib.ExitStack() as stack:
-            with contextlib.suppress(OSError):  # without the policy the thread's node is still preferred
+            with contextlib.suppress(OSError):  # without the policy, the kernel still prefers the thread's node
                 stack.enter_context(_numa.memory_on(self.numa_node))
             self.use()
             flags = driver.CU_MEMHOSTALLOC_PORTABLE | driver.CU_MEMHOSTALLOC_DEVICEMAP
@@ -146,7 +146,7 @@ class Gpu:
         call("cuLaunchKernel", function, grid, 1, 1, block, 1, 1, 0, stream, ctypes.addressof(pointers), 0)
 
     def wait(self) -> None:
-        """Wait until everything queued on this GPU is done."""
+        """Wait until all work queued on this GPU is complete."""
         self.use()
         call("cuCtxSynchronize")
 
@@ -156,7 +156,7 @@ class Gpu:
         self.wait()
 
     def poison(self, address: int, size: int) -> None:
-        """Overwrite device memory, and wait for it."""
+        """Overwrite device memory, and wait until that is done."""
         self.use()
         call("cuMemsetD8Async", address, 0xA5, size, self.stream)
         self.wait()
@@ -166,7 +166,7 @@ class Gpu:
         return self._count("count_wrong_words", _LONG(address), _LONG(size // 8), _LONG(seed))
 
     def fill_summands(self, address: int, count: int, seed: int, rank: int) -> None:
-        """Write this rank's summands (fp32 integers) into device memory, and wait for it."""
+        """Write this rank's summands (fp32 integers) into device memory, and wait until that is done."""
         self.launch("fill_summands", self.stream, _LONG(address), _LONG(count), _LONG(seed), _INT(rank))
         self.wait()
 
@@ -213,7 +213,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         if "NO_DEVICE" in reason:
             reason = "CUDA sees no GPU (CUDA_VISIBLE_DEVICES may hide them)"
         probe.unavailable(reason)
-    import cuda.bindings  # noqa: PLC0415  # known to be installed
+    import cuda.bindings  # noqa: PLC0415 # installed, as checked before
 
     probe.versions.update(
         {"cuda_driver": f"{version // 1000}.{version % 1000 // 10}", "cuda-bindings": cuda.bindings.__version__}
@@ -226,7 +226,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
-    # The slowest GPU's seconds beside the total show whether the driver creates contexts one at a time.
+    # If contexts are created one at a time, the total is much longer than the slowest GPU's seconds.
     probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
     probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:

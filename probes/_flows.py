@@ -1,9 +1,9 @@
 """Measure concurrent copies, timed by the GPU, with verified data.
 
-A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launching is not
-measured. The gate opens, and events around the copies are read. One flow: n copies over the time between two events.
-Several flows: an event after each copy, and bytes count only while all flows run. The first run is not counted: its
-data arrives in poisoned memory and is compared in full.
+A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launch time is
+not measured. The gate opens, and events around the copies are read. With one flow, the rate is n copies over the time
+between two events. With several flows there is an event after each copy, and bytes count only while all flows run. The
+first run does not count: its data arrives in poisoned memory and is compared in full.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens by itself after this long: what is being queued must be blocking the host.
+#: The gate opens after this long if the host does not open it, because the host must be blocked by a queued call.
 _GATE_LIMIT_NS = 500_000_000
-#: Size of the copy that tells how long a run will take.
+#: Size of the copy whose time predicts the duration of a run.
 _TRIAL = 8 * MIB
 
 
 class GateGaveUpError(ProbeError):
-    """The copies blocked the host while they were queued, so that the gate had to open by itself."""
+    """The copies blocked the host while they were queued, so that the gate opened by its time limit."""
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,12 @@ class Gate:
         self._words[0] = 1
 
     def gave_up(self) -> bool:
-        """Return whether a stream went on because the gate was not opened in time."""
+        """Return whether a stream continued because the gate was not opened in time."""
         return bool(self._words[1])
 
 
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
-    """Return the seconds after which each flow had finished 0, 1, … of its copies (of one flow: 0 and all).
+    """Return when each flow had finished 0, 1, … of its copies, in seconds; with one flow only 0 and all.
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.
@@ -191,7 +191,7 @@ def measure(
     """Measure concurrent flows: choose size and copies for runs of about `target_s`, verify, repeat until stable.
 
     Args:
-        run: function that runs them, e.g. `run_on_gpu` with its gate.
+        run: function that runs the flows, e.g. `run_on_gpu` with its gate.
         flows: at least one.
         most_bytes: size on links that are fast enough for it.
         target_s: approximate duration of a run.

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from _flows import Flow, Gate
 
 SMALL_BYTES = 16
-#: 2 MiB in lines of 128 bytes: far more than an L1 cache, less than what one TLB entry spans.
+#: 2 MiB in lines of 128 bytes exceed any L1 cache, but not the range of one TLB entry.
 _LINES, _WORDS_PER_LINE = 16384, 16
 _REPEATS = 3
-#: Loads of a timed walk: milliseconds over any link, after the whole cycle was walked once.
+#: Loads of a timed walk, which takes milliseconds over any link after the whole cycle was walked once.
 _TIMED_LOADS = 4096
 
 
@@ -45,8 +45,8 @@ def chase_table(seed: int) -> np.ndarray:
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
     """Return µs and coefficient of variation per load while `gpu` walks a quarter of the table at address `table`.
 
-    An uncounted walk through all of it comes first, so that the memory's cache (the remote GPU's L2) holds the table,
-    as it holds the flags and buffers of communication.
+    A first walk through the whole table does not count. It brings the table into the memory's cache (the remote GPU's
+    L2), which also holds the flags and buffers of communication.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

@@ -48,7 +48,7 @@ def find_library() -> Path | str:
 
 
 class Nccl:
-    """The library.
+    """NCCL's library.
 
     Raises:
         OSError: it is missing, or the loader refuses it.
@@ -95,10 +95,10 @@ class Nccl:
 
 
 class AllReduce:
-    """All-reduces of `count` fp32 values over all GPUs, queued by one thread, as nccl-tests does.
+    """Queue all-reduces of `count` fp32 values over all GPUs from one thread, as nccl-tests does.
 
-    All arguments are prepared: an all-reduce over 4 GPUs takes under two microseconds of Python, beside the 15 to 20
-    that NCCL takes to launch its kernels.
+    All arguments are prepared in advance: an all-reduce over 4 GPUs takes under two microseconds of Python, while NCCL
+    takes 15 to 20 to launch its kernels.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ class AllReduce:
     def queued_s(self, gate: Gate, times: int) -> float:
         """Return seconds per all-reduce, with `times` queued behind the gate, by the slowest GPU's clock.
 
-        Launching ends before the first one starts, so this is the time on the GPUs alone.
+        All launches end before the first all-reduce starts, so this is the device time.
 
         Raises:
-            GateGaveUpError: NCCL blocked the host while they were queued.
+            GateGaveUpError: NCCL blocked the host during the launches.
         """
         gate.close()
         marks = [gpu.events(0, 2) for gpu in self._gpus]
@@ -182,7 +182,7 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Pin this thread to the CPU from which launching is fastest, of a few spread over the usable ones.
+    """Pin this thread to the CPU that launches fastest, among a few CPUs spread over the usable ones.
 
     Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer, and a thread that moves
     between such cores gives alternating results. A VM does not show which core is which, so each candidate launches a
@@ -208,7 +208,7 @@ def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable, also for C libraries, and restore it."""
+    """Set an environment variable, also for C libraries, and restore it at the end."""
     before: Any = os.environ.get(name)
     if value is not None:
         os.environ[name] = value

@@ -29,7 +29,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def nodes() -> dict[int, set[int]]:
-    """Return the NUMA nodes with memory, each with its CPUs that this process may use; {0: all} if unknown."""
+    """Return the NUMA nodes that have memory, with the CPUs that this process may use; {0: all} if unknown."""
     usable = os.sched_getaffinity(0)
     root = Path("/sys/devices/system/node")
     with contextlib.suppress(OSError, ValueError):
@@ -41,7 +41,7 @@ def nodes() -> dict[int, set[int]]:
 
 
 def node_of_pci(pci_id: str) -> int | None:
-    """Return the NUMA node of a PCI device; None if the firmware does not say."""
+    """Return the NUMA node of a PCI device; None if the firmware does not report it."""
     domain, _, rest = pci_id.lower().partition(":")
     with contextlib.suppress(OSError, ValueError):
         node = int(Path(f"/sys/bus/pci/devices/{int(domain, 16):04x}:{rest}/numa_node").read_text())
@@ -60,7 +60,7 @@ def available_bytes() -> int:
 
 @contextlib.contextmanager
 def memory_on(node: int | None) -> Iterator[None]:
-    """Allocate the pages that this thread first touches inside on `node`; no effect with one node or an unknown one.
+    """Allocate pages that this thread first touches in this context on `node`; no effect with one or an unknown node.
 
     Raises:
         OSError: the kernel refuses the policy (a container's seccomp filter, a node outside this cpuset).

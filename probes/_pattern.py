@@ -17,7 +17,7 @@ POISON_BYTE = 0xA5
 
 
 def fresh_seed() -> int:
-    """Return 64 random bits, so that data of an earlier run is wrong."""
+    """Return 64 random bits, so that data left by a previous run counts as wrong."""
     return int.from_bytes(os.urandom(8), "little")
 
 
@@ -31,7 +31,7 @@ def pattern_words(first: int, count: int) -> np.ndarray:
 
 
 class HostPattern:
-    """The pattern of seed 0 in memory; an exclusive-or gives that of any other seed.
+    """The pattern of seed 0 in memory; an exclusive-or gives the pattern of any other seed.
 
     Args:
         size: bytes, a multiple of 8.
@@ -57,7 +57,7 @@ class HostPattern:
         )
 
     def poison(self, target: np.ndarray) -> None:
-        """Overwrite `target` (uint64) with bytes that are unlikely in the pattern."""
+        """Overwrite `target` (uint64) with bytes that rarely occur in the pattern."""
         word = np.uint64(int.from_bytes(bytes([POISON_BYTE]) * 8, "little"))
         self._each_chunk(target.size, lambda at, end: target[at:end].fill(word))
 

@@ -7,7 +7,8 @@ everything is loaded and allocated, {"event": "progress", "schema", "what", "don
 {"event": "done"} after the last result.
 
 With --wait-for-go the program measures only after a line arrives on standard input, and stays until standard input
-ends: many probes can load at once and measure one by one, and none destroys its contexts while another measures.
+ends. So many probes can load at the same time and measure in sequence, and no probe destroys its contexts while another
+measures.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def _age() -> float:
-    """Return the seconds since this process started, mostly spent on imports; 0 if unknown."""
+    """Return the seconds since this process started, which are mostly imports; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         # Field 22 of proc(5)'s stat, in clock ticks since boot; the name in field 2 may hold blanks and brackets.
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
@@ -39,7 +40,7 @@ STARTED = time.perf_counter() - _age()
 
 
 class ProbeError(Exception):
-    """One measurement failed; the message gives the reason, and the others go on."""
+    """A measurement failed. The message gives the reason, and other measurements continue."""
 
 
 class Probe:
@@ -71,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of several results, with its own errors and times."""
+        """Return a probe for one of several results, with separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -80,7 +81,7 @@ class Probe:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the seconds spent inside to the result's `phases_s`."""
+        """Add the seconds spent in this context to the result's `phases_s`."""
         began = time.perf_counter()
         try:
             yield
@@ -96,7 +97,7 @@ class Probe:
         self.measuring_since = time.perf_counter()
 
     def elapsed(self) -> float:
-        """Return the seconds of measuring so far."""
+        """Return the seconds since measuring began."""
         return time.perf_counter() - self.measuring_since
 
     def progress(self, what: str, done: int, of: int) -> None:
@@ -105,7 +106,7 @@ class Probe:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Record a failure in the result's `errors` and go on with the other measurements."""
+        """Record a failure in the result's `errors` and continue with the other measurements."""
         try:
             yield
         except (ProbeError, OSError, MemoryError, ValueError, RuntimeError) as error:
@@ -132,7 +133,7 @@ class Probe:
             data = data[os.write(self._output, data) :]
 
     def exit(self, *, linger: bool = True) -> NoReturn:
-        """Exit, at once or when standard input ends, without destroying contexts."""
+        """Exit immediately, or when standard input ends, without destroying contexts."""
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)
@@ -146,7 +147,7 @@ class Probe:
         self.exit(linger=linger)
 
     def unavailable(self, why: str) -> NoReturn:
-        """Exit because nothing can be measured here without a failure: a library or the hardware is absent."""
+        """Exit because a library or the hardware is absent, which is not a failure."""
         self.finish(unavailable=why)
 
 

@@ -17,7 +17,7 @@ CV_BOUND = 0.01
 
 @dataclass(frozen=True)
 class Settled:
-    """Median of repeated rates, per flow and in sum, coefficient of variation, and number of repeats."""
+    """Median of repeated rates per flow and of their sum, coefficient of variation, and number of repeats."""
 
     median: float
     each: tuple[float, ...]
@@ -33,8 +33,8 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
     """Repeat until the sum of rates varies by less than CV_BOUND over the last `least` repeats.
 
-    Early interference is thus ignored, unless `most` is reached, when all repeats count. `measure` returns one rate per
-    flow; `each` is the median of each.
+    Early disturbances are thus ignored. If `most` is reached, all repeats count. `measure` returns one rate per flow;
+    `each` is the median rate of each flow.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []
@@ -53,8 +53,8 @@ def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int =
 def rates_while_all_run(finished_s: Sequence[Sequence[float]], size: int) -> list[float]:
     """Return the bytes per second of each flow until the first of them ends.
 
-    `finished_s[f][k]` is when flow f had finished k copies of `size` bytes, with 0 at k = 0. Copies after the first
-    flow's end do not count, because the others then have the link to themselves.
+    `finished_s[f][k]` is the time at which flow f had finished k copies of `size` bytes; it is 0 at k = 0. Copies after
+    the first flow's end do not count, because the others then have the link to themselves.
 
     >>> rates_while_all_run([[0, 1, 2], [0, 2, 4]], 10)   # up to 2 s: 20 bytes and 10
     [10.0, 5.0]

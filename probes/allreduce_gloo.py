@@ -1,7 +1,7 @@
 """Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
-Starts one process per rank (this file, with --rank) that imports PyTorch. Sizes grow from 1 KiB to 512 MiB until the
-time is up; omitted sizes are reported. Prints one JSON object, gpudiag/probe-allreduce/1.
+Start one process per rank (this file, with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB until the
+time is up; omitted sizes are reported. Print one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Rank:
     """One process. Buffers grow with the sizes, because few machines reach the largest in time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        import torch  # noqa: PLC0415  # only ranks need it
+        import torch  # noqa: PLC0415 # only ranks import it
         from torch import distributed  # noqa: PLC0415
 
         self.torch, self.distributed = torch, distributed
@@ -77,7 +77,7 @@ class Rank:
     def prepare(self, strategy: str) -> str | None:
         """Prepare a strategy; return the reason if any rank cannot.
 
-        A GPU's context is created here and not while loading, where it would disturb other measurements.
+        A GPU's context is created here, because creating it during loading would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
         self.base = self.host = self.torch.empty(0)
@@ -96,7 +96,7 @@ class Rank:
         if count <= self.base.numel():
             return
         count = max(count, _LEAST_COUNT)
-        # The values follow from the position and the common seed, so that nothing has to be sent.
+        # The values follow from the position and the common seed, so ranks need not send them.
         mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
         self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
         self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
@@ -109,7 +109,7 @@ class Rank:
         return f"cuda:{self.rank % count}"
 
     def run(self, strategy: str, count: int) -> None:
-        """All-reduce the first `count` values as a training step does."""
+        """All-reduce the first `count` values, like a training step."""
         host = self.host[:count]
         if strategy == "gloo":
             self.distributed.all_reduce(host)
@@ -169,7 +169,7 @@ def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: 
             probe.progress(f"{strategy} all-reduce, {size // 1024} KiB", done, len(sizes))
         rank.grow(count)
         wrong = rank.wrong(strategy, count)
-        # The sum overwrites its input, which would grow to infinity over the iterations.
+        # The sum overwrites its input, and repeated sums would grow to infinity.
         tensor = rank.host if strategy == "gloo" else rank.on_gpu
         assert tensor is not None  # noqa: S101
         tensor[:count].zero_()
@@ -220,7 +220,7 @@ def rank_main(probe: Probe, options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Start the ranks, and end all of them when one fails."""
+    """Start the ranks, and end all of them if one fails."""
     probe = Probe("gpudiag/probe-allreduce/1", __doc__.splitlines()[0])
     options = make_parser(probe).parse_args()
     probe.given = options
@@ -250,7 +250,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
         reader.start()
-        # The result arrives before the ranks end; destroying their contexts is not waited for.
+        # The result arrives before the ranks end, and destroying their contexts takes long, so do not wait for that.
         while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:

@@ -1,9 +1,10 @@
 """Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
-Measured as by nccl-tests: one process, fp32 sums out of place, 20 launched back to back after warm-up, the host's time
-until all GPUs are done, divided by 20. Up to 1 MiB, where launching takes longer than the GPUs, they are measured a
-second time, launched beforehand and held behind a gate (strategy `<name>-queued`). Each size is verified. For peer
-access off, start this program with NCCL_P2P_DISABLE=1. Prints one JSON object, gpudiag/probe-allreduce/1.
+The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched back to back after
+warm-up, and the host's time until all GPUs are done, divided by 20. Up to 1 MiB launching takes longer than the
+all-reduce, so these sizes are measured a second time, launched beforehand and held behind a gate (strategy
+`<name>-queued`). Each size is verified. For peer access off, start this program with NCCL_P2P_DISABLE=1. Prints one
+JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -31,14 +32,15 @@ _LARGEST = 512 * MIB
 _ITERATIONS = 20
 #: Largest size for which launching takes longer than reducing, so that both are measured.
 _LARGEST_QUEUED = MIB
-#: Strategies whose queued times are measured: those of training steps.
+#: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: Fewest all-reduces of a run; with fewer, starting the first one is visible (2 % at 128 MiB without peer access).
+#: Minimum number of all-reduces of a run; with fewer, the start of the first one matters (2 % at 128 MiB without peer
+#: access).
 _FEWEST = 4
 #: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
-#: Sizes to run while loading, because NCCL connects its channels at the first use of each protocol.
+#: Sizes to run during loading, because NCCL connects its channels at the first use of each protocol.
 _CONNECT = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
 
 
@@ -102,7 +104,7 @@ class Bench:
         target_s = max(0.005, min(0.06, seconds / max(1, len(todo)) / 4))
         repeats = (3, 5) if quick else (4, 8)
         collectives: list[dict[str, Any]] = []
-        # Garbage collection would be part of the launching times.
+        # Garbage collection would lengthen the launch times.
         gc.disable()
         with contextlib.ExitStack() as stack:
             if todo:
@@ -141,7 +143,7 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Detecting this takes the gate's whole time limit, so it is tried once.
+                # Detecting this takes the gate's whole time limit, so it is tried only once.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 
@@ -158,7 +160,7 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat until the last few agree; return median, coefficient of variation and count."""
+    """Repeat until the last few results agree; return median, coefficient of variation and count."""
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):

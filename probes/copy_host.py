@@ -1,7 +1,7 @@
 """Measure copies between host and GPUs, and within each GPU: bandwidth, latency, PCIe link under load.
 
-Pinned and pageable host memory, one way and both ways at once, each GPU alone and all GPUs at once. Prints one JSON
-object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` has their PCI ids.
+Host memory is pinned and pageable, in one direction and in both at once, with each GPU alone and all GPUs at once.
+Prints one JSON object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` has their PCI ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-copy-host/1"
 #: Quick uses less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Flows of several GPUs alternate on shared uplinks and memory; longer runs average that out.
+#: Flows of several GPUs take turns on shared uplinks and memory, so longer runs give a better average.
 _ALL_AT_ONCE_S = 0.04
 #: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
 _SHARE = 0.05
@@ -77,7 +77,7 @@ def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, sp
     """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers; each way has its stream.
 
     With `spread`, copies to the host alternate between both pinned buffers, including the source of other copies. The
-    memory that all GPUs write at once must be much larger than the host's cache: on a host with 300 MiB of cache, four
+    memory that all GPUs write at once must be much larger than the host's cache. On a host with 300 MiB of cache, four
     GPUs seemed 10 % faster into 512 MiB than into 1 GiB (179 and 163 GB/s).
     """
     gpu = side.gpu
@@ -187,7 +187,7 @@ class HostBench:
         latency: list[dict[str, Any]] = []
         todo = list(paths(self.sides, quick=self.quick))
         count = len(todo) + len(self.sides)
-        # A path takes its repeats and about two runs for trial and verification.
+        # Each path takes its repeats, and about two runs for trial and verification.
         target_s = max(0.002, min(0.015, seconds / (len(todo) + 1) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
         for done, (memory, name, label, group) in enumerate(todo):

@@ -1,7 +1,7 @@
 """Measure copies between every two GPUs, with peer access off (through the host) and on: bandwidth and latency.
 
-One way, issued by the sender (write) or by the receiver (read), and both ways at once. Paths without peer access are
-measured first, before it is enabled. Prints one JSON object, gpudiag/probe-copy-peer/1.
+Copies run in one direction, issued by the sender (write) or by the receiver (read), and in both directions at once.
+Paths without peer access are measured first, before it is enabled. Prints one JSON object, gpudiag/probe-copy-peer/1.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class PeerBench:
         bandwidth: list[dict[str, Any]] = []
         target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Without the kernel, a gate could not open by itself if staged copies block the host.
+        # Without the kernel, the gate has no time limit, which matters if staged copies block the host.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:
@@ -166,12 +166,12 @@ class PeerBench:
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}
                 if not path.peer_access:
-                    # The driver splits a staged copy into many, and the queue is limited.
+                    # The driver splits a staged copy into many parts, and the queue is limited.
                     limits["most_copies"] = 4
                 try:
                     transfer = measure_path(gate, path, gated=gated, target_s=target_s, **limits, **repeats)
                 except GateGaveUpError:
-                    # Detecting this takes the gate's whole time limit, so the next paths of this kind do without it.
+                    # Detecting this takes the gate's whole time limit, so later paths of this kind do not use the gate.
                     gated = False
                     transfer = measure_path(gate, path, gated=False, target_s=target_s, **limits, **repeats)
                 bandwidth.append(

@@ -1,8 +1,8 @@
 """Run several GPU probes in one process: copies to and from the host, copies between GPUs, NCCL.
 
-CUDA contexts and pinned memory are created once, because that takes longer than most measurements, and the driver does
-one at a time. NCCL comes last, because connecting it enables peer access. Each part's result is a separate line,
-written at once: those of copy_host.py, copy_peer.py and allreduce_nccl.py.
+CUDA contexts and pinned memory are created only once, because that takes longer than most measurements and the driver
+creates one at a time. NCCL comes last, because connecting it enables peer access. Each part's result is a separate
+line, written at once, in the format of copy_host.py, copy_peer.py or allreduce_nccl.py.
 """
 
 from __future__ import annotations

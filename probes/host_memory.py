@@ -24,10 +24,10 @@ MIB = 1 << 20
 
 
 def allocate(size: int, node: int) -> np.ndarray:
-    """Allocate `size` bytes on `node`, in huge pages if the kernel has them, and touch every page."""
+    """Allocate `size` bytes on `node`, in huge pages if the kernel offers them, and touch every page."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # without huge pages, small ones are measured
+        with contextlib.suppress(OSError):  # without huge pages, use small pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     words = np.frombuffer(memory, dtype=np.uint64)
     with _numa.memory_on(node):
@@ -101,7 +101,7 @@ def main() -> None:
             seed = fresh_seed()
             pattern.fill(source, seed)
             pattern.poison(target)
-            # More than 32 copiers gain nothing on any socket, and starting them takes time.
+            # More than 32 copying threads are no faster on any socket, and starting them takes time.
             team = CopyTeam(source, target, nodes[i], options.threads or min(32, len(nodes[i])))
             first = team.run(1)
             wrong = pattern.count_wrong(target, seed)

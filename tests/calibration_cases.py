@@ -1,4 +1,4 @@
-"""Cases for calibrated thresholds: the outcome just below and just above each of them."""
+"""Define cases for calibrated thresholds: the outcome just below and just above each threshold."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ KINDS = ("Contract", "Physical", "Statistical", "Definition", "Measured", "Judge
 
 
 class Cases:
-    """Cases by name of the threshold, each a function of a value near it."""
+    """Cases by name of the threshold. Each case is a function of a value near the threshold."""
 
     def __init__(self, figures: Any) -> None:
         self._figures = figures
         self.known: dict[str, tuple[Callable[[Any], object], float, float]] = {}
 
     def of(self, name: str, below: float | None = None, above: float | None = None) -> Callable[..., Any]:
-        """Register a function that is compared at 1 % below and above the threshold, at adjacent integers, or at given
+        """Register a function to compare at 1 % below and above the threshold, at adjacent integers, or at given
         values.
         """
         value = getattr(self._figures, name)
@@ -41,7 +41,7 @@ class Cases:
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Return the text below each threshold of a module, by name."""
+    """Return by threshold name the text of its definition in a module."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     found = {}
     for one, after in zip(body, [*body[1:], None], strict=True):

@@ -1,4 +1,4 @@
-"""Shared fixtures: golden files, full recordings, and an environment independent of user settings."""
+"""Provide shared fixtures: golden files, full recordings, and an environment independent of user settings."""
 
 from __future__ import annotations
 
@@ -28,24 +28,25 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# A background job of a script ignores SIGINT. Programs that the tests start there and interrupt would inherit that.
+# A script's background job ignores SIGINT. Programs that a test starts and then interrupts would inherit that setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The programs that tests start import the same modules hundreds of times. Some images set this variable. Without cached
-# bytecode each program compiles them again, which takes as long as the rest of a short command.
+# The tests start many programs that import the same modules. Some images set this variable, which turns off cached
+# bytecode. Without cached bytecode each program compiles the modules again, which takes as long as the rest of a short
+# command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 # Two workers and their child processes share the cores. With one thread per core in each process, the threads of a
-# small model wait for each other longer than they compute: `test_unet3d.py` took 30 CPU seconds under load, and takes
-# 2.5.
+# small model spend most of their time waiting for each other. This setting reduces `test_unet3d.py` under load from 30
+# CPU seconds to 2.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# Objects imported during collection live until the end, so that garbage collections scan them in vain. Without garbage
-# collections, test collection takes 3.9 CPU seconds instead of 6.9, and the tests in one process an eighth less.
+# Objects imported during collection live until the end, so garbage collections scan them without result. Turning them
+# off reduces test collection from 6.9 to 3.9 CPU seconds, and tests in one process by an eighth.
 gc.disable()
 
 
@@ -54,7 +55,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-# Deadlines per example mean nothing on a machine under load. `make unit` loads the profile `unit`; `.ci/run` loads the
+# Deadlines per example fail at random on a loaded machine. `make unit` loads the profile `unit`; `.ci/run` loads the
 # profile `whole`.
 settings.register_profile("whole", deadline=None)
 settings.register_profile("usual", deadline=None, max_examples=50)
@@ -78,7 +79,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by derived properties: tests in an xdist group and tests that need a GPU start programs."""
+    """Mark tests that start programs: those in an xdist group and those that need a GPU."""
     for item in items:
         if any(item.get_closest_marker(name) for name in ("xdist_group", "gpu", "multigpu")):
             item.add_marker("processes")
@@ -86,9 +87,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            item.add_marker(pytest.mark.xdist_group("recordings"))  # one worker analyses each recording once
+            item.add_marker(pytest.mark.xdist_group("recordings"))  # a single worker analyses each recording once
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # one worker runs the setup once
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a single worker runs the setup once
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
@@ -104,7 +105,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
-    """Fail a test that starts a program without the marker by which `make unit` excludes it."""
+    """Fail a test that starts a program but lacks the marker by which `make unit` excludes it."""
     result = yield
     if _programs and not item.get_closest_marker("processes"):
         pytest.fail(f"mark it with @pytest.mark.processes, as it starts {_programs[0]}")
@@ -120,7 +121,7 @@ def _plain_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
-    """Compare an output with `tests/golden/<name>`; `pytest --update-golden` writes it instead."""
+    """Compare an output with `tests/golden/<name>`; `pytest --update-golden` rewrites the file."""
 
     if f"rich=={version('rich')}\n" not in CONSTRAINTS.read_text(encoding="utf-8"):
         pytest.skip("another rich breaks lines elsewhere")
@@ -148,7 +149,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
             mine = tmp_path_factory.mktemp("whole")
             unpack(WHOLE / f"{name}.npz", mine)
             shared.mkdir(exist_ok=True)
-            with contextlib.suppress(OSError):  # another worker has renamed its directory first
+            with contextlib.suppress(OSError):  # a parallel worker has renamed its directory first
                 mine.rename(shared / name)
         return shared / name
 

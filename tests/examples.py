@@ -1,4 +1,4 @@
-"""Number of examples that a property test draws."""
+"""Set how many examples a property test draws."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings
 
 _USUAL = 100
-_DRAWN: int = settings().max_examples  # from the loaded profile
+_DRAWN: int = settings().max_examples  # the number in the loaded profile
 
 
 def examples(count: int, **more: Any) -> settings:

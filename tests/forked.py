@@ -1,8 +1,8 @@
-"""Run programs that use PyTorch as forks of one process that has imported it, because the import dominates most of
-them.
+"""Run programs that use PyTorch as forks of one process that has imported it, because the import takes most of their
+time.
 
-A fork shares nothing but that import with others, and ends as programs do, including `atexit`. Commands of gpudiag and
-of users do not run this way, because the tests cover their imports too.
+The forks share only that import, and each exits as a separate program would, including `atexit`. Commands of gpudiag
+and of users do not run this way, because their tests also cover the imports.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: Reads a line of JSON for each program and forks. Writes a line with the fork's process id, and one when it has ended.
+#: Reads a line of JSON for each program and forks. Writes the fork's process id when it starts, and again when it has
+#: ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
@@ -99,7 +100,7 @@ class _Parent:
                 return answer["begun"]
 
     def hear(self, seconds: float) -> None:
-        """Record the processes that have ended, or end within `seconds`."""
+        """Record the processes that have ended, waiting up to `seconds` for the first."""
         while select.select([self._answers], [], [], seconds)[0]:
             self._answer()
             seconds = 0.0
@@ -123,10 +124,10 @@ def _parent() -> _Parent:
 
 
 class Forked:
-    """A program that runs or has ended, with the methods of a `subprocess.Popen`.
+    """A running or ended program with the methods of a `subprocess.Popen`.
 
     Args:
-        source: as after `python -c`.
+        source: the program, as after `python -c`.
         words: its arguments.
         out, err: files for its output.
         values: its environment.
@@ -147,7 +148,7 @@ class Forked:
         """Wait for its exit code.
 
         Raises:
-            subprocess.TimeoutExpired: it takes longer.
+            subprocess.TimeoutExpired: the program runs longer than the limit.
         """
         until = time.monotonic() + timeout_s
         while (code := self.poll()) is None:

@@ -1,4 +1,4 @@
-"""Select, change or reorder the events of a trace, with all references to them."""
+"""Select, change or reorder the events of a trace, and update all references to them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def with_rows(trace: Trace, columns: Mapping[str, NDArray[Any]], came_from: NDAr
     """Return the trace with a table of these columns, sorted by start.
 
     Args:
-        trace: its names are kept, and its collectives, step marks and event waits if their events are.
+        trace: its names are kept, and its collectives, step marks and event waits if their events are kept.
         columns: the new columns, of equal length n.
         came_from: intp[n], the original row of each event; -1 for a new event.
     """

@@ -26,7 +26,7 @@ def as_another_user(attempt: Callable[[], object]) -> str:
             os.setgid(_OTHER)
             os.setuid(_OTHER)
             told = str(attempt())
-        except BaseException as error:  # noqa: BLE001  # the parent is told
+        except BaseException as error:  # noqa: BLE001 # sent to the parent
             told = type(error).__name__
         os.write(writing, told.encode())
         os._exit(0)

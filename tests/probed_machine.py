@@ -1,4 +1,4 @@
-"""A machine with four GPUs and the output of all its probes, with figures of a real one (4 x H200)."""
+"""Provide a machine with four GPUs and the output of all its probes, with figures of a real machine (4 x H200)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MIB = 1 << 20
 
 
 def inventory(count: int = COUNT) -> Facts:
-    """Return the inventory before any measurement: PCIe links are idle, at generation 1."""
+    """Return the inventory before any measurement: its PCIe links are idle, at generation 1."""
     lanes = tuple(NvLink(lane=lane, active=True, version=4, gb_per_s=26.562) for lane in range(18))
     gpus = tuple(
         Gpu(
@@ -51,7 +51,7 @@ def inventory(count: int = COUNT) -> Facts:
 
 
 def probed_gpus(count: int = COUNT) -> tuple[ProbedGpu, ...]:
-    """Return GPUs in CUDA's order, which is the reverse of NVML's here."""
+    """Return GPUs in CUDA's order, which reverses NVML's order here."""
     return tuple(
         ProbedGpu(
             ordinal=i,

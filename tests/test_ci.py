@@ -1,4 +1,4 @@
-"""CI's repetition of failed tests, and its count of correct rows."""
+"""Test how CI repeats failed tests and counts correct rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_wrong():
 
 
 def again(root: Path, most: int) -> tuple[int, dict[str, object]]:
-    """Run the tests of `root` once, remove the disturbance, and let the script run the failed ones again."""
+    """Run the tests of `root`, remove the cause of their failure, and let the script run the failed tests again."""
     (root / ".ci").mkdir()
     script = root / ".ci" / "again.py"
     script.write_bytes(SCRIPT.read_bytes())
@@ -68,7 +68,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rows")
 
 
-#: A run of seven rows, of which its argument gives the number of right ones; without an argument it writes no rows.
+#: Writes a run of seven rows; the argument is the number of correct rows. Without an argument it writes no rows.
 RUN = """
 import json, os, sys
 for right in sys.argv[2:]:
@@ -108,7 +108,7 @@ def test_rows_are_counted_until_the_result_is_decided(
 
 @given(st.integers(0, 8), st.integers(-3, 10), st.floats(0, 1))
 def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: int, right: float) -> None:
-    """Enumerate every outcome of the rows with its probability."""
+    """Compare the probability with an enumeration of all outcomes of the rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPT.parent))
         found = importlib.import_module("rows").too_few(rows, least, right)

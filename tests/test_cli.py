@@ -1,4 +1,4 @@
-"""The command line: help, version, every kind of failure, and closed pipes."""
+"""Test the command line: help, version, every kind of failure, and closed pipes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ VERBS = tuple(commands.SUMMARIES)
 
 
 def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return the lines on standard error; standard output must be empty."""
+    """Return the lines of standard error; standard output must be empty."""
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
@@ -44,7 +44,7 @@ def test_each_verb_has_help_with_examples(verb: str, capsys: pytest.CaptureFixtu
     assert f"Examples: gpudiag {verb}" in out
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out.startswith("gpudiag 0.")
 
@@ -153,7 +153,7 @@ def test_debug_anywhere_shows_a_traceback(
     assert lines[-2] == "gpudiag: unexpected ValueError: surprise"
 
 
-def test_debug_of_the_users_own_command_is_kept() -> None:
+def test_debug_option_of_the_users_command_is_kept() -> None:
     words, debug = cli._without_debug(["profile", "--", "python", "train.py", "--debug"])
     assert words == ["profile", "--", "python", "train.py", "--debug"]
     assert not debug
@@ -205,7 +205,7 @@ def test_interrupt_prints_one_word_and_gives_130(
 
 @pytest.mark.processes
 def test_closed_pipe_is_no_error() -> None:
-    """Test `gpudiag --help | head -0`: no traceback, and the shell's exit code for SIGPIPE."""
+    """Run `gpudiag --help | head -0`: no traceback, and the shell's exit code for SIGPIPE."""
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as gone:
@@ -223,7 +223,7 @@ def test_closed_pipe_is_no_error() -> None:
 
 
 @pytest.mark.processes
-def test_ascii_terminal_is_no_error(tmp_path: Path) -> None:
+def test_ascii_terminal_shows_ascii_only(tmp_path: Path) -> None:
     result = gpudiag("analyze", str(tmp_path / "méthode-\udcff.json"), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert result.returncode == 4
     assert "Traceback" not in result.stderr
@@ -255,7 +255,7 @@ def test_file_size_limit_gives_one_line_with_the_path_and_leaves_no_file(tmp_pat
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200, 200))\n"
         f"assert {{main(command) for command in {commands!r}}} == {{5}}"
     )
-    # With -B, because bytecode written under this limit would be kept truncated.
+    # -B, because this limit would truncate cached bytecode.
     command = [sys.executable, "-B", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment())
     errors = [line for line in done.stderr.splitlines() if "File too large" in line]

@@ -1,4 +1,4 @@
-"""The documentation agrees with the program, and its links are valid."""
+"""Test that the documentation agrees with the program, and that its links are valid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 
 
 def pinned(package: str) -> str:
-    """Return the version in constraints.txt."""
+    """Return the version of a package in constraints.txt."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     return next(line.partition("==")[2] for line in lines if line.startswith(f"{package}=="))
 

@@ -45,7 +45,7 @@ def raw(pairs: list[tuple[int, int]]) -> Intervals:
     return Intervals(table[:, 0], table[:, 1])
 
 
-def test_examples_in_the_documentation() -> None:
+def test_documented_examples_of_interval_functions() -> None:
     outcome = doctest.testmod(intervals)
     assert outcome.attempted >= 4
     assert outcome.failed == 0
@@ -68,7 +68,7 @@ def test_bridged_union_also_covers_gaps_up_to_the_bridge(pairs: list[tuple[int, 
 
 
 @given(RAW, RAW)
-def test_intersection_and_difference(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
+def test_intersection_and_difference_equal_set_operations(a: list[tuple[int, int]], b: list[tuple[int, int]]) -> None:
     x, y = as_set(a), as_set(b)
     both, only = intersect(x, y), subtract(x, y)
     assert is_normal(both)
@@ -79,7 +79,7 @@ def test_intersection_and_difference(a: list[tuple[int, int]], b: list[tuple[int
 
 
 @given(RAW, TIMES, TIMES)
-def test_complement(a: list[tuple[int, int]], begin: int, end: int) -> None:
+def test_complement_equals_set_operation(a: list[tuple[int, int]], begin: int, end: int) -> None:
     outside = complement(as_set(a), begin, end)
     assert is_normal(outside)
     assert points(outside) == set(range(begin, end)) - points(as_set(a))
@@ -110,7 +110,7 @@ def test_empty_sets_stay_empty() -> None:
 
 
 def test_exact_at_unix_nanoseconds() -> None:
-    """Floats would lose 256 ns."""
+    """64-bit floats have a resolution of 256 ns at Unix times."""
     now = 1_795_173_169_345_157_459
     assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4
 
@@ -132,8 +132,8 @@ def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=30))
-def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
-    """Draw a tree of spans: each begins within the last open one, after some are closed."""
+def test_self_times_of_nested_spans(path: list[tuple[int, int]]) -> None:
+    """Draw a tree of spans: each span begins within the last open span, after some spans are closed."""
     spans: list[tuple[int, int]] = []
     opened: list[tuple[int, int]] = []
     for offset, closed in path:
@@ -152,7 +152,7 @@ def test_own_lengths_of_a_tree(path: list[tuple[int, int]]) -> None:
 
 
 def test_deep_nesting_takes_linear_time() -> None:
-    """One pass per level would take 300,000 passes over 300,000 intervals: minutes."""
+    """A pass per nesting level would take minutes: 300,000 passes over 300,000 intervals."""
     count = 300_000
     start = np.arange(count, dtype=np.int64)
     begun = time.process_time()

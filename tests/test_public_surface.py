@@ -1,4 +1,4 @@
-"""The contract with scripts; note every change here in CHANGELOG.md."""
+"""Test the public names, commands, exit codes and schemas; note every change here in CHANGELOG.md."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SOME_TRACES = Path(__file__).parent / "traces" / "tiny"
 ONE_RANK = Path(__file__).parent / "traces" / "public" / "kineto_2021_resnet50_workers4.pt.trace.json.gz"
 
 
-def test_verbs() -> None:
+def test_commands_are_pinned() -> None:
     designed = "topology bandwidth profile analyze gather recommend scale report view export diff table selftest"
     assert tuple(commands.SUMMARIES) == tuple(designed.split())
 
 
-def test_public_names() -> None:
+def test_public_names_are_pinned() -> None:
     callbacks = "KerasCallback LightningCallback TransformersCallback"
     names = f"CpuReduceHook {callbacks} __version__ analyze compare load_facts profile range"
     assert sorted(gpudiag.__all__) == names.split()
@@ -38,7 +38,7 @@ def error_kinds() -> list[type[errors.GpudiagError]]:
     return [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.GpudiagError)]
 
 
-def test_exit_codes() -> None:
+def test_exit_codes_are_pinned() -> None:
     assert {kind.__name__: kind.exit_code for kind in error_kinds()} == {
         "GpudiagError": 5,
         "UsageError": 2,
@@ -57,13 +57,13 @@ def test_every_error_has_a_hint() -> None:
         assert kind("what is wrong").hint.endswith(".")
 
 
-def test_schemas() -> None:
+def test_schema_versions_are_pinned() -> None:
     assert analysis.ANALYSIS_SCHEMA == "gpudiag/analysis/1"
     assert facts.FACTS_SCHEMA == "gpudiag/facts/1"
     assert run.RUN_SCHEMA == "gpudiag/run/1"
 
 
-def test_buckets_and_codes() -> None:
+def test_buckets_and_finding_codes_are_pinned() -> None:
     assert analysis.BUCKETS == (
         "compute",
         "communication_transfer",
@@ -144,7 +144,7 @@ def test_help_is_a_small_multiple_of_an_empty_python() -> None:
     """The limit is a multiple of the interpreter's start time, because machines differ."""
 
     def spent() -> float:
-        """Return the CPU time of child processes, which does not depend on other load."""
+        """Return the CPU time of child processes, which does not depend on the load of the machine."""
         used = resource.getrusage(resource.RUSAGE_CHILDREN)
         return used.ru_utime + used.ru_stime
 

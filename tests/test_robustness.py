@@ -1,4 +1,4 @@
-"""Unusual files, descriptors and names, and values out of range."""
+"""Test unusual files, descriptors and names, and values out of range."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nan_and_infinity_are_null_in_json() -> None:
 
 
 @pytest.mark.parametrize("words", [("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}")])
-def test_directory_name_that_is_not_utf8(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_directory_name_may_be_invalid_utf8(words: tuple[str, ...], tmp_path: Path) -> None:
     directory = os.fsencode(tmp_path) + b"/d\xff"
     shutil.copytree(TRACES / "clean", os.fsdecode(directory))
     done = in_this_process(*(word.replace("{}", os.fsdecode(directory)) for word in words))
@@ -101,7 +101,7 @@ def test_directory_name_that_is_not_utf8(words: tuple[str, ...], tmp_path: Path)
 
 
 def test_records_are_found_by_file_not_by_world_size(tmp_path: Path) -> None:
-    """A search by RANK=3000000 in a job's environment would try as many files."""
+    """A loop over all ranks would try three million files for a job with RANK=3000000."""
     begun = time.process_time()
     assert record.read_ranks(tmp_path, 50_000_000) == ()
     (tmp_path / "ranks").mkdir()
@@ -123,7 +123,7 @@ def test_closed_streams_and_few_descriptors_are_handled(prelude: str) -> None:
     assert done.returncode in ({0} if "&" in prelude else {0, 5}), done.stderr
 
 
-#: Modules imported early, late, by multiprocessing, and by frameworks.
+#: Modules that are imported early, late, by multiprocessing, or by frameworks.
 _SHADOWS = ("json", "random", "socket", "pickle", "array", "struct", "subprocess", "logging", "re", "queue", "torch")
 
 
@@ -159,8 +159,8 @@ def test_no_module_is_imported_from_the_current_directory(words: tuple[str, ...]
     assert done.returncode in {0, 2, 3, 4} or "TensorBoard" in done.stderr, done.stderr
 
 
-def test_twenty_thousand_points_take_seconds(tmp_path: Path) -> None:
-    """Comparing twenty thousand points pairwise would take 200 million comparisons."""
+def test_twenty_thousand_points_are_compared_in_seconds(tmp_path: Path) -> None:
+    """A comparison of all pairs of twenty thousand points would take 200 million comparisons."""
     from gpudiag.analysis.scaling.table import results_table
 
     points = [msgspec.structs.replace(measured(1, 30.0), id=f"p{n}", batch_per_device=n + 1) for n in range(20_000)]

@@ -1,4 +1,4 @@
-"""Coverage of confidence intervals, also for correlated steps."""
+"""Test the coverage of confidence intervals, also for correlated steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEPS = st.floats(0, 1e4)
 FREEDOM = st.floats(1, 1e6)
 
 
-def test_examples_hold() -> None:
+def test_documented_examples_are_correct() -> None:
     result = doctest.testmod(gpudiag.statistics)
     assert result.attempted
     assert not result.failed
@@ -32,7 +32,7 @@ def test_examples_hold() -> None:
         (60, 2.000), (120, 1.980), (1000, 1.962), (math.inf, 1.960),
     ],
 )  # fmt: skip
-def test_quantiles_are_those_of_the_tables(freedom: float, quantile: float) -> None:
+def test_quantiles_equal_published_tables(freedom: float, quantile: float) -> None:
     assert student_t(freedom) == pytest.approx(quantile, rel=1.3e-3 if freedom < 5 else 3e-4)
 
 
@@ -71,7 +71,7 @@ def test_intervals_cover_the_mean_of_independent_steps() -> None:
 
 
 def test_intervals_cover_the_mean_of_correlated_steps() -> None:
-    # Without the effective sample size this would be about 0.75, and with the measured correlation 0.93.
+    # Coverage would be about 0.75 without the effective sample size, and 0.93 with the measured correlation.
     assert coverage(0.5) > 0.93
 
 
@@ -83,8 +83,8 @@ def test_equal_runs_are_called_different_at_the_nominal_rate(correlation: float,
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.3, 0.5, 0.7])
-def test_intervals_of_the_fewest_timed_steps_are_nearly_nominal(correlation: float) -> None:
-    # Ten is the minimum number of unprofiled steps. Chance correlation makes 2.7 % of independent pairs different.
+def test_intervals_of_the_fewest_unprofiled_steps_are_nearly_nominal(correlation: float) -> None:
+    # Ten is the minimum number of unprofiled steps. Random correlation makes 2.7 % of independent pairs different.
     assert 0.02 <= called_different(correlation, pairs=4000, steps=10) <= 0.085
 
 
@@ -94,7 +94,7 @@ def test_interval_covers_the_difference_of_runs_with_unequal_scatter() -> None:
     for _ in range(rounds):
         difference = mean_of(chance.normal(32, 3, 7).tolist()).minus(mean_of(chance.normal(30, 1, 4).tolist()))
         held += difference.low <= 2 <= difference.high
-    # 95 % or slightly more, because of chance correlation; the standard error of the share is 0.6 %.
+    # Random correlation raises coverage slightly above 95 %; the standard error of the share is 0.6 %.
     assert 0.93 <= held / rounds <= 0.99
 
 

@@ -7,12 +7,12 @@
         .build()
     )
 
-Times are integers in `unit_ns` (default: microseconds) after the start of the latest step. Before any step, they count
+Times are integers in `unit_ns` (default: microseconds) after the start of the current step. Before any step, they count
 from the trace's zero. A step lasts until the next one begins.
 
 Device work is *queued ahead* by default: its launch call is at the start of its step and has zero length, so that the
-host causes no gaps. `launch=(3, 4)` places the call, `launch=3` places one of zero length, and `launch=None` means that
-the call was not captured.
+host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and
+`launch=None` omits the call.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Row:
 
 
 class TraceBuilder:
-    """Builder of the trace of one process. Every method but `build` returns the builder."""
+    """Builder of the trace of one process. Every method but `build` returns the builder itself."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class TraceBuilder:
     # Position
 
     def step(self, at: int | None = None, *, number: int | None = None, mark: str | None = "ProfilerStep#{}") -> Self:
-        """Begin a step at time `at` after the trace's zero (default: the end of everything recorded).
+        """Begin a step at time `at` after the trace's zero (default: the end of all recorded events).
 
-        With `mark=None` there is no step mark, and only the zero of the following times is moved.
+        With `mark=None` there is no step mark, and only the zero of later times is moved.
         """
         if at is None:
             at = max((-(-row.end // self._unit) for row in self._rows), default=self._zero)
@@ -93,12 +93,12 @@ class TraceBuilder:
         return self
 
     def on(self, device: int) -> Self:
-        """Place the following device work on this device."""
+        """Put the following device work on this device."""
         self._device = device
         return self
 
     def by(self, thread: int) -> Self:
-        """Place the following host work and launches on this thread."""
+        """Put the following host work and launches on this thread."""
         self._thread = thread
         return self
 
@@ -111,7 +111,7 @@ class TraceBuilder:
         return self._add(EventKind.ANNOTATION, name, start, end)
 
     def python(self, start: int, end: int, name: str) -> Self:
-        """Add a Python function or a module call, as recorded with stacks."""
+        """Add a Python function or a module call, as a profiler records them with stacks."""
         return self._add(EventKind.PYTHON, name, start, end)
 
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:
@@ -128,7 +128,7 @@ class TraceBuilder:
         return self.runtime(start, end, name)
 
     def overhead(self, start: int, end: int, name: str = "Command Buffer Full") -> Self:
-        """Add overhead of the profiler, which belongs to the process and to no thread."""
+        """Add overhead of the profiler, which belongs to the process rather than to a thread."""
         return self._add(EventKind.OVERHEAD, name, start, end, thread=0)
 
     def gloo(
@@ -205,12 +205,12 @@ class TraceBuilder:
         return self
 
     def clock_ahead(self, offset_ns: int) -> Self:
-        """Set this process's clock ahead by `offset_ns` in everything that it records."""
+        """Advance this process's clock by `offset_ns` in all recorded times."""
         self._clock = offset_ns
         return self
 
     def build(self) -> Trace:
-        """Return the trace as a reader would."""
+        """Build the trace, as a reader would return it."""
         rows = list(self._rows)
         ends = [at for at, _ in self._marks[1:]]
         if self._marks:

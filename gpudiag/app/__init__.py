@@ -1,1 +1,1 @@
-"""One use case per verb: puts the stages together. Draws nothing."""
+"""Combine the stages into use cases, one per command. This package draws nothing."""

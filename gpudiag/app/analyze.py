@@ -49,18 +49,18 @@ def analyze_with_step(
 ) -> tuple[Analysis, StepView | None]:
     """Return the analysis and a typical step of all ranks to draw, or None if there are no step windows.
 
-    Takes and raises what `analyze` does.
+    Take the arguments of `analyze`, and raise the same errors.
     """
     return _with_step(_analyse(paths, world_size, limits))
 
 
 def analyze_run(run_dir: Path) -> Analysis:
-    """Analyse a run directory and save analysis.json and step.json in it. Raises what `analyze` does."""
+    """Analyse a run directory and save analysis.json and step.json in it. Raise the same errors as `analyze`."""
     return analyze_run_traces(run_dir).analysis
 
 
 def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
-    """Analyse as `analyze_run`, and return the timeline and attribution too."""
+    """Analyse a run directory like `analyze_run`, and return the timeline and attribution too."""
     analysed = _analyse([run_dir], None, None)
     analysis, view = _with_step(analysed)
     write_json(run_dir / ANALYSIS_FILE, analysis)
@@ -72,7 +72,7 @@ def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
 def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLimits | None) -> AnalysedTraces:
     full = read_traces(paths, world_size=world_size, limits=limits, repeated=True, meanwhile=_import_stages)
     traces, unused = least_disturbed(paths, full, limits)
-    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415  # by now imported
+    from gpudiag.app.stages import analysis_of_traces  # noqa: PLC0415 # already imported
 
     return analysis_of_traces(traces, paths, world_size=world_size, unused=unused)
 
@@ -80,10 +80,10 @@ def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLi
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Return the kernel-only traces with the full ones' operators; the full ones if a kernel-only one cannot be used.
+    """Return the kernel-only traces with the full traces' operators; the full traces if a kernel-only one is unusable.
 
-    On a CPU the operators are what is timed, and only the full ones have them. All ranks' are taken or none's: a
-    collective that one rank recorded lightly is no other rank's of the full recording.
+    On a CPU the operators are the timed work, and only full traces have them. The kernel-only traces of all ranks are
+    used, or those of none, because collectives of different recordings do not match.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
@@ -110,7 +110,7 @@ def _unused(reason: str) -> Validity:
 
 
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
-    from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415  # a stage, by now imported
+    from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415 # already imported
 
     return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution)
 
@@ -131,7 +131,7 @@ def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> l
 
 @contextlib.contextmanager
 def _safe_path() -> Iterator[None]:
-    """Keep spawned processes from importing modules of the current directory."""
+    """Prevent spawned processes from importing modules of the current directory."""
     before = os.environ.get("PYTHONSAFEPATH")
     os.environ["PYTHONSAFEPATH"] = "1"
     try:
@@ -144,10 +144,10 @@ def _safe_path() -> Iterator[None]:
 
 
 def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
-    """Return the saved analysis at a single path, else that of the traces, else the one kept after they were deleted.
+    """Return the saved analysis at a single path, else that of the traces, else the one kept after their deletion.
 
     Raises:
-        UnreadableInputError: none of these exists.
+        UnreadableInputError: no path exists.
     """
     return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 
@@ -155,7 +155,7 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return `load_analysis` and, if it comes from traces, a step to draw. Raises what `load_analysis` does."""
+    """Return `load_analysis` and, if it comes from traces, a step to draw. Raise the same errors as `load_analysis`."""
     return _saved_or(paths, lambda: analyze_with_step(paths, world_size=world_size, limits=limits))
 
 
@@ -174,7 +174,7 @@ def _saved_or(
 
 
 def _says_analysis(path: Path) -> bool:
-    """Return whether a file says that it is an analysis, of any version."""
+    """Return whether a file states that it is an analysis, of any version."""
     try:
         with path.open("rb") as file:
             return b'"gpudiag/analysis/' in file.read(_HEAD_BYTES)

@@ -67,12 +67,12 @@ def bandwidth(
         workload: also measure all-reduces of this model's buckets.
 
     Raises:
-        UsageError: no such workload, or options that do not go together.
+        UsageError: the workload does not exist, or options conflict.
         HardwareMissingError: there is no GPU, but `require_gpu`.
         FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     if workload is not None:
-        training_entry(workload, "--like")  # before anything is measured
+        training_entry(workload, "--like")  # refuse an unknown workload before measuring
     if source is not None and (quick or workload is not None):
         raise UsageError(f"{'--quick' if quick else '--like'} measures and --from does not", "Give one of them.")
     facts = gather_inventory() if source is None else load_facts(source)
@@ -83,7 +83,7 @@ def bandwidth(
         facts = probe_machine(facts, quick=quick, timeout_s=timeout_s, on_progress=on_probe)
         failed = failed_probes(facts)
         if not failed:
-            keep_measurements(facts)  # so that `gpudiag profile` need not measure
+            keep_measurements(facts)  # `gpudiag profile` can then use these measurements
     buckets = None
     if workload is not None:
         say(f"all-reduces of the buckets of {workload}")

@@ -12,6 +12,6 @@ def diff(before: str, after: str, *, limits: ReadLimits | None = None) -> Diff:
     """Attribute the difference of two runs, each a run directory, traces, or a saved analysis.
 
     Raises:
-        UnreadableInputError: one of them has no step to compare, or values out of range.
+        UnreadableInputError: a run has no step to compare, or values out of range.
     """
     return compare(*(load_analysis([path], limits=limits) for path in (before, after)))

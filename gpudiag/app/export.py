@@ -19,7 +19,7 @@ from gpudiag.trace.profiles import Profile, read_processes, read_profiles
 
 
 class Recorded(msgspec.Struct, frozen=True, kw_only=True):
-    """The recording of a job, its curves, and TensorFlow's own files."""
+    """The recording of a job, its curves, and TensorFlow's files."""
 
     export_model: ExportModel
     series: tuple[ScalarSeries, ...]
@@ -42,7 +42,7 @@ def export(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> Exported:
-    """Write the traces of one job in another tool's format. Other arguments and errors as for `analyze`.
+    """Write the traces of one job in another tool's format. Other arguments and errors are those of `analyze`.
 
     Args:
         paths: traces.
@@ -65,7 +65,7 @@ def export(
 def read_recorded(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Recorded:
-    """Read the traces of one job for other tools. Arguments and errors as for `analyze`."""
+    """Read the traces of one job for other tools. Arguments and errors are those of `analyze`."""
     timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
     attribution = attribute(timeline)
     recordings = timeline.traces

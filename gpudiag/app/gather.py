@@ -24,14 +24,14 @@ _HINT = "Copy the other node's run directory here, and give it after that of ran
 def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     """Copy the records and traces of other nodes' ranks into rank 0's run directory, and return the whole run.
 
-    Ranks that are there already are kept, so that the command may be repeated. An older analysis is removed.
+    Existing ranks are kept, so the command may be repeated. An older analysis is removed.
 
     Args:
         run_dir: the run directory of rank 0's node, with `run.json`.
         others: run directories of the other nodes of the same run.
 
     Raises:
-        UnreadableInputError: `run_dir` has no run, or one of the others has no rank of it.
+        UnreadableInputError: `run_dir` has no run, or another directory has no rank of this run.
         GpudiagError: a file cannot be written.
     """
     if not (run_dir / RUN_FILE).is_file():
@@ -80,7 +80,7 @@ def _records(other: Path) -> Iterator[RankRecord]:
 
 
 def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
-    """Copy one trace atomically; skip a missing file, a link, and a name that is no trace's."""
+    """Copy one trace atomically; skip a missing file, a link, and a name that is not a trace's."""
     source = other / name
     if not _TRACE.fullmatch(name) or source.is_symlink() or not source.is_file():
         return

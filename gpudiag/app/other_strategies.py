@@ -1,4 +1,4 @@
-"""Predict what other strategies would save of the communication of a recorded run."""
+"""Predict the savings of other strategies for the communication of a recorded run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from gpudiag.prediction.overlap import parts_of
 from gpudiag.training.strategies.predict import predict
 from gpudiag.training.strategies.registry import strategies
 
-#: Of predicted step times 60 of 73 were within this share of the measured ones (docs/predictions.md), so that a smaller
-#: predicted saving may be none.
+#: 60 of 73 predicted step times were within this share of the measured ones (docs/predictions.md), so a smaller
+#: predicted saving is not significant.
 _MAY_ERR = 0.15
 
 
@@ -25,8 +25,8 @@ def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, 
     """Add the predicted savings of other strategies to findings of communication.
 
     Nothing is added if the machine's links or the model's gradients were not measured, or if the cost of the job's
-    strategy cannot be predicted. The relative saving is that of the predicted costs; the absolute one is that share of
-    the cost that was found. It is named if it exceeds the error of predictions.
+    strategy cannot be predicted. The relative savings are those of the predicted costs; the absolute savings are that
+    share of the found cost. Savings are reported if they exceed the error of predictions.
     """
     return tuple(_with_savings(finding, run, facts) for finding in findings)
 
@@ -55,7 +55,7 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return the ms of a step that each candidate saves: lossless ones first, of these the best first."""
+    """Return the ms of a step that each candidate saves: lossless candidates first, the best of them first."""
     sizes = run.model.gradient_sizes if run.model is not None else ()
     if run.nodes > 1 or run.world_size < 2 or not sizes or run.strategy not in strategies(run.framework):
         return {}

@@ -18,13 +18,13 @@ AnyPath = str | os.PathLike[str]
 
 
 def analyze(*paths: AnyPath, world_size: int | None = None, max_trace_gb: float = 4.0) -> Analysis:
-    """Say where each step's time went; return the content of `gpudiag analyze --json` as an object.
+    """Analyse where each step's time went, and return the content of `gpudiag analyze --json` as an object.
 
         analysis = gpudiag.analyze("run-dir")
         analysis.findings[0].title
         analysis.frames().buckets.pivot(index="rank", columns="bucket", values="ms")
 
-    Imports no framework.
+    The function imports no framework.
 
     Args:
         paths: a run directory, traces, directories or patterns of traces; or one saved `analysis.json`.

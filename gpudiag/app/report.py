@@ -98,7 +98,7 @@ def read_scaling(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
 def write_scaling(result: Scaling, directory: Path) -> None:
     """Write `report.html`, `scaling.csv` and `scaling.md` into the directory of a benchmark.
 
-    The directory may come from another person, so links at these paths are replaced, not followed.
+    The directory may be untrusted, so links at these paths are replaced rather than followed.
     """
     write_beside(directory / REPORT_FILE, _scaling_page(result, directory).encode())
     write_beside(directory / "scaling.csv", scaling_text.to_csv(result.points).encode())
@@ -109,7 +109,7 @@ def _scaling_page(result: Scaling, directory: Path) -> str:
     """Return a page with the scaling, the machine, and the recorded steps of the first point that has a waterfall."""
     by_id = {point.id: point for point in result.points}
     shown = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
-    # `.name` keeps a hostile id from leading out of the directory.
+    # `.name` prevents a hostile id from leaving the directory.
     runs = [(point, run_dir) for point in shown if (run_dir := recorded_directory(directory, Path(point.id).name))]
     recorded, run = runs[0] if runs else (None, None)
     analysis = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA) if run is not None else None
@@ -148,5 +148,5 @@ def facts_beside(directory: Path) -> Facts | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write text as `write_output` does."""
+    """Write text to a file or standard output, with the rules of `write_output`."""
     write_output(path, text.encode())

@@ -84,11 +84,11 @@ def analysis_of_traces(
     findings = diagnosis.findings
     collectives = summarise_collectives(timeline)
     if facts is not None and not _input_only(run):
-        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415  # not needed for bare traces
+        from gpudiag.analysis.diagnosis.hardware import examine_facts  # noqa: PLC0415 # not needed for traces alone
 
         collectives = beside_probe(collectives, facts, transport_of(run))
         if any(finding.code == "communication-bound" for finding in findings):
-            from gpudiag.app.other_strategies import beside_other_strategies  # noqa: PLC0415  # seldom needed
+            from gpudiag.app.other_strategies import beside_other_strategies  # noqa: PLC0415 # rarely needed
 
             findings = beside_other_strategies(findings, run, facts)
         # Findings about the machine have no time per step, so they come last.
@@ -133,11 +133,11 @@ def _device_kind(timeline: Timeline) -> DeviceKind:
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
-    """Return the facts in the run directory; if they cannot be read, a warning instead."""
+    """Return the facts in the run directory, or a warning if they cannot be read."""
     path = find_facts_file(paths)
     if path is None:
         return None, ()
-    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415  # not needed for bare traces
+    from gpudiag.machine.facts_file import load_facts  # noqa: PLC0415 # not needed for traces alone
 
     try:
         return load_facts(path), ()

@@ -51,7 +51,7 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
         markdown, csv: files for the table.
 
     Raises:
-        UnreadableInputError: none of them has results.
+        UnreadableInputError: no directory has results.
         GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, read_points)
@@ -129,13 +129,14 @@ def _with_verdicts(result: ResultsTable) -> ResultsTable:
 
 
 def _saved_verdict(directory: Path) -> str:
-    # An analysis of an older version, or one cut short, has no verdict; the run's record has its figures.
+    # An analysis that is of an older version, or truncated, has no verdict; the run's record has the figures.
     analysis = readable_json(directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
     return "" if analysis is None else in_few_words(analysis)
 
 
 def _read_scaling(path: Path) -> Scaling:
-    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raises as `read_points`."""
+    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raise the same errors as
+    `read_points`."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)
@@ -151,7 +152,7 @@ def read_points(path: Path) -> list[PointRecord]:
         path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
 
     Raises:
-        UnreadableInputError: it is none of these, or of another version.
+        UnreadableInputError: the path has no results that this version reads.
     """
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():

@@ -1,4 +1,4 @@
-"""`gpudiag topology`: list the machine's hardware, and what is wrong with it."""
+"""Implement `gpudiag topology`: list the machine's hardware, and its problems."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
         save: file for the facts.
 
     Raises:
-        UnreadableInputError: `source` holds no facts.
+        UnreadableInputError: `source` contains no facts.
         GpudiagError: `save` cannot be written.
     """
     return with_findings(gather_inventory() if source is None else load_facts(source), save)

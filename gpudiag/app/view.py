@@ -52,7 +52,7 @@ def view(
         KeyboardInterrupt: interrupted; temporary files are removed before.
     """
     versions = check_interpreter(python)
-    free_port(host, port)  # before the work of converting
+    free_port(host, port)  # checks the port before converting
     with tempfile.TemporaryDirectory(prefix="gpudiag-view-") as name:
         directory = Path(name)
         runs = _runs(path)
@@ -91,7 +91,7 @@ def _unused(directory: Path, name: str) -> str:
 
 
 def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLimits | None) -> None:
-    """Convert one run; say so if it is a run without traces."""
+    """Convert one run; report a run without traces."""
     try:
         recorded = read_recorded([run], world_size=world_size, limits=limits)
     except NotATraceError as error:

@@ -54,7 +54,7 @@ def analyze(
     width: Width = None,
     max_trace_gb: MaxTraceGb = MAX_TRACE_GB,
 ) -> None:
-    """Say where each step's time went, from traces that are there already.
+    """Say where each step's time went, from existing traces.
 
     Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
     """
@@ -75,7 +75,7 @@ def crosses(analysis: "Analysis", word: str) -> bool:
     if word in SEVERITIES:
         sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]
         return any(finding.severity in sufficient for finding in analysis.findings)
-    # `cannot-tell:straggler` crosses `cannot-tell`; the rule follows the colon.
+    # `cannot-tell:straggler` crosses `cannot-tell`; the name of the rule follows the colon.
     warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
     return word in warnings | {finding.code for finding in analysis.findings}
 

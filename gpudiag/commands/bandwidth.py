@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: measure the machine's links, memories and transports."""
+"""Implement `gpudiag bandwidth`: measure the machine's links, memories and transports."""
 
 import sys
 from pathlib import Path

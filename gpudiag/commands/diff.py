@@ -65,8 +65,8 @@ def regressed(diff: "Diff", percent: float) -> bool:
     """Return whether the step time grew by more than `percent`, and by more than noise.
 
     Raises:
-        UnreadableInputError: the runs do different work, or have too few steps to know the noise of a regression. A
-            CI job that cannot decide must not pass.
+        UnreadableInputError: the runs do different work, or have too few steps to know the noise of a regression. If a
+            CI job cannot decide, it must not pass.
     """
     different_work = next((change for change in diff.run_differences if not change.same_work), None)
     if different_work is not None:

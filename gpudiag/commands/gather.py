@@ -22,7 +22,8 @@ def gather(
 ) -> None:
     """Bring the ranks of several nodes into one run directory.
 
-    For runs whose nodes share no file system. Refuses ranks of another run; keeps ranks that are there already.
+    For runs whose nodes share no file system. Refuses ranks of another run; keeps the ranks that the directory has
+    already.
     """
     from gpudiag.app.gather import gather as bring
 

@@ -15,9 +15,9 @@ from gpudiag.errors import GpudiagError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: As a shell reports a program that SIGINT ended.
+#: The exit code of shells for a program that SIGINT ended.
 INTERRUPTED = 130
-#: As a shell reports a program that SIGPIPE ended, because the reader of its output ended (`| head`).
+#: The exit code of shells for a program that SIGPIPE ended, because the reader of its output ended (`| head`).
 READER_GONE = 141
 
 DEBUG = "--debug"
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123  # for the life of the process
+    return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 # stays open until the process ends
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
@@ -87,7 +87,7 @@ def _as_gpudiag_error(error: Exception) -> GpudiagError:
     if isinstance(error, MemoryError):
         return GpudiagError("this machine ran out of memory", "Give fewer or shorter traces at once.")
     if isinstance(error, OSError) and error.errno in _FILE_SYSTEM_ERRORS:
-        # Files written before are complete, because each is renamed into place.
+        # Files written earlier are complete, because each is renamed when it is complete.
         where = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in {errno.EMFILE, errno.ENFILE}:
             return GpudiagError(f"{where}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")
@@ -108,7 +108,7 @@ def _fail(error: GpudiagError, *, debug: bool, cause: Exception | None = None) -
 
 
 def _say(line: str, *, prefix: str = "gpudiag: ") -> None:
-    with contextlib.suppress(OSError, ValueError):  # nobody reads standard error any more
+    with contextlib.suppress(OSError, ValueError):  # standard error has no reader any more
         sys.stdout.flush()
         print(f"{prefix}{line}", file=sys.stderr, flush=True)  # noqa: T201  # every error message is printed here
 

@@ -171,7 +171,7 @@ def recommend(
 
 
 def _refuse(predicting: dict[str, object]) -> None:
-    """Refuse options that go only with `--predict-only`."""
+    """Refuse options that are valid only with `--predict-only`."""
     for option, value in predicting.items():
         if value is not None:
             raise UsageError(f"{option} goes with --predict-only", "Add --predict-only, or leave it out.")

@@ -275,7 +275,7 @@ def _warmup_s(*, quick: bool, limited: bool) -> float:
 
 
 def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
-    """Refuse `--volume` when nothing says how many voxels a sample writes; workloads that predict count them."""
+    """Refuse `--volume` if the number of voxels per sample is unknown; workloads that predict count them."""
     counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
     if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
         raise UsageError(

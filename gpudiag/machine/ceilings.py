@@ -11,8 +11,8 @@ PCI Express, one way (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2
 - overhead per packet: framing and sequence number 4 bytes, link CRC 4 bytes (in generation 6 the FLIT holds both), and
   the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
 
-Acknowledgements and flow control take another 1 to 3 %, which is not counted: healthy links reach 93 to 97 % of this
-ceiling.
+Acknowledgements and flow control take another 1 to 3 %, which the ceiling ignores: healthy links reach 93 to 97 % of
+it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
     (58.4, 0.9)
 
     Raises:
-        ValueError: no such generation.
+        ValueError: this generation does not exist.
     """
     if generation not in _TRANSFERS_PER_S:
         raise ValueError(f"PCIe generation {generation} is unknown here")
@@ -94,7 +94,7 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links as if they shared nothing."""
+    """Add the ceilings of links as if they shared no part of their paths."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:
@@ -149,5 +149,5 @@ def on_device(gpu: Gpu) -> PathCeiling:
 
 
 def host_memory() -> PathCeiling:
-    """Return no ceiling, because that of the host's memory cannot be read without privileges."""
+    """Return no ceiling, because the host's memory clock cannot be read without privileges."""
     return PathCeiling(source="memory channels and speed of the host cannot be read without privileges (dmidecode)")

@@ -40,7 +40,7 @@ def decode_facts(data: bytes, source: str = "facts") -> Facts:
         source: its name in messages.
 
     Raises:
-        UnreadableInputError: it is no JSON, no facts, or facts of a schema that this version does not know.
+        UnreadableInputError: the data is not JSON, not facts, or facts of an unknown schema.
     """
     try:
         tree = msgspec.json.decode(data)
@@ -60,7 +60,7 @@ def load_facts(path: Path) -> Facts:
     """Read facts from a file of at most 64 MB.
 
     Raises:
-        UnreadableInputError: it cannot be read, is too large, or is not facts.
+        UnreadableInputError: the file cannot be read, is too large, or does not contain facts.
     """
     name = sanitize(str(path))
     try:

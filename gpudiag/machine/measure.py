@@ -46,7 +46,7 @@ def probe_machine(
 
 
 def failed_probes(facts: Facts) -> tuple[str, ...]:
-    """Return the names of probes that failed, wholly or in part; unavailable ones have not failed."""
+    """Return the names of probes that failed, wholly or in part; unavailable probes do not count as failed."""
     return tuple(
         name
         for name, report in facts.probes.items()

@@ -1,6 +1,6 @@
-"""Nouns that the stages pass to each other. Nothing here computes or draws.
+"""Define the data types that the stages pass to each other. This package computes and draws nothing.
 
 In order of creation: `job`, `run` and `facts` → `event` → `timeline` → `attribution` → `analysis`, then `diff` and
-`benchmarks/`, over several runs. `run_directory` stores them; `sanitize` makes foreign text safe, `probed` looks up
-measured links, `protobuf/` has formats that are both read and written.
+`benchmarks/`, over several runs. `run_directory` stores them, `sanitize` makes text from files safe, `probed` looks up
+measured links, and `protobuf/` has formats that are both read and written.
 """

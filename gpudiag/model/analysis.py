@@ -1,4 +1,4 @@
-"""Analysis: where each step's time went, why, and how far to trust it (a contract, `gpudiag/analysis/1`)."""
+"""Analysis: where each step's time went, why, and how reliable that is (a contract, `gpudiag/analysis/1`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ANALYSIS_SCHEMA = "gpudiag/analysis/1"
 #: The eight exclusive buckets, in the order in which they are drawn.
 BUCKETS = ("compute", "communication_transfer", "communication_wait", "copy", "input", "sync", "launch", "idle")
 
-#: Worst first: critical from 20 % of the step recoverable, warning from 5 %.
+#: The worst first: critical if 20 % of the step can be saved, warning from 5 %.
 SEVERITIES = ("critical", "warning", "info")
 #: Every finding that a rule can make.
 FINDING_CODES = (
@@ -75,11 +75,11 @@ VALIDITY_CODES = (
     "thin-recording",
 )
 
-#: Warnings that leave no finding above low confidence.
+#: Warnings that limit all findings to low confidence.
 UNTRUSTED_CODES = frozenset(VALIDITY_CODES[-5:])
 #: Warnings that rule out conclusions about all steps, and about compute as the limit.
 NOT_ALL_SEEN_CODES = frozenset({"partial-coverage"})
-#: Warnings that rule out conclusions about what happens between ranks.
+#: Warnings that rule out conclusions about waits and communication between ranks.
 NOT_ONE_JOB_CODES = frozenset({"mixed-runs", "missing-device-activity"})
 
 StepUnit = Literal["step", "repeated-unit", "recording"]
@@ -94,7 +94,7 @@ Bound = Literal["tensor-core", "simt", "memory", "launch"]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause, the time that removing it alone would save, how sure that is, and what to do.
+    """A cause, with the time that removing it alone saves, the confidence, and advice.
 
     Attributes:
         recoverable_ms_per_step: savings in the job's step time if only this cause went away; None if unknown, and then
@@ -123,10 +123,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of the path of fixes.
+    """A step of the path of fixes.
 
     Attributes:
-        code, ranks, cause: the finding that is fixed after those before it.
+        code, ranks, cause: the finding that is fixed after the previous ones.
         step_ms: the job's step time after this and all earlier fixes.
         then: the bucket with most of the remaining step except compute, or `compute` if that limits the step.
     """
@@ -157,7 +157,8 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, and what to record instead. Not a finding about the job."""
+    """A reason to trust the numbers less, and what to record instead. A validity warning is not a finding about the
+    job."""
 
     code: str
     message: str
@@ -188,7 +189,7 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, kw_only=True):
-    """One device (or on CPU-only runs one training thread) and its mean step, cut into the eight buckets.
+    """A device (or on CPU-only runs one training thread) with its mean step, divided into the eight buckets.
 
     `step_times_ms` are the single windows behind `step_ms`, in order; empty in analyses of early versions.
     """
@@ -243,7 +244,7 @@ class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel by name: device time per step, averaged over ranks."""
+    """A kernel by name: device time per step, averaged over ranks."""
 
     name: str
     ms_per_step: Milliseconds
@@ -264,7 +265,7 @@ class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OperatorSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One framework operator by name, on threads that launch work: host time per step, averaged over ranks.
+    """A framework operator by name, on threads that launch work: host time per step, averaged over ranks.
 
     `own_ms_per_step` excludes nested operators; `per_step` is the number of calls.
     """
@@ -278,7 +279,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
     """Times of one module of the model, in ms per step on each of `Analysis.devices`, in that order.
 
     On a GPU: of the kernels, copies and memsets that its operators launched, without communication; on a CPU: of its
-    operators. Times include nested modules, `own_` times do not; recomputation in backward counts as backward.
+    operators. Times include nested modules, except `own_` times; recomputation in backward counts as backward.
 
     Attributes:
         root: class of the outermost module (`Net#2`: another of that class).
@@ -298,7 +299,8 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of their first calls, and outside of them per device (optimizer, loss); or why not."""
+    """Times of modules in order of their first calls, and of work outside of modules per device; or a reason for
+    none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -332,7 +334,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 class Source(msgspec.Struct, frozen=True, kw_only=True):
     """The analysed files, and facts from the run record if there is one.
 
-    `input_only`: batches were fetched and not used, so `samples_per_s` is the loader's.
+    `input_only`: batches were fetched but not used, so `samples_per_s` is the loader's rate.
     """
 
     paths: tuple[str, ...] = ()
@@ -350,7 +352,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     """The result of analysing one job's traces.
 
     Attributes:
-        modules: None without marks of modules: traces of others, of early versions, TensorFlow.
+        modules: None if the trace has no module marks: traces of others, of early versions, TensorFlow.
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
         compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
@@ -385,12 +387,12 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     inference: InferenceRecord | None = None
 
     def __repr__(self) -> str:
-        from gpudiag.model.frames import summary  # noqa: PLC0415  # only for printing
+        from gpudiag.model.frames import summary  # noqa: PLC0415 # only for printing
 
         return summary(self)
 
     def frames(self) -> Frames:
         """Return its tables as pandas frames, one row per bucket, step, wait and so on. Imports pandas."""
-        from gpudiag.model.frames import analysis_frames  # noqa: PLC0415  # only for tables
+        from gpudiag.model.frames import analysis_frames  # noqa: PLC0415 # only for tables
 
         return analysis_frames(self)

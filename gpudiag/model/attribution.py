@@ -1,4 +1,4 @@
-"""Attribution: every nanosecond of every device window in exactly one bucket."""
+"""Attribution: each nanosecond of each device window is in exactly one bucket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Times = NDArray[np.int64]
 
 
 class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
-    """The windows of one device track, cut into buckets.
+    """The windows of one device track, divided into buckets.
 
     Attributes:
         bounds: int64[k + 1], the windows.
@@ -47,7 +47,7 @@ class TrackAttribution(msgspec.Struct, frozen=True, kw_only=True):
         """Check the conservation law: the buckets of each window sum exactly to its length.
 
         Raises:
-            ArithmeticError: they do not, which is a defect of gpudiag and never of the trace.
+            ArithmeticError: they do not, which is a defect of gpudiag, not of the trace.
         """
         if self.buckets_ns.shape != (len(self.bounds) - 1, len(BUCKETS)):
             raise ArithmeticError(f"rank {self.rank}: buckets of shape {self.buckets_ns.shape}")

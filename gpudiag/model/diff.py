@@ -21,7 +21,7 @@ FindingStatus = Literal["appeared", "disappeared", "remained"]
 
 
 class ComparedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two runs: what was analysed, and the number of steps and devices behind its figures."""
+    """One of the two runs: the analysed files, and the number of steps and devices behind its figures."""
 
     paths: tuple[str, ...] = ()
     title: str = ""
@@ -69,7 +69,7 @@ class PartChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One bucket, as its mean over the devices; `parts` (largest difference first) and `rest_ms` sum to it."""
+    """A bucket's mean over the devices; `parts` (largest first) and `rest_ms` sum to the difference."""
 
     bucket: str
     before_ms: float
@@ -80,7 +80,7 @@ class BucketChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
+    """A device that both runs have. `buckets_ms` and `unattributed_ms` sum to `difference_ms`.
 
     `parts` are the few with the largest differences.
     """
@@ -120,7 +120,7 @@ OTHER_KERNELS = "compute in kernels that both have"
 class RunDifference(msgspec.Struct, frozen=True, kw_only=True):
     """A difference between the runs themselves, and what it means for the comparison.
 
-    `same_work` is False if the steps of the two runs do not do the same work, so that no threshold applies.
+    `same_work` is False if the steps of the two runs do different work, so that no threshold applies.
     """
 
     what: str

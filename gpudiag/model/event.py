@@ -241,8 +241,8 @@ def _no_number() -> NDArray[np.int64]:
 class EventWaits(msgspec.Struct, frozen=True, kw_only=True):
     """Waits for CUDA events, if the profiler recorded them (`cuda_sync`): columns of equal length k, by call.
 
-    A CUDA event is recorded in a stream, and happens when all earlier work of that stream has ended. To synchronize a
-    stream is to wait for an event that the same call records in it.
+    A CUDA event is recorded in a stream, and happens when all earlier work of that stream has ended. Synchronizing a
+    stream is a wait for an event that the same call records in it.
 
     Attributes:
         call: int64[k], row of the host call that makes a stream, or the host itself, wait.

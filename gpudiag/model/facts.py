@@ -29,7 +29,7 @@ LinkKind = str
 
 
 class Clock(msgspec.Struct, frozen=True, kw_only=True):
-    """One clock domain in MHz."""
+    """A clock domain in MHz."""
 
     current_mhz: Count | None = None
     maximum_mhz: Count | None = None
@@ -47,7 +47,7 @@ class PcieLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """A process that holds a GPU. `own` marks gpudiag's processes and their parents, which are not foreign."""
+    """A process that holds a GPU. `own` marks gpudiag's processes and their parents."""
 
     pid: Count
     name: str | None = None
@@ -56,7 +56,7 @@ class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NvLink(msgspec.Struct, frozen=True, kw_only=True):
-    """One NVLink lane: one-way rate, and PCI id of the far end."""
+    """An NVLink lane: one-way rate, and PCI id of the far end."""
 
     lane: Count
     active: bool
@@ -67,7 +67,7 @@ class NvLink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice of a GPU in MIG mode, which CUDA programs see as a separate device."""
+    """A slice of a GPU in MIG mode, which CUDA programs see as a separate device."""
 
     uuid: str | None = None
     name: str | None = None
@@ -75,7 +75,7 @@ class MigInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU, as NVML describes it.
+    """A GPU, as NVML describes it.
 
     Attributes:
         cpu_affinity: CPU list, e.g. `0-15,32-47`.
@@ -135,7 +135,7 @@ class Nic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NumaNode(msgspec.Struct, frozen=True, kw_only=True):
-    """One NUMA node."""
+    """A NUMA node."""
 
     index: Ordinal
     cpus: str
@@ -176,7 +176,7 @@ class Host(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured copy path.
+    """A measured copy path.
 
     Attributes:
         path: `host_to_device`, `device_to_host`, `device_to_device`, `peer` or `host_memory`.
@@ -206,7 +206,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured latency: `kind` is `small_copy` or `dependent_load`."""
+    """A measured latency: `kind` is `small_copy` or `dependent_load`."""
 
     kind: str
     src: str
@@ -217,12 +217,12 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Collective(msgspec.Struct, frozen=True, kw_only=True):
-    """One measured collective: time and bandwidth by the nccl-tests convention.
+    """A measured collective: time and bandwidth by the nccl-tests convention.
 
     `strategy` names the transport: `nccl`, `nccl-no-p2p`, `nccl-ring`, `nccl-tree`, `gloo`, `host-staged`. `time_us` is
     the time of a call if one host thread launches calls back to back for all GPUs, as nccl-tests does. With the suffix
-    `-queued` it is the time on the GPUs themselves: launched ahead, held behind a gate, timed by the GPUs. A collective
-    that a training step launched well ahead takes that time; measured for small ones only, because large ones do not
+    `-queued` it is the device time: launched ahead, held behind a gate, and timed by the GPUs. A collective that a
+    training step launched well ahead takes that time. It is measured only for small sizes, because large ones do not
     differ.
     """
 

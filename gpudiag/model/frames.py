@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _MAX_FINDINGS = 5
 _MAX_TITLE = 160
 
-#: Columns of a point; those that are no fields are computed from its fields.
+#: Columns of a point; columns that are not fields are computed from its fields.
 POINT_COLUMNS = (
     *("workload", "framework", "strategy", "mode", "devices", "device_indices", "batch_per_device", "global_batch"),
     *("precision", "memory_format", "data", "status", "samples_per_s", "ci95_low", "ci95_high"),

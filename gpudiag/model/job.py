@@ -1,4 +1,4 @@
-"""RunOptions: what the user asks of a run. Job: the same with every choice made, as its processes receive it."""
+"""RunOptions: the user's request for a run. Job: the request with every choice made, as its processes receive it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
 
-#: The strategy without communication, in every framework and in records: the floor for all others.
+#: The strategy without communication, in every framework and in records: the shortest possible step.
 INDEPENDENT = "independent"
 
 #: The framework if none is given.
@@ -120,7 +120,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(RunOptions, frozen=True, kw_only=True):
-    """The options of a run with every choice made, as its processes receive them; None suits the workload.
+    """The options of a run with every choice made, as its processes receive them; None means that the workload decides.
 
     Attributes:
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
@@ -136,18 +136,18 @@ class Job(RunOptions, frozen=True, kw_only=True):
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:
-        """Return the job of these options and choices; fields without either keep the job's default."""
+        """Return the job with these options and choices; fields without either keep the job's default."""
         given = {**msgspec.structs.asdict(options), **choices}
         return msgspec.convert({name: value for name, value in given.items() if value is not None}, cls)
 
     @property
     def environment_options(self) -> dict[str, str]:
-        """Options that apply to the processes as a whole, whatever they train, for the record."""
+        """Options that apply to the processes as a whole, independent of the workload, for the record."""
         return {**({} if self.p2p else {"p2p": "off"}), **self.exchange.given()}
 
     @property
     def title(self) -> str:
-        """Name of what is trained, in records and reports; a workload's input alone has a different name."""
+        """The name of the trained model, in records and reports; a run with input only has a different name."""
         return self.workload + {"whole": "", "trivial": " (trivial model)", "none": " (input only)"}[self.model]
 
 

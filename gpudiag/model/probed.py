@@ -1,4 +1,4 @@
-"""Look up what the probes measured of this machine for a job's transport, operation and size."""
+"""Look up the probed figures of this machine for a job's transport, operation and size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def transport_of(run: RunRecord | None) -> str:
 
 
 def peer_access_of(run: RunRecord) -> bool:
-    """Return False if the run switched peer access off, whether or not the machine has it."""
+    """Return False if the run switched peer access off, regardless of the machine."""
     # A user-defined function records no options, but its command line.
     return run.options.get("p2p") != "off" and "--no-p2p" not in run.command
 
@@ -33,8 +33,8 @@ def probed_time_us(facts: Facts, operation: str, size_bytes: int, ranks: int, tr
     """Return the time of a collective alone on this machine, in µs.
 
     The time is interpolated linearly between measured sizes, as latency and bandwidth determine it. A size measured
-    with queued launches takes precedence, because a training step launches its collectives ahead. None outside of the
-    measured sizes, and if this operation, transport or number of ranks was not measured. A corrupted result has no
+    with queued launches takes precedence, because a training step launches its collectives ahead. It is None outside of
+    the measured sizes, and if this operation, transport or number of ranks was not measured. A corrupted result has no
     time.
     """
     times: dict[int, float] = {}

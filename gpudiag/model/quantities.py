@@ -1,8 +1,8 @@
 """Quantities in JSON files, with the range that each can have; values out of range are refused when read.
 
-The files come from other people: a negative time or a world of two billion ranks must not be drawn, nor become a set of
-that size. The bounds are far beyond anything real, and small enough that sums and products of a few values stay finite.
-They apply to values that are read, not to computed ones.
+The files are untrusted: a negative time or two billion ranks must neither be drawn nor become a set of that size. The
+bounds are far beyond realistic values, and small enough that sums and products of a few values stay finite. They apply
+to values from files, but not to computed values.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Throughput = Annotated[float, msgspec.Meta(ge=1e-12, le=1e15)]
 Freedom = Annotated[float, msgspec.Meta(ge=1, le=1e15)]
 Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**60)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**50)]
-#: Floating-point operations: a thousand seconds of the fastest device.
+#: Floating-point operations: the limit is a thousand seconds of the fastest device.
 Flops = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 #: Number of ranks, processes or devices.
 Devices = Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)]

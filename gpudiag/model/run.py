@@ -1,4 +1,4 @@
-"""Records of a run: what ran, how long its unprofiled steps took (`run.json`), and how fast a volume was predicted."""
+"""Records of a run: its job, its unprofiled step times (`run.json`), and how fast a volume was predicted."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class LoaderPace(msgspec.Struct, frozen=True, kw_only=True):
 class Scheduling(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel counters per unprofiled step, means of the threads that launch its work.
 
-    Those are the training thread and, beside a GPU, autograd's thread. They distinguish a host that lost its core to
-    other processes from a slow one.
+    These threads are the training thread and, on a GPU, autograd's thread. They distinguish a host that lost its core
+    to other processes from a slow one.
 
     Attributes:
         involuntary_switches: times that a thread was taken off a core while able to run.
@@ -87,7 +87,7 @@ class UnprofiledSteps(msgspec.Struct, frozen=True, kw_only=True):
 class StepFlops(msgspec.Struct, frozen=True, kw_only=True):
     """Floating-point operations of one step on one device: matrix products, convolutions, attention.
 
-    A multiplication and an addition are two.
+    A multiplication and an addition count as two operations.
 
     Attributes:
         by_precision: of forward and backward, by input precision: `fp32`, `tf32`, `bf16`, `fp16` …
@@ -238,7 +238,7 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
+    """A profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
 
     schema: str = RUN_SCHEMA
     created: str
@@ -260,7 +260,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankInference(msgspec.Struct, frozen=True, kw_only=True):
-    """One process's share; `seconds` from the common start until its last block was on disk."""
+    """A process's share of the volume; `seconds` is the time from the common start until its last block was on
+    disk."""
 
     rank: Ordinal
     blocks: Count

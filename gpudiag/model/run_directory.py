@@ -1,4 +1,4 @@
-"""Files of run directories, written whole or not at all and read with bounds and types; private directories."""
+"""Files of run directories, written atomically and read with limits and types; private directories."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ LINES_DIR = "lines"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 
-#: Larger than any JSON of a run directory but its traces.
+#: Larger than any JSON file of a run directory except traces.
 MOST_BYTES = 64 * 1024 * 1024
 
-#: As a path: standard output.
+#: A path that means standard output.
 STANDARD_OUTPUT = "-"
 #: The directories that this process has locked.
 _locked: set[Path] = set()
@@ -44,13 +44,13 @@ def encode_json(noun: msgspec.Struct, *, indent: int = 2) -> bytes:
     """
     try:
         text = msgspec.json.encode(noun)
-    except UnicodeEncodeError:  # a path whose name is no UTF-8
+    except UnicodeEncodeError:  # a path whose name is not UTF-8
         text = msgspec.json.encode(without_surrogates(msgspec.to_builtins(noun)))
     return (escaped_json(msgspec.json.format(text, indent=indent) if indent else text)) + b"\n"
 
 
 def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
-    """Write a noun as JSON, whole or not at all: into a temporary file beside `path`, then renamed.
+    """Write a noun as JSON atomically: into a temporary file beside `path`, which is then renamed.
 
     `indent` is in spaces per level; 0 for one line, for nouns of mostly long arrays.
     """
@@ -58,7 +58,7 @@ def write_json(path: Path, noun: msgspec.Struct, *, indent: int = 2) -> None:
 
 
 def write_whole(path: Path, data: bytes, *, mode: int = 0o644, sync: bool = False) -> None:
-    """Write a file whole or not at all, as `whole_file` does."""
+    """Write a file atomically, as `whole_file` does."""
     with whole_file(path, mode=mode, sync=sync) as file:
         file.write(data)
 
@@ -70,12 +70,12 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
     `sync` makes it survive a power failure.
 
     Raises:
-        OSError: it cannot be written; nothing is left of the attempt, and an existing file is unchanged.
+        OSError: the file cannot be written; the attempt leaves no file, and an existing file is unchanged.
     """
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
     except OSError as error:
-        error.filename = str(path)  # the intended file, not the temporary one
+        error.filename = str(path)  # the intended file instead of the temporary one
         raise
     try:
         with os.fdopen(handle, "wb") as file:
@@ -93,11 +93,11 @@ def whole_file(path: Path, *, mode: int = 0o644, sync: bool = False) -> Iterator
 
 
 def write_output(path: Path, data: bytes) -> None:
-    """Write a file that the user named, whole or not at all; `-` is standard output.
+    """Write a file that the user named atomically; `-` is standard output.
 
     Raises:
         BrokenPipeError: the reader of standard output has gone.
-        GpudiagError: it cannot be written; an existing file is unchanged.
+        GpudiagError: the file cannot be written; an existing file is unchanged.
     """
     if str(path) == STANDARD_OUTPUT:
         sys.stdout.flush()
@@ -107,7 +107,7 @@ def write_output(path: Path, data: bytes) -> None:
         sys.stdout.flush()
         return
     try:
-        if path.exists() and not path.is_file():  # a device or a pipe: there is nothing to replace
+        if path.exists() and not path.is_file():  # a device or a pipe cannot be replaced
             with path.open("wb") as file:
                 file.write(data)
         else:
@@ -119,10 +119,10 @@ def write_output(path: Path, data: bytes) -> None:
 
 
 def below(directory: Path, relative: str) -> Path:
-    """Return a path inside a directory, no part of which below the directory is a link.
+    """Return a path inside a directory, of which no part below the directory may be a link.
 
-    A directory may come from another person, and a link in it could redirect what is written. Only the path that the
-    user named may have links in it.
+    A directory may come from an untrusted person, and a link in it could redirect the output. Only the path that the
+    user named may contain links.
 
     Raises:
         UnreadableInputError: a part is a link, or leads upwards.
@@ -139,10 +139,11 @@ def below(directory: Path, relative: str) -> Path:
 
 
 def write_beside(path: Path, data: bytes) -> None:
-    """Write a file of a directory of results whole or not at all. A link in its place is replaced, not followed.
+    """Write a file of a directory of results atomically. An existing link at this path is replaced rather than
+    followed.
 
     Raises:
-        GpudiagError: it cannot be written; an existing file is unchanged.
+        GpudiagError: the file cannot be written; an existing file is unchanged.
     """
     try:
         write_whole(path, data)
@@ -157,7 +158,7 @@ def locked(directory: Path) -> Iterator[None]:
     Raises:
         UsageError: another process holds the lock.
     """
-    if directory.resolve() in _locked:  # by a caller
+    if directory.resolve() in _locked:  # a caller holds the lock
         yield
         return
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
@@ -168,7 +169,7 @@ def locked(directory: Path) -> Iterator[None]:
             raise UsageError(
                 f"{directory}: another gpudiag is writing to it", "Wait for it, or choose another with --output."
             ) from error
-        except OSError:  # a file system that has no locks
+        except OSError:  # a file system without locks
             pass
         _locked.add(directory.resolve())
         yield
@@ -181,10 +182,10 @@ def read_bounded(path: Path) -> bytes:
     """Return the content of a regular file of at most `MOST_BYTES`.
 
     Raises:
-        UnreadableInputError: it cannot be read, is no regular file, or is larger.
+        UnreadableInputError: the file cannot be read, is not a regular file, or is too large.
     """
     try:
-        # Non-blocking, so that a pipe in its place cannot hang this process.
+        # Opening is non-blocking, so that a pipe cannot hang this process.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -201,7 +202,8 @@ def read_json(path: Path, noun: type[Noun], schema: str) -> Noun:
     """Read a noun that `write_json` wrote.
 
     Raises:
-        UnreadableInputError: missing, too large, no JSON, of another schema, or with fields of wrong types.
+        UnreadableInputError: the file is missing, too large, not JSON, has a different schema, or fields of wrong
+            types.
     """
     data = read_bounded(path)
     try:
@@ -279,7 +281,7 @@ def is_private(directory: Path) -> bool:
     """Return whether only this user and root can put files into a directory, or replace the directory.
 
     The directory must be no link and belong to this user. Directories above it may belong to root, and may be writable
-    by others if they are sticky, as /tmp is: nobody can replace what another user has in them.
+    by others if they are sticky like /tmp, because then no user can replace another user's entries.
 
     Raises:
         OSError: it cannot be inspected.

@@ -1,9 +1,9 @@
-"""Make text from files, devices and other people safe to keep and to draw.
+"""Make text from files, devices and untrusted people safe to store and to draw.
 
 Traces have event names, paths and messages that anyone may have written, processes choose their names, and a facts file
 may come from anyone. A terminal obeys escape sequences, and right-to-left overrides change how a line reads. Each such
 character is replaced: in stored text (`sanitize`) by U+FFFD, in drawn text (`one_line`, `printable`) by a visible
-symbol, in file names in messages (`with_escapes`) by Python's escape. Whoever draws handles markup.
+symbol, in file names in messages (`with_escapes`) by Python's escape. Code that draws text handles markup.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 #: Categories that a terminal acts on or that change how the rest of the line reads: control, format (bidirectional
 #: overrides, zero width, soft hyphen), surrogate, private use, line and paragraph separators.
 _HARMFUL = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-#: Also characters unknown to this version of Unicode, because a terminal may know them as harmful.
+#: Characters unknown to this version of Unicode are included, because a terminal may interpret them.
 _UNPRINTABLE = _HARMFUL | {"Cn"}
 _CONTROL_PICTURES = 0x2400
 _DELETE = 0x7F
 _MAX_CHARACTERS = 4096
-#: A spreadsheet runs text that begins with one of these as a formula.
+#: A spreadsheet interprets text that begins with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -99,7 +99,7 @@ def _escape(character: str) -> str:
 
 
 def without_surrogates(value: Any) -> Any:
-    """Return the same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is no UTF-8."""
+    """Return the same tree of dicts, lists and scalars, with U+FFFD for each byte of a path that is not UTF-8."""
     if isinstance(value, str):
         return value if value.isascii() else _encodable(value)
     if isinstance(value, dict):

@@ -48,7 +48,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankView(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's rows, and begin and end of its window of the step."""
+    """A rank's rows, and begin and end of its window of the step."""
 
     rank: Ordinal
     device: str
@@ -67,7 +67,7 @@ class WaitView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on every device track, on one clock whose zero is the earliest begin.
+    """A step on every device track, on one clock whose zero is the earliest begin.
 
     Attributes:
         step: the step's number in the loop's marks.

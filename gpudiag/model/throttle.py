@@ -28,7 +28,8 @@ REASONS_BY_BIT = {
     0x100: DISPLAY_CLOCKS,
 }
 
-#: Reasons that slow a job. The others describe an idle GPU, a chosen setting, or a GPU at its power limit as intended.
+#: Reasons that slow a job. The other reasons describe an idle GPU, a chosen setting, or a GPU at its power limit as
+#: intended.
 HARMFUL = (HARDWARE_SLOWDOWN, HARDWARE_THERMAL, SOFTWARE_THERMAL, POWER_BRAKE)
 
 

@@ -137,7 +137,7 @@ class TrackCollectives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """One device of one rank; on CPU-only runs the training thread stands in for the device.
+    """A device of one rank; on CPU-only runs the training thread replaces the device.
 
     Attributes:
         rank: global rank.
@@ -186,7 +186,7 @@ class DeviceTrack(msgspec.Struct, frozen=True, kw_only=True):
     def before_first_op(self) -> Intervals:
         """Times from each step mark to the next framework op recorded on the training thread, as a set.
 
-        If a fetch of input is marked in between, the time begins with the fetch, because earlier time belongs to no
+        If fetching input is marked in between, the time begins with the fetch. Earlier time does not belong to the
         loader, for example after an update that ends a step.
         """
         thread = self.threads.get(self.steps.thread)
@@ -225,7 +225,7 @@ class ClockAlignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """All device tracks on one clock, with doubts about them.
+    """All device tracks on one clock, with reasons to trust them less.
 
     Attributes:
         framework: framework of the traces.

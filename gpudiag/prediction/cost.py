@@ -9,9 +9,9 @@ from gpudiag.prediction.curves import Curve
 from gpudiag.prediction.overlap import ddp_buckets
 from gpudiag.prediction.situation import Situation
 
-#: Share of a GPU's multiprocessors that NCCL's kernels hold while they run: 16 to 24 of about 130, one per channel.
+#: Share of a GPU's SMs that NCCL's kernels hold while they run: 16 to 24 of about 130, one per channel.
 NCCL_HOLDS = 0.15
-#: µs of work per bucket on the host that launches: the hook, the launch, the futures.
+#: µs of host work per bucket: the hook, the launch, the futures.
 _PER_BUCKET_US = 60.0
 
 

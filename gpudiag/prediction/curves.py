@@ -10,8 +10,9 @@ from gpudiag.units import bus_factor
 
 #: The slope beyond the largest measured size is computed from the next size that is at most this share of it.
 _FAR = 0.7
-#: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. From the tables by which
-#: NCCL itself chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since 2.8).
+#: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. These values are from the
+#: tables by which NCCL chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since
+#: 2.8).
 _RING_US, _NVLINK_HOP_US, _PCIE_HOP_US = 8.4, 3.4, 5.7
 #: Bytes up to which an all-reduce takes no longer than its latency on any link.
 _SMALL = 1 << 15
@@ -20,10 +21,10 @@ _SMALL = 1 << 15
 class Curve:
     """Time in ms of an all-reduce of any number of bytes over one transport.
 
-    Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between it
-    and a clearly smaller size. Below the smallest, the time falls linearly to that of an empty all-reduce, so that a
-    single point determines a bandwidth. For another number of ranks, latency scales with the hops, and the remaining
-    time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+    Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between the
+    largest and a clearly smaller size. Below the smallest size, the time falls linearly to that of an empty all-reduce,
+    so a single point determines a bandwidth. For a different number of ranks, latency scales with the hops, and the
+    remaining time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
 
     Args:
         points: measured bytes and ms.

@@ -3,8 +3,8 @@
 Rates are NVIDIA's published dense rates in TFLOP/s: fp32 on the CUDA cores, then matrix units with tf32 inputs and with
 bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved. Training reaches 0.3 to 0.6 of the peak
 for large convolutions and matrix products, and less for small layers. The estimate may be wrong by a factor of two, and
-states this. In fp32 it may be three times too long, because Winograd and FFT convolutions need fewer multiplications
-than are counted (AlexNet on a GTX 1070 takes 341 to 372 ms, not 887).
+says so. In fp32 it may be three times too long, because Winograd and FFT convolutions need fewer multiplications than
+are counted (AlexNet on a GTX 1070 takes 341 to 372 ms instead of 887).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def estimated_compute(
 def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
     """Return a GPU's dense peak and its source; None if none is published for this precision.
 
-    Without units for tf32, fp32 is computed instead.
+    If the GPU has no tf32 units, the fp32 rate is used instead.
 
     >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
     (989, 'NVIDIA H100 datasheet (2022), SXM')

@@ -41,7 +41,7 @@ def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[li
 
 
 def parts_of(step_ms: float, source: str) -> Compute:
-    """Split a step of which only the duration is known into forward, backward and update."""
+    """Split a step with known duration only into forward, backward and update."""
     work = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
         forward_ms=work * (1 - BACKWARD_SHARE),

@@ -1,7 +1,7 @@
 """Rates and latencies of a machine's paths, from measurements, or assumed from its links.
 
 Measured values are used if available. Other values are assumed from the hardware (kind of link, PCIe generation and
-width), at the share of the ceiling that healthy links reach. They are listed in `assumed`.
+width), at the share of the ceiling that healthy links reach. Assumed values are listed in `assumed`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LEAST_RATE = 1e-6
 
 
 class Paths:
-    """Rates in GB/s (1e9 bytes per second, one way unless said) and latencies in µs between host and GPUs.
+    """Rates in GB/s (1e9 bytes per second, one direction unless stated) and latencies in µs between host and GPUs.
 
     Args:
         facts: the machine.
@@ -95,7 +95,7 @@ class Paths:
     def all_rate(self, path: str) -> float:
         """Return each GPU's rate while all copy to (`device_to_host`) or from (`host_to_device`) the host at once.
 
-        The measurement uses all GPUs of the machine. Fewer GPUs are limited by their own links.
+        The measurement uses all GPUs of the machine. Fewer GPUs are limited by their links.
         """
         alone = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
@@ -153,14 +153,15 @@ class Paths:
 
     @cached_property
     def ring(self) -> tuple[tuple[int, int], ...]:
-        """Return the pairs of neighbours of the best ring over all GPUs: the one with the fastest slowest link.
+        """Return the pairs of neighbours of the best ring over all GPUs: the ring whose slowest link is fastest.
 
         Only links between neighbours count, so that a mesh with partial peer access (DGX-1) has a ring of direct links.
         """
         count = len(self)
         if count < 2:
             return ()
-        # All 5040 rings of 8 GPUs are evaluated. For more GPUs, neighbours are by number, which NCCL assigns well.
+        # All 5040 rings of 8 GPUs are evaluated. For more GPUs, the ring follows the GPU numbers, which NCCL assigns
+        # well.
         orders = permutations(range(1, count)) if count <= 8 else [tuple(range(1, count))]
         closed = (tuple(pairwise((0, *order, 0))) for order in orders)
         rates = {(a, b): self.rate_both(a, b) for a, b in permutations(range(count), 2)}

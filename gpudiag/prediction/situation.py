@@ -16,7 +16,7 @@ _NO_COMPUTE = Compute(forward_ms=0.0, backward_ms=0.0, update_ms=0.0, step_ms=0.
 
 
 class Situation:
-    """One model on a number of devices of one machine.
+    """A model on a number of devices of one machine.
 
     Args:
         facts: the machine.

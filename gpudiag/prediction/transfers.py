@@ -1,8 +1,8 @@
 """Simulate transfers of tensors or buckets over links that carry one transfer at a time.
 
-Worked example. GPU 0 owns two tensors of 10 ms each: the first goes to GPUs 1 and 2, the second to GPU 1. They share
-the link out of GPU 0 and end at 10, 20 and 30 ms. If GPU 1 also sends 10 ms to GPU 2, requested last, the link into
-GPU 2 is busy from 10 to 20, so that this transfer ends at 30 as well.
+Worked example. GPU 0 owns two tensors of 10 ms each: the first goes to GPUs 1 and 2, the second to GPU 1. The three
+transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. If GPU 1 also sends 10 ms to GPU 2, requested last,
+the link into GPU 2 is busy from 10 to 20, so that this transfer ends at 30 as well.
 
 The time of communication after the end of the overlapping compute is exposed. Example: backward takes 10 ms and
 completes two buckets, at 4 and at 10 ms, which take 5 ms each. The first ends at 9 ms and is hidden. The second ends at

@@ -1,8 +1,8 @@
 """Rendering of results: terminal, HTML, Markdown, CSV, and the formats of other tools.
 
-- `terminal/`: what `gpudiag analyze` prints; read this first.
+- `terminal/`: the output of `gpudiag analyze`; read this first.
 - `page/`: the HTML page of a run or a scaling benchmark. `text/`: Markdown and CSV.
 - `diff/`: two runs. `facts/`: a machine. `scaling/`: a benchmark. `export/`: events for other tools.
 
-Text that comes from traces, facts or run directories passes through `model.sanitize`.
+Text from traces, facts or run directories passes through `model.sanitize`.
 """

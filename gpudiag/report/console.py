@@ -13,7 +13,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-#: Columns of output that is no terminal (log, file, pipe) if neither COLUMNS nor --width is given.
+#: Columns of output that is not a terminal (log, file, pipe) if neither COLUMNS nor --width is given.
 PIPE_WIDTH = 100
 #: Spaces between two columns.
 GAP = 2

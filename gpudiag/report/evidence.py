@@ -12,7 +12,7 @@ from gpudiag.report.kernel_names import plain_names
 MOST_ITEMS = 6
 LONGEST_TEXT = 200
 
-#: Parts of a key that name the unit, wherever they are; the longest first.
+#: Parts of a key that name its unit, the longest first.
 _UNITS = (
     ("_ms_per_step", "ms per step"),
     ("_gb_per_s", "GB/s"),
@@ -24,7 +24,7 @@ _UNITS = (
     ("_watts", "W"),
     ("_c", "°C"),
 )
-#: Replacements for keys whose words would be mistaken for another figure of the report.
+#: Replacements for keys that could be mistaken for another figure of the report.
 _NAMES = {
     "transfer_ms_per_step": "all_communication_overlapped_or_not_ms_per_step",
     "exposed_transfer_ms_by_rank": "recorded_transfer_not_overlapped_ms_by_rank",
@@ -83,7 +83,7 @@ def _table(key: str, table: dict[str, Any], unit: str) -> str:
     items = []
     for label, value in list(table.items())[:MOST_ITEMS]:
         name = plain_names(one_line(f"rank {label}" if per_rank else str(label)))[:LONGEST_TEXT]
-        # Without a colon a name of several words would run into its figure.
+        # Without a colon, a name of several words would run into its figure.
         colon = ":" if " " in name and not per_rank else ""
         items.append(f"{name}{colon} {_value(value, nested=True)} {unit}".rstrip())
     more = f" and {len(table) - MOST_ITEMS} more" if len(table) > MOST_ITEMS else ""

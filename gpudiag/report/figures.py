@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 UNKNOWN = "—"
-#: No real time, size or count reaches this.
+#: Real times, sizes and counts are all below this.
 _IMPLAUSIBLE = 1e15
 #: Two decimals would show smaller values as 0.
 _SMALLEST = 0.005
@@ -144,7 +144,7 @@ def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
 
 
 def _spans(distinct: list[int]) -> Iterable[str]:
-    """Yield numbers, with three or more consecutive ones as a range."""
+    """Yield numbers, with ranges for three or more consecutive ones."""
     for _, group in groupby(enumerate(distinct), key=lambda item: item[1] - item[0]):
         run = [number for _, number in group]
         yield from [f"{run[0]}{EN_DASH}{run[-1]}"] if len(run) > 2 else map(str, run)

@@ -20,14 +20,14 @@ _SEPARATOR = " · "
 _NEGLIGIBLE_SHARE = 0.01
 #: The report says so if recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
-#: A launch queue that holds less than this share of the step runs empty at every pause of the host.
+#: A launch queue with less than this share of the step runs empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
 _MOST_CLOCKS = 4
 #: The covered share of the recording, in percent, is shown only below this.
 _MOSTLY_COVERED = 70.0
-#: Singular and plural of what an analysed window is.
+#: Singular and plural of the analysed unit.
 _UNITS = {
     "step": ("step", "steps"),
     "repeated-unit": ("repeated unit", "repeated units"),
@@ -85,7 +85,7 @@ def unread_device(analysis: Analysis) -> str:
 
 
 def on_processors(analysis: Analysis) -> bool:
-    """Return whether the job ran on CPUs, so that device work is operators and not kernels."""
+    """Return whether the job ran on CPUs, so that device work means operators instead of kernels."""
     families = {device.device.partition(":")[0] for device in analysis.devices}
     return analysis.device_kind == "cpu" or families == {"cpu"}
 
@@ -114,7 +114,7 @@ def step_line(analysis: Analysis) -> Text:
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # whereas the step without the profiler is the slowest device's
+        profiled += ", mean over devices"  # the step without the profiler is the slowest device's
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -200,7 +200,7 @@ def overhead_lines(analysis: Analysis) -> list[str]:
 
 
 def recorded_steps_note(analysis: Analysis) -> str:
-    """Say that recorded steps, which bars and tables show, are longer than unprofiled ones; "" if hardly."""
+    """Say that recorded steps, which bars and tables show, are longer than unprofiled ones; "" if hardly longer."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not real > 0 or not _NOTABLE_SHARE * real < abs(recorded - real) < math.inf:
         return ""

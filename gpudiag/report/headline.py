@@ -1,4 +1,4 @@
-"""Select the finding that a report leads with; without one, say what is known and what to record next."""
+"""Select the finding that leads a report; without such a finding, say what is known and what to record next."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CAUSES = {
     "shared-uplink": "{gpus} share one uplink",
     "peer-slower-than-host": "Direct copies between GPUs are slower than copies through host memory",
 }
-#: Warnings whose message says what to record instead, the most decisive first.
+#: Warnings whose message says what to record instead, the most important first.
 _ASK_FOR_RECORDING = (
     *("mixed-runs", "duplicate-ranks", "missing-device-activity", "lost-kernels", "thin-recording"),
     *("partial-coverage", "missing-ranks", "cannot-tell", "few-steps", "no-step-marks", "different-steps"),
@@ -35,7 +35,7 @@ _ASK_FOR_RECORDING = (
 
 
 class Headline(msgspec.Struct, frozen=True, kw_only=True):
-    """Finding that a report leads with, its title, and the hardware finding that explains it, if any."""
+    """The finding that leads a report, its title, and the hardware finding that explains it, if any."""
 
     finding: Finding
     title: str
@@ -56,11 +56,11 @@ def main_finding(findings: Sequence[Finding]) -> Finding | None:
 
 
 def headline_of(analysis: Analysis) -> Headline | None:
-    """Return what to lead with, or None.
+    """Return the finding that leads the report, or None.
 
-    None if no finding is worth acting on and part of the step is unexplained: a finding that saves one percent is no
-    verdict on a job half of whose step nothing explains. Also None for a device whose activity is not read, and for
-    data loading without a model.
+    There is no verdict if no finding is worth acting on and part of the step is unexplained, because a finding that
+    saves one percent does not describe a job of which half is unexplained. A device whose activity is not read, and
+    data loading without a model, have no verdict either.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None
@@ -113,7 +113,7 @@ def _whole(gb_per_s: float) -> str:
 
 
 def _figure(finding: Finding, key: str) -> float | None:
-    """Return a positive number of the evidence; a file may hold anything there."""
+    """Return a positive number of the evidence; evidence from a file may have any value."""
     value = finding.evidence.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9 else None
 
@@ -151,7 +151,7 @@ def nothing_found(analysis: Analysis) -> str:
 
 
 def one_rank_of_several(analysis: Analysis) -> bool:
-    """Return whether some ranks of the job were not recorded, so that waits cannot be seen."""
+    """Return whether some ranks of the job have no trace, so that waits cannot be determined."""
     return len(analysis.ranks_present) < analysis.world_size
 
 

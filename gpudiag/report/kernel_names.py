@@ -1,9 +1,9 @@
 """Shorten kernel names to one line.
 
-A demangled C++ kernel name has up to thousands of characters, nearly all of them types. The kernel's own name and the
-functors in its template arguments identify it, so these are kept:
-`void at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, ...MulFunctor<float> >, ...>(...)`
-becomes `vectorized_elementwise_kernel<AUnaryFunctor, MulFunctor>`.
+A demangled C++ kernel name has up to thousands of characters, nearly all of them types. The kernel's name and the
+functors in its template arguments identify it, so these are kept: `void at::native::vectorized_elementwise_kernel<4,
+at::native::AUnaryFunctor<float, ...MulFunctor<float> >, ...>(...)` becomes
+`vectorized_elementwise_kernel<AUnaryFunctor, MulFunctor>`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Select the modules of a model to show: repeated modules as one row, children instead of what takes most time."""
+"""Select the modules of a model to show: repeated modules share a row, and large modules are replaced by children."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import shorten_middle
 from gpudiag.report.rank_rows import duration
 
-#: Rows below this share of all modules' time are not shown, and do not count as shown.
+#: Rows below this share of all modules' time are not shown and not counted.
 _SEEN_SHARE = 0.01
 _LONGEST = 80
-#: A module that takes more than this share of all is always replaced by its children.
+#: A module with more than this share of all modules' time is always replaced by its children.
 _ALWAYS_SPLIT_SHARE = 0.5
-#: A repeated module gets its own row if it takes more than this many times the median of its kind.
+#: A repeated module gets a separate row if it takes more than this many times the median of its kind.
 _OUTLIER = 2.0
 #: Headings of `module_cells`.
 MODULE_COLUMNS = ("module", "ms per step", "forward", "backward", "calls")
@@ -41,7 +41,7 @@ class ModuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ms(self) -> float:
-        """Forward and backward."""
+        """Time of forward and backward."""
         return self.forward_ms + self.backward_ms
 
 
@@ -111,7 +111,7 @@ def _visible(rows: Sequence[ModuleRow], least: float) -> list[ModuleRow]:
 
 
 def module_cells(row: ModuleRow) -> tuple[str, ...]:
-    """Return a row as Markdown and the page show it."""
+    """Return a row as shown in Markdown and on the page."""
     times = (figures.milliseconds(ms, beside=row.ms) for ms in (row.ms, row.forward_ms, row.backward_ms))
     return shorten_middle(row.label, _LONGEST), *times, figures.count(row.calls)
 
@@ -124,7 +124,7 @@ def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
 
 
 def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
-    """Return the outermost groups, with all groups below them."""
+    """Return the outermost groups, each with all groups below it."""
     parents = {(module.root, path) for module in times for path in _parents(module.path)}
     repeated = _repeated(times, parents)
     several = len({root for root, _ in parents}) > 1
@@ -136,7 +136,7 @@ def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
         pattern = _pattern(module, repeated)
         key = (pattern, module.type) if parent is not None else (f"{module.root}.{pattern}", module.type)
         siblings = roots if parent is None else parent.children
-        named = several or pattern[:1] == "*" or pattern[:1].isdecimal()  # a number alone is no name
+        named = several or pattern[:1] == "*" or pattern[:1].isdecimal()  # a number is not a usable name
         group = siblings.setdefault(key, _ModuleGroup(pattern, f"{module.root}." * named))
         group.members.append(module)
         group_of[module.root, module.path] = group

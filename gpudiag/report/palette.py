@@ -1,4 +1,4 @@
-"""Labels and fills of the eight buckets, distinguishable with or without color."""
+"""Define labels and fills of the eight buckets, distinguishable with or without color."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fills(console: Console) -> dict[str, Fill]:
-    """Return a fill per bucket: colored blocks, or a distinct character each if there is no color."""
+    """Return a fill per bucket: colored blocks, or a distinct character for each bucket without color."""
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII_GLYPHS
     if console.no_color or console.color_system is None:
         return {bucket: Fill(glyph=glyph, style="") for bucket, glyph in glyphs.items()}

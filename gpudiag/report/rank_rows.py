@@ -1,4 +1,4 @@
-"""Rows per rank: all of a few ranks; of many the median and the ranks that differ from it."""
+"""Select rows of ranks: all rows for a few ranks, else the median and the outliers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: Ranks of one machine; more are hard to take in at a glance.
+#: Number of ranks of one machine; more rows are hard to read at a glance.
 MOST_ROWS = 8
-#: A rank differs from the others if this share of its step is in other buckets than on the median rank.
+#: A rank is an outlier if this share of its step is in other buckets than on the median rank.
 UNLIKE_SHARE = 0.05
-#: Step times that differ by more than this are worth showing; ranks that train together end their steps together.
+#: Step times that differ by more than this are shown; ranks that train together end their steps together.
 SPREAD_SHARE = 0.02
-#: A bucket below this on every rank would be a column of zeros.
+#: A bucket with less than this on every rank would be a column of zeros.
 _SEEN_MS = 0.005
 #: Heading of communication that runs during compute, which is no bucket, and its explanation.
 OVERLAPPED = "overlapped"
@@ -38,7 +38,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[RankRow], str]:
-    """Return the rows to show, and a note that says which they are ("" if all)."""
+    """Return the rows to show, and a note that says which ranks they are ("" for all)."""
     rows = [
         RankRow(
             label=label,
@@ -79,7 +79,7 @@ def _median_row(rows: Sequence[RankRow]) -> RankRow:
 
 
 def bucket_distance(buckets_ms: dict[str, float], other_ms: dict[str, float]) -> float:
-    """Return the milliseconds that are in different buckets: half of the sum of all differences."""
+    """Return the milliseconds that are in different buckets, which is half of the sum of all differences."""
     return sum(abs(buckets_ms[bucket] - other_ms[bucket]) for bucket in BUCKETS) / 2
 
 
@@ -90,7 +90,7 @@ def labels(devices: Sequence[Device | RankChange]) -> list[str]:
 
 
 def buckets_seen(rows: Sequence[RankRow]) -> list[str]:
-    """Return the buckets that some row spends visible time in."""
+    """Return the buckets with visible time in some row."""
     seen = min([_SEEN_MS, *(_SEEN_MS * row.step_ms for row in rows if row.step_ms > 0)])
     return [bucket for bucket in BUCKETS if any(row.buckets_ms[bucket] >= seen for row in rows)]
 
@@ -131,5 +131,5 @@ def headings(buckets: Sequence[str]) -> list[str]:
 
 
 def duration(value: float) -> float:
-    """Return a file's figure, or 0 if it is no duration."""
+    """Return a figure of a file, or 0 if it is not a duration."""
     return value if math.isfinite(value) and value > 0 else 0.0

@@ -1,4 +1,4 @@
-"""Verdict and findings in words for every kind of report: what to fix, what it saves, where, and what comes next."""
+"""Describe verdict and findings for every kind of report: the fix, its savings, its location, and the next step."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
 #: Evidence key with the reason why a finding's savings are unknown.
 _REASON = "reason"
-#: Evidence that the gain line shows already.
+#: Evidence that the line with the savings already shows.
 _SHOWN_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
 _MOST_REASONS = 4
 _MOST_LINES = 8
 _STEP_TIMES = {"unprofiled_mean_ms": "not measured", "corrected_mean_ms": "not estimated"}
-#: What limits a step when most of its remaining time is in the bucket.
+#: Name of the limit of a step, by the bucket that has most of its remaining time.
 _LIMITS = {
     "communication_transfer": "communication",
     "communication_wait": "waiting for other ranks",
@@ -215,7 +215,7 @@ def parts(finding: Finding, analysis: Analysis) -> str:
 
 
 def _is_upper_bound(finding: Finding) -> bool:
-    """Return whether part of the savings cannot be reached: several devices always communicate."""
+    """Return whether part of the savings cannot be reached, because several devices always communicate."""
     return finding.code == "communication-bound"
 
 
@@ -266,7 +266,7 @@ def finding_lines(finding: Finding, analysis: Analysis) -> list[str]:
 
 
 def verdict_lines(verdict: ReportVerdict) -> list[str]:
-    """Return the lines between the verdict's title and its steps, as Markdown and the page show them."""
+    """Return the lines between the verdict's title and its steps, as shown in Markdown and on the page."""
     lines = (
         f"Gain: {verdict.gain}" if verdict.gain else "",
         f"Saved time: {verdict.parts}." if verdict.parts else "",
@@ -278,7 +278,7 @@ def verdict_lines(verdict: ReportVerdict) -> list[str]:
 
 
 def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
-    """Return the fixes in order with the step after each; none for a single fix, or if figures disagree."""
+    """Return the fixes in order with the step after each; empty for a single fix, or if figures disagree."""
     if finding.severity == "info" or len(analysis.next) < 2 or not _is_first_fix(finding, analysis):
         return []
     if not _before_and_after(finding, analysis, finding.recoverable_ms_per_step or 0.0)[2]:
@@ -317,7 +317,7 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
 
 def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
     """Return reasons to trust the figures less as (code or topic, message); `missing` adds missing step times."""
-    # The lines below the table already say what is unexplained.
+    # The lines below the table already report the unexplained time.
     explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     reasons = [
         (_line(warning.code), (warning.code == "profiler-overhead" and _overhead(analysis)) or _line(warning.message))
@@ -330,7 +330,7 @@ def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]
         topic, _, times = line.partition(": ")
         reasons.append((topic, times))
     steps = analysis.steps
-    if steps.unprofiled_mean_ms is None:  # nobody needs the estimate of a measured step
+    if steps.unprofiled_mean_ms is None:  # a measured step needs no estimate
         reasons += [
             (f"Step time without profiling {_STEP_TIMES.get(key, _line(key))}", _line(reason))
             for key, reason in list(steps.reasons.items())[:_MOST_REASONS]

@@ -1,4 +1,4 @@
-"""Readers: from the files that profilers write to events."""
+"""Read the files of profilers as events."""
 
 from gpudiag.trace.read import read_traces
 from gpudiag.trace.readers.names import is_communication_kernel

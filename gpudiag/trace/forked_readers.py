@@ -25,7 +25,7 @@ class ReaderKilledError(Exception):
 class ForkedReaders(Generic[Result]):
     """Processes forked from this one, so that they need not import anything again.
 
-    Leaving the context kills and reaps all of them. That loses nothing after `results` has returned.
+    On exit the context kills and reaps all processes. No result is lost once `results` has returned.
 
     Args:
         workers: the largest number of processes.
@@ -61,7 +61,7 @@ class ForkedReaders(Generic[Result]):
             ours, theirs = context.Pipe()
             process = context.Process(target=self._read, args=(theirs, [*self._processes, ours]), daemon=True)
             with warnings.catch_warnings(), _interrupts_blocked():
-                # Python 3.12 warns of native threads. NumPy's BLAS has some, which are never called here.
+                # Python 3.12 warns of native threads. NumPy's BLAS has native threads, which the readers never use.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 process.start()
                 self._processes[ours] = process

@@ -15,7 +15,7 @@ _XSPACE = "Give the .xplane.pb that the same profiler wrote beside it."
 
 
 class OtherFormat(msgspec.Struct, frozen=True):
-    """A format that is not read: its name in messages, and a hint what to give instead."""
+    """A format that is not read: its name in messages, and a hint that names the file to give instead."""
 
     name: str
     hint: str

@@ -15,20 +15,20 @@ from gpudiag.trace.unpack import ReadLimits, read_whole
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """A serialized XSpace (`data`) and its file's name without endings, which is the host."""
+    """A serialized XSpace (`data`), and its file's name without endings, which names the host."""
 
     name: str
     data: bytes
 
 
 def read_processes(paths: Sequence[Path | str], *, limits: ReadLimits | None = None) -> tuple[Process, ...]:
-    """Read one process per profile, with all of its GPUs and threads. Raises as `read_traces` does."""
+    """Read one process per profile, with all of its GPUs and threads. Raise the same errors as `read_traces`."""
     limits = limits or ReadLimits()
     return tuple(read_xspace(file.path, file.shown, limits) for file in find_sources(paths))
 
 
 def read_profiles(paths: Sequence[Path | str], *, limits: ReadLimits | None = None) -> tuple[Profile, ...]:
-    """Read serialized profiles, unpacked. Raises as `read_traces` does."""
+    """Read serialized profiles, unpacked. Raise the same errors as `read_traces`."""
     limits = limits or ReadLimits()
     return tuple(
         Profile(

@@ -90,8 +90,8 @@ def rank_per_file(files: Sequence[ReadFile], world_size: int | None) -> list[Tra
 def rank_per_device(files: Sequence[ReadFile], world_size: int | None) -> list[Trace]:
     """Return the traces of processes that drive several devices, each of which becomes a rank.
 
-    The ranks are numbered through the files in the given order. Only a process with one device takes the rank that its
-    file name states. Copied files take no rank. `world_size` is used if no file name states it.
+    The ranks are numbered through the files in the given order. Only a process with one device has the rank in its file
+    name. Copied files get no rank. `world_size` is used if no file name states it.
     """
     files = _without_copies(files)
     world_size = next((file.name_facts.world_size for file, _ in files if file.name_facts.world_size), world_size)
@@ -142,7 +142,7 @@ def _equal_times(first: Trace, second: Trace) -> bool:
 
 
 def check_rank_limits(traces: Sequence[Trace]) -> None:
-    """Refuse ranks and world sizes beyond any job, because sets of that size are built from them."""
+    """Refuse ranks and world sizes beyond any job, because sets of that size are created from them."""
     for trace in traces:
         if (trace.world_size or 0) > MOST_RANKS or (trace.rank or 0) >= MOST_RANKS:
             raise UnreadableInputError(

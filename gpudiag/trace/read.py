@@ -35,8 +35,8 @@ def read_traces(
         paths: files, directories (traces, run directories, torchtitan's and TensorBoard's), or globs.
         limits: limits on size and on processes; None for the defaults.
         world_size: ranks in the job, used if neither the traces nor their names state it.
-        repeated: accept two files that claim one rank; the caller resolves that.
-        meanwhile: called while other processes read; not called if this process reads by itself.
+        repeated: accept two files that claim one rank, which the caller then resolves.
+        meanwhile: called while other processes read; not called if this process reads the files.
 
     Returns:
         One trace per rank, in order of rank; traces without a rank come last, in order of path.
@@ -45,7 +45,7 @@ def read_traces(
         UsageError: no path was given, or a world size beyond any job.
         UnreadableInputError: a path does not exist, a file is broken, two files claim one rank, or a rank or
             a world size is beyond any job.
-        NotATraceError: a named file is no trace, or a directory holds none.
+        NotATraceError: a named file is not a trace, or a directory contains none.
         TooLargeError: a file unpacks to more than the limits allow.
     """
     limits = limits or ReadLimits()

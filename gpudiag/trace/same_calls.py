@@ -1,8 +1,8 @@
 """Match the CUDA calls of two traces of a job whose steps are not all equal.
 
 Steps differ: alternating lengths, an additional kernel for some shapes, allocators and watchdogs that query events. So
-each step is compared with the most similar step of the other trace, and calls in their order: those that give a device
-work or wait for it, by their name and the name of what they launch.
+each step is compared with the most similar step of the other trace. Calls that launch device work or wait for it are
+compared in order, by their name and the name of the launched work.
 
     here     gemm ─ norm ─────── gemm ─ add           the longest common sequence, and between two of its calls
     there    gemm ─ norm ─ sum ─ gemm ─ add           those of equal names that launch other kernels
@@ -23,7 +23,7 @@ from gpudiag.model.event import DEVICE_WORK, NO_NUMBER, EventKind, EventTable, R
 
 Indices = NDArray[np.intp]
 
-#: Calls that steps of one kind have in common. Allocation and event-query calls vary between steps.
+#: Calls that similar steps have in common. Allocation and event-query calls vary between steps.
 _SIGNIFICANT = (Role.LAUNCH, Role.COPY, Role.SYNCHRONIZATION, Role.RELEASE, Role.STREAM_WAIT)
 _MAX_COMPARED = 20_000
 """Most calls of one thread in a step that are compared: a common sequence takes their number squared, in bits."""
@@ -35,8 +35,8 @@ class Calls(msgspec.Struct, frozen=True):
     Attributes:
         row: intp[n], rows in the event table.
         name: int64[n], number of the call's name, the same in both traces.
-        work: int64[n], number of the call's name and of what it launches, the same in both traces.
-        significant: bool[n], whether steps of one kind have such a call in common.
+        work: int64[n], number of the call's name and of its launched work, the same in both traces.
+        significant: bool[n], whether similar steps have such a call in common.
     """
 
     row: Indices
@@ -77,7 +77,7 @@ def _launched_names(events: EventTable, calls: Indices, number: NDArray[np.int64
 
 
 def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[int, int]:
-    """Return the thread here that does the same, by thread there; only threads whose number the other trace lacks.
+    """Return this trace's thread with the same work, by thread of the other trace, for numbers that this one lacks.
 
     A trace without operators numbers threads differently from one with operators.
     """
@@ -86,10 +86,10 @@ def same_threads(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> dict[
 
 
 def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Return the thread here that does the same in this step, by thread there, if their numbers differ.
+    """Map threads of the other trace to this trace's thread with the same work in this step, if numbers differ.
 
     An executor runs each step on any thread of its pool. A thread keeps its number if the thread of the same number
-    does at least half of its calls.
+    makes at least half of its calls.
     """
     ours, theirs = _work_by_thread([here]), _work_by_thread([there])
     same = {
@@ -102,7 +102,7 @@ def step_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
 def _paired(
     ours: dict[int, Counter[int]], theirs: dict[int, Counter[int]], our_threads: Set[int], their_threads: Set[int]
 ) -> dict[int, int]:
-    """Return the thread of ours with most calls in common, by thread of theirs; pairs with the most calls first."""
+    """Map threads of the other trace to this trace's thread with most calls in common, best pairs first."""
     common = sorted(
         (-(ours[thread] & theirs[other]).total(), thread, other) for thread in our_threads for other in their_threads
     )
@@ -123,7 +123,7 @@ def _work_by_thread(steps: Sequence[StepCalls]) -> dict[int, Counter[int]]:
 
 
 def most_similar_steps(here: Sequence[StepCalls], there: Sequence[StepCalls]) -> list[int]:
-    """Return for each step here the one there with the fewest different calls; the nearest of several."""
+    """Return for each step of this trace the nearest of the other trace's steps with the fewest different calls."""
     ours, theirs = [_counted(step) for step in here], [_counted(step) for step in there]
 
     def difference(index: int, other: int) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def _counted(step: StepCalls) -> Counter[int]:
 
 
 def common_calls(here: Calls, there: Calls) -> tuple[Indices, Indices]:
-    """Return the indices in both of the calls that they have in common, in order."""
+    """Return the indices in both traces of their common calls, in order."""
     if np.array_equal(here.name, there.name):
         return np.arange(len(here.row)), np.arange(len(there.row))
     a, b = np.flatnonzero(here.significant), np.flatnonzero(there.significant)
@@ -184,6 +184,7 @@ def _longest_common(a: list[int], b: list[int]) -> list[tuple[int, int]]:
 
 
 def count_common(here: StepCalls, there: StepCalls, pairs: dict[int, tuple[Indices, Indices]]) -> tuple[int, int]:
-    """Count the significant calls that two steps have in common, by thread `pairs`, and those of the longer step."""
+    """Count the significant calls that two steps have in common, by thread `pairs`, and the calls of the longer
+    step."""
     common = sum(int(here.get(thread, NONE).significant[indices].sum()) for thread, (indices, _) in pairs.items())
     return common, max(sum(int(calls.significant.sum()) for calls in step.values()) for step in (here, there))

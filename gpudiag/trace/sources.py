@@ -22,8 +22,8 @@ from gpudiag.model.sanitize import with_escapes
 from gpudiag.trace.ranks import NameFacts, parse_name
 from gpudiag.trace.readers import may_be_trace, recognised
 
-#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are alone
-#: there if the run ended before the full traces were written.
+#: Directories of traces in a run directory and in torchtitan's output. Kernel-only traces come last: they are the only
+#: traces if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
 _MAX_DEPTH = 4
@@ -44,7 +44,8 @@ class TraceFile(msgspec.Struct, frozen=True, kw_only=True):
         shown: the path as the user would write it, printable.
         name_facts: facts in its name.
         size: bytes on disk; 0 if unknown.
-        from_directory: found in a directory and not named by the user, so that it is ignored if it is no trace.
+        from_directory: whether it was found in a directory rather than named by the user; such a file is ignored if it
+            is not a trace.
         notes: choices made in finding it.
     """
 
@@ -147,7 +148,7 @@ def _directories_with_traces(directory: Path, depth: int, budget: _SearchBudget)
     try:
         below = sorted(path for path in _subdirectories(directory) if not path.name.startswith("."))
     except OSError:
-        return  # it is only for a hint
+        return  # the search only serves a hint
     for path in below:
         if not budget.spend():
             return

@@ -22,14 +22,14 @@ except ImportError:
     _deflate = zlib
 
 #: Bytes of memory per unpacked byte of a trace: the text and the decoded events (2.6 measured on traces of PyTorch
-#: 2.11; the rest is margin).
+#: 2.11, plus a margin).
 _MEMORY_PER_BYTE = 4
 #: Unpacked bytes per byte of gzip in ordinary traces.
 _USUAL_RATIO = 16
 _GZIP = b"\x1f\x8b"
 _OTHER_PACKINGS = {b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 _GZIP_WINDOW = 31  # zlib's code for "a gzip header and trailer, checked"
-#: Bytes read and bytes unpacked at once. Larger pieces fall out of the caches, smaller ones cost more calls.
+#: Bytes read and bytes unpacked at once. Larger blocks exceed the caches, and smaller ones cost more calls.
 _PACKED_PIECE = 64 << 10
 _PIECE = 512 << 10
 _KILLED = "The file was probably cut short: give the profiler time to finish writing, then copy the file whole."
@@ -65,7 +65,7 @@ def estimated_memory_bytes(path: Path, size: int) -> int:
 def free_memory_bytes() -> int | None:
     """Return the memory available without swapping: the lower of the kernel's estimate and the cgroup's rest.
 
-    None if neither is reported (not Linux).
+    Return None if the system reports neither value (not Linux).
     """
     known = [value for value in (_available_memory_bytes(), _cgroup_rest_bytes()) if value is not None]
     return min(known, default=None)
@@ -114,7 +114,7 @@ def read_pieces(path: Path, shown: str, limits: ReadLimits, *, binary: bool = Fa
             _check_unpacked(head, shown, binary=binary)
             bound.check(size, size)
             yield head
-            left = size - len(head)  # a file that grows while it is read counts with its size at opening
+            left = size - len(head)  # a file that grows during reading counts with its size at opening
             while left > 0 and (piece := file.read(min(_PIECE, left))):
                 left -= len(piece)
                 yield piece
@@ -141,7 +141,7 @@ def read_head(path: Path, shown: str, limits: ReadLimits) -> bytes:
 def _opened(path: Path, shown: str) -> Iterator[tuple[FileIO, int]]:
     """Open a regular file that is not empty, yield it with its size, and convert operating system errors."""
     try:
-        # Non-blocking, so that a pipe in a trace's place cannot hang this process before its type is checked.
+        # Opening is non-blocking, so that a pipe cannot hang this process before its type is checked.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
         raise UnreadableInputError(f"{shown}: {error.strerror}", "Check the path and its permissions.") from error
@@ -224,7 +224,7 @@ def _unpacked(file: FileIO, head: bytes, size: int, bound: _SizeBound) -> Iterat
             if piece:
                 yield piece
             if not stream.eof:
-                # The checksum behind the data is consumed last, so input runs out here only if the file is cut short.
+                # The checksum after the data is consumed last, so input ends here only if the file is truncated.
                 pending = stream.unconsumed_tail
                 if not pending:
                     pending = file.read(_PACKED_PIECE)

@@ -40,7 +40,7 @@ _MERGED_KINDS = (EventKind.OPERATOR, EventKind.PYTHON, EventKind.MODULE)
 def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
     """Return the kernel-only trace with the operators of the full trace of the same process.
 
-    None if their steps do not have the same calls, or if one has no step marks.
+    Return None if the steps of the two traces do not have the same calls, or if a trace has no step marks.
     """
     if not kernel_only.step_marks or not full.step_marks:
         return None
@@ -77,7 +77,7 @@ def with_operators(kernel_only: Trace, full: Trace) -> Trace | None:
 
 
 def _matching_threads(here: StepCalls, there: StepCalls) -> dict[int, int]:
-    """Return the thread there that does the same in this step, by thread here."""
+    """Return the thread of the full trace that does the same work in this step, by thread of the kernel-only trace."""
     moved = step_threads(here, there)
     return {thread: thread for thread in there.keys() - moved.keys()} | {ours: theirs for theirs, ours in moved.items()}
 
@@ -116,7 +116,7 @@ def _operator_rows(events: EventTable, step: Span, thread: int) -> NDArray[np.in
 def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[np.int64]) -> Trace:
     """Merge two traces.
 
-    `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only one.
+    `merged` is int64[4, n]: rows of the full trace, and their thread, begin and end in the kernel-only trace.
     """
     rows, thread, start, end = merged
     names = {name: index for index, name in enumerate(kernel_only.events.names)}
@@ -160,7 +160,7 @@ def _moved(work: ModuleWork, rows: NDArray[np.int64], position: NDArray[np.intp]
 
 
 def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[CollectiveCall]:
-    """Return the kernel-only trace's collectives with the groups and sizes that only the full one has."""
+    """Return the kernel-only trace's collectives with the groups and sizes that only the full trace has."""
     calls = {call.row: call for call in kernel_only.collectives}
     by_step = _collectives_by_step(full)
     for ours, theirs in zip(_collectives_by_step(kernel_only), (by_step[index] for index in matches), strict=True):

@@ -1,4 +1,4 @@
-"""The wall between readers and what comes after: names of events are shown, and nothing is concluded from them."""
+"""Check that analyses after the readers show names of events, but conclude nothing from them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def modules() -> list[Path]:
 
 
 def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
-    """Every event under another name, the same on all ranks, with the order of names kept."""
+    """Rename every event, equally on all ranks, and keep the order of names."""
     order = {name: rank for rank, name in enumerate(sorted({name for trace in traces for name in trace.events.names}))}
     return tuple(
         replace(
@@ -49,7 +49,7 @@ def in_disguise(traces: Sequence[Trace], key: str) -> tuple[Trace, ...]:
 
 
 def conclusions(traces: Sequence[Trace]) -> bytes:
-    """All that is concluded of a job, as JSON."""
+    """Return all conclusions about a job, as JSON."""
     timeline = build_timeline(traces)
     attribution = attribute(timeline)
     case = Case(timeline=timeline, attribution=attribution, run=None, facts=None)
@@ -73,16 +73,16 @@ def conclusions(traces: Sequence[Trace]) -> bytes:
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_events_under_other_names_lead_to_the_same_conclusions(job: str) -> None:
+def test_renamed_events_give_the_same_conclusions(job: str) -> None:
     traces = read_traces([TRACES / job])
     first, second = (conclusions(in_disguise(traces, key)) for key in ("#", "@"))
     assert first.replace(b"#", b"@") == second.replace(b"#", b"@")
-    # And with the names as they were recorded: all that is no text stays.
+    # With the recorded names all values except text are the same.
     assert figures(conclusions(traces)) == figures(first)
 
 
 def figures(concluded: bytes) -> object:
-    """What was concluded, without texts, which may show names."""
+    """Remove the texts from conclusions, because texts may show names."""
 
     def bare(value: object) -> object:
         if isinstance(value, dict):
@@ -95,13 +95,13 @@ def figures(concluded: bytes) -> object:
 
 
 @pytest.mark.parametrize("module", modules(), ids=lambda path: path.relative_to(SOURCES).as_posix())
-def test_no_module_looks_into_names(module: Path) -> None:
+def test_no_module_inspects_names(module: Path) -> None:
     tree = ast.parse(module.read_text(encoding="utf-8"))
     assert [ast.unparse(node) for node in looks(tree)] == []
 
 
 def looks(tree: ast.AST) -> Iterator[ast.AST]:
-    """Comparisons of an event's name, searches in it, and methods that look into it."""
+    """Find comparisons of an event's name, searches in it, and calls of its methods."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and any(is_name(side) for side in (node.left, *node.comparators)):
             yield node
@@ -113,7 +113,7 @@ def looks(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def is_name(node: ast.AST) -> bool:
-    """`events.name_of(row)`, `events.names[index]`."""
+    """Recognize `events.name_of(row)` and `events.names[index]`."""
     if isinstance(node, ast.Call):
         return isinstance(node.func, ast.Attribute) and node.func.attr == "name_of"
     return isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute) and node.value.attr == "names"
@@ -128,13 +128,13 @@ def is_name(node: ast.AST) -> bool:
         "x = events.names[i] == 'ProfilerStep#3'",
     ],
 )
-def test_the_check_itself_finds_what_looks(line: str) -> None:
+def test_check_detects_inspection_of_names(line: str) -> None:
     assert len(list(looks(ast.parse(line)))) == 1
 
 
-def test_only_patterns_of_what_is_no_event_are_left() -> None:
+def test_remaining_patterns_are_not_for_event_names() -> None:
     with_patterns = {path.name for path in modules() if "re" in imported(path)}
-    # The names of planes in TensorFlow's own file, and of directories for TensorBoard.
+    # These are names of planes in TensorFlow's file, and of TensorBoard directories.
     assert with_patterns <= {"xspace.py", "log_directory.py"}
 
 

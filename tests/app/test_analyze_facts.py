@@ -1,4 +1,4 @@
-"""Machine facts of a run: measured before it, saved in its directory, used in its diagnosis."""
+"""Test machine facts of a run: they are measured before it, saved in its directory, and used in its diagnosis."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # With traces alone it is unknown that they were recorded on this machine.
+        # Traces alone do not say on which machine they were recorded.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 
@@ -116,7 +116,7 @@ class TestAnalysis:
 class TestMeasuring:
     @pytest.fixture
     def probed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
-        """Replace the probes, which need GPUs; return the peer-access setting of each call."""
+        """Replace the probes, which need GPUs; return the list of peer-access settings with which they are called."""
         calls: list[bool] = []
 
         def probe(facts: Facts, *, quick: bool, p2p: bool, on_progress: object) -> Facts:

@@ -1,4 +1,4 @@
-"""FLOPs per step and utilization, from a user-defined loop to every report."""
+"""Test FLOPs per step and utilization, from a user-defined loop to every report."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_user_defined_loop_reports_its_compute_rate(tmp_path: Path, times: int, 
 
 
 def test_counted_step_is_a_warm_up_step(tmp_path: Path) -> None:
-    """Warm-up keeps its requested length; a short one counts nothing."""
+    """A warm-up of normal length counts FLOPs and keeps its length; a warm-up of one step counts nothing."""
     train(tmp_path)
     (rank,) = run_record(tmp_path).ranks
     assert rank.warmup is not None
@@ -119,7 +119,7 @@ def run_of(*ranks: RankRecord) -> RunRecord:
 
 
 def test_utilization_is_mean_flops_over_the_slowest_step() -> None:
-    """Test the worked example of `compute_rate`."""
+    """Check the worked example in the docstring of `compute_rate`."""
     more = StepFlops(by_precision={"fp32": 10**12, "bf16": 39 * 10**12}, recomputed=6 * 10**12)
     run = run_of(rank_of(more), rank_of(StepFlops(by_precision={"bf16": 20 * 10**12}), rank=1, step_ms=90.0))
     rate = compute_rate(run)
@@ -168,7 +168,7 @@ def test_unknown_figures_are_missing_with_a_reason() -> None:
         ("NVIDIA GeForce GTX 1080 Ti", (11.3, 11.3, None, None)),
     ],
 )
-def test_peaks_are_found_by_driver_names(name: str, peaks: tuple[float | None, ...]) -> None:
+def test_peak_flops_are_found_by_driver_names(name: str, peaks: tuple[float | None, ...]) -> None:
     found = [peak_tflops(name, precision) for precision in ("fp32", "tf32", "fp16", "bf16")]
     assert tuple(None if peak is None else peak[0] for peak in found) == peaks
     assert all(peak is None or peak[1].startswith("NVIDIA ") for peak in found)
@@ -176,7 +176,7 @@ def test_peaks_are_found_by_driver_names(name: str, peaks: tuple[float | None, .
 
 
 def test_very_large_step_is_counted(tmp_path: Path) -> None:
-    """Test a step of one minute on a GPU at 2 PFLOP/s."""
+    """Use a step of one minute on a GPU of 2 PFLOP/s."""
     write_json(tmp_path / "run.json", run_of(rank_of(StepFlops(by_precision={"bf16": 12 * 10**16}), step_ms=6e4)))
     rate = compute_rate(run_record(tmp_path))
     assert rate is not None

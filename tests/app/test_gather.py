@@ -1,4 +1,4 @@
-"""Jobs on two machines: two launches, in separate network namespaces if those are allowed."""
+"""Test jobs on two machines: two launches, in separate network namespaces if those are allowed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def train(run_dirs: tuple[Path, Path], network: Network, *, torchrun: bool) -> N
 @pytest.mark.xdist_group("processes")
 def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: Network) -> None:
     first, second = tmp_path / "node0" / "run", tmp_path / "node1" / "run"
-    # Records that an earlier run with more ranks left there do not belong to this run.
+    # An earlier run with more ranks left these records, which are not part of this run.
     stale = RankRecord(rank=1, local_rank=1, host="node0", pid=1, device="cpu", device_name="", run_id="earlier")
     (first / "ranks").mkdir(parents=True)
     write_json(first / "ranks" / "rank1.json", stale)
@@ -146,7 +146,7 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     assert (clock.rank, clock.matched > 0) == (1, True)
     assert header_lines(analysis)[-1].startswith("The clocks of 2 hosts agree to ")
 
-    # Records of another run, or without a run, are not merged.
+    # Records of a different run, or without a run id, are not merged.
     (second / "ranks" / "rank1.json").rename(tmp_path / "rank1.json")
     with pytest.raises(UnreadableInputError, match="holds no records"):
         gather(first, [second])

@@ -1,4 +1,4 @@
-"""A run with data loading only, on a machine with an idle GPU."""
+"""Test a run with data loading only, on a machine with an idle GPU."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def test_input_only_run_reports_its_throughput() -> None:
     analysis = analyze([TRACES / "input_only"])
     assert (analysis.findings, analysis.next, analysis.explained, analysis.validity) == ((), (), (), ())
     (timed,) = analysis.timed or ()
-    # Two workers load the batches, so that the training process waits for the loader only.
+    # Two workers load the batches, so the training process only waits for the loader.
     assert timed.loader_ms == pytest.approx(timed.input_ms, rel=0.05)
     assert timed.loader_ms == pytest.approx(5.72, rel=0.01)
 
 
-def test_input_only_report() -> None:
+def test_input_only_report_shows_loading_without_findings() -> None:
     ran = in_this_process("analyze", str(TRACES / "input_only"))
     assert ran.returncode == 0, ran.stderr
     assert "Data loading alone delivers" in ran.stdout

@@ -1,4 +1,4 @@
-"""`gpudiag table` of profiled runs: verdicts, and reasons for missing figures."""
+"""Test `gpudiag table` of profiled runs: verdicts, and reasons for missing figures."""
 
 from __future__ import annotations
 

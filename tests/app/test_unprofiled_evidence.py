@@ -1,4 +1,4 @@
-"""Input waits that appear in unprofiled steps only, from files and from a real loop on a CPU."""
+"""Test input waits that appear only in unprofiled steps, with saved files and with a real loop on a CPU."""
 
 from __future__ import annotations
 

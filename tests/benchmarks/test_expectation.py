@@ -1,4 +1,4 @@
-"""The scorer of recordings: its verdicts on hand-made answers, and the files of expectations."""
+"""Test the scorer of recordings: its verdicts on hand-made answers, and the files of expectations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _module() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["expectation"] = module  # msgspec looks its annotations up there
+    sys.modules["expectation"] = module  # msgspec resolves the module's annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -33,7 +33,7 @@ def finding(code: str, percent: float = 30.0, **changed: Any) -> dict[str, Any]:
     return {"code": code, **plain, **amounts, **changed}
 
 
-def said(*findings: dict[str, Any], report: str = "", validity: tuple[str, ...] = (), **fields: Any) -> Any:
+def output(*findings: dict[str, Any], report: str = "", validity: tuple[str, ...] = (), **fields: Any) -> Any:
     warnings = [{"code": code, "message": ""} for code in validity]
     device = {"step_ms": 100.0, "buckets_ms": {"launch": 40.0}}
     analysis = {"findings": list(findings), "validity": warnings, "devices": [device], **fields}
@@ -49,8 +49,8 @@ def verdict(answer: Any, **expected: Any) -> str:
 LATE = {"codes": ["straggler"], "ranks": [2], "causes": ["input"], "ms": [25, 35]}
 
 
-def test_code_cause_ranks_and_amount_make_an_answer_right() -> None:
-    assert verdict(said(finding("straggler")), **LATE) == "right"
+def test_right_answer_has_code_cause_ranks_and_amount() -> None:
+    assert verdict(output(finding("straggler")), **LATE) == "right"
 
 
 @pytest.mark.parametrize(
@@ -63,32 +63,32 @@ def test_code_cause_ranks_and_amount_make_an_answer_right() -> None:
         ({"recoverable_ms_per_step": None}, "partly"),
     ],
 )
-def test_each_of_them_is_looked_at(changed: dict[str, Any], expected: str) -> None:
-    assert verdict(said(finding("straggler") | changed), **LATE) == expected
+def test_each_expected_field_is_compared(changed: dict[str, Any], expected: str) -> None:
+    assert verdict(output(finding("straggler") | changed), **LATE) == expected
 
 
-def test_no_finding_is_silent_unless_it_is_right() -> None:
-    assert verdict(said(), **LATE) == "silent"
-    assert verdict(said(), **LATE, silent_is_right=True) == "right"
-    assert verdict(said(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
+def test_answer_without_finding_is_silent_unless_right() -> None:
+    assert verdict(output(), **LATE) == "silent"
+    assert verdict(output(), **LATE, silent_is_right=True) == "right"
+    assert verdict(output(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
 
 
-def test_a_finding_worth_acting_on_comes_before_compute_bound_and_that_before_trifles() -> None:
+def test_actionable_finding_precedes_compute_bound_and_small_ones() -> None:
     trifle = finding("slow-copy", 1.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
-    assert verdict(said(trifle, plain), codes=["compute-bound"]) == "right"
-    assert verdict(said(trifle, plain, finding("straggler")), codes=["compute-bound"]) == "wrong"
+    assert verdict(output(trifle, plain), codes=["compute-bound"]) == "right"
+    assert verdict(output(trifle, plain, finding("straggler")), codes=["compute-bound"]) == "wrong"
 
 
-def test_a_promise_beyond_the_most_misleads() -> None:
+def test_savings_above_the_maximum_mislead() -> None:
     promise = finding("slow-copy", 8.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
-    assert verdict(said(promise, plain), codes=["compute-bound"], most_percent=10) == "right"
-    assert verdict(said(promise, plain), codes=["compute-bound"], most_percent=5) == "wrong"
+    assert verdict(output(promise, plain), codes=["compute-bound"], most_percent=10) == "right"
+    assert verdict(output(promise, plain), codes=["compute-bound"], most_percent=5) == "wrong"
 
 
-def test_words_warnings_and_fields() -> None:
-    answer = said(report="PyTorch training on a\nGPU", validity=("cannot-tell:straggler",), workload="training")
+def test_expected_words_warnings_and_fields_are_compared() -> None:
+    answer = output(report="PyTorch training on a\nGPU", validity=("cannot-tell:straggler",), workload="training")
     assert verdict(answer, never=["JAX"], validity=["cannot-tell"], fields={"workload": ["training"]}) == "right"
     assert verdict(answer, never=[r"a GPU"]) == "wrong"
     assert verdict(answer, not_validity=["cannot-tell"]) == "wrong"
@@ -100,14 +100,14 @@ def test_words_warnings_and_fields() -> None:
     assert verdict(answer, buckets_percent={"launch": [0, 10]}) == "partly"
 
 
-def test_a_headline_takes_the_place_of_a_finding() -> None:
+def test_headline_can_replace_a_finding() -> None:
     expected = {"codes": ["communication-bound"], "headline": ["communication, or waiting"]}
     headline = "Communication, or waiting in it: 238 ms\nWhere a step's time goes\n"
-    assert verdict(said(report=headline), **expected) == "right"
-    assert verdict(said(report=f"Where a step's time goes\n{headline}"), **expected) == "silent"
+    assert verdict(output(report=headline), **expected) == "right"
+    assert verdict(output(report=f"Where a step's time goes\n{headline}"), **expected) == "silent"
 
 
-def test_what_was_not_read_failed() -> None:
+def test_unreadable_recording_is_failed() -> None:
     refused = EXPECTATION.Said(error="no trace")
     assert verdict(refused, codes=["straggler"]) == "failed"
     assert verdict(refused, codes=[], silent_is_right=True, says=["no trace"]) == "right"
@@ -117,7 +117,7 @@ def test_what_was_not_read_failed() -> None:
 def test_expectations_are_well_formed(name: str) -> None:
     text = (BENCHMARKS / "expectations" / f"{name}.json").read_bytes()
     expectations = [msgspec.convert(one, EXPECTATION.Expectation) for one in msgspec.json.decode(text)]
-    assert len({one.name for one in expectations}) == len(expectations)
+    assert len({expectation.name for expectation in expectations}) == len(expectations)
     if name == "repository":
-        missing = [one.path for one in expectations if not (TRACES / one.path).exists()]
+        missing = [expectation.path for expectation in expectations if not (TRACES / expectation.path).exists()]
         assert missing == []

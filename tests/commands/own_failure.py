@@ -1,4 +1,4 @@
-"""A user-defined function that fails. It imports no framework, so that its processes start fast."""
+"""Provide a user-defined function that fails. The module imports no framework, so its processes start fast."""
 
 from __future__ import annotations
 

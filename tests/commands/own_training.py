@@ -1,4 +1,4 @@
-"""User-defined functions for `gpudiag profile tests.commands.own_training:...`."""
+"""Provide user-defined functions for `gpudiag profile tests.commands.own_training:...`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import gpudiag
 
 def main() -> None:
     """Train over epochs, with a user-defined range."""
-    print("a word from the user's code")  # noqa: T201  # which belongs into the rank's log
+    print("a word from the user's code")  # noqa: T201 # goes to the rank's log
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)))
@@ -23,9 +23,9 @@ def main() -> None:
         for _ in range(1000):
             for batch in prof.steps([torch.randn(64, 256)] * 50):
                 with gpudiag.range("augment"):
-                    batch = batch + 1  # noqa: PLW2901  # as people write it
+                    batch = batch + 1  # noqa: PLW2901 # typical user code
                 model(batch).sum().backward()
-    del model  # before its process group: see `PytorchStrategy.close`
+    del model  # before the process group is closed: see `PytorchStrategy.close`
     dist.destroy_process_group()
 
 
@@ -47,7 +47,7 @@ def hangs() -> None:
 
 
 def endless() -> None:
-    """Time steps on both ranks until stopped, and report when steps are timed; each rank has a DataLoader worker."""
+    """Time steps on both ranks until stopped, with a DataLoader worker per rank; print when unprofiled steps begin."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = nn.Linear(64, 64)  # without DDP, which imports the compiler: a third of this function's start time
@@ -58,4 +58,4 @@ def endless() -> None:
             model(batch).sum().backward()
             dist.all_reduce(model.weight.grad)
             if number == 20:
-                print("has timed steps")  # noqa: T201  # into the rank's log
+                print("has timed steps")  # noqa: T201 # goes to the rank's log

@@ -1,4 +1,4 @@
-"""Fixtures for `gpudiag view`: TensorBoard, a browser, and a running view."""
+"""Provide fixtures for `gpudiag view`: TensorBoard, a browser, and a running view."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from tests.cli_process import environment
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: TensorBoard needs half a gigabyte, so that it may have a separate environment: `make tensorboard` makes the first.
+#: TensorBoard needs half a gigabyte, so it may be installed in a separate environment. `make tensorboard` creates the
+#: first path.
 PLACES = (Path(__file__).parents[2] / "build" / "xprof-venv" / "bin" / "python", Path(sys.executable))
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 STARTS_WITHIN_S = 150
@@ -53,7 +54,7 @@ def browser_path() -> str:
 
 @contextmanager
 def viewing(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """Yield a running `gpudiag view` and its URL; end it by SIGTERM and check that no files remain."""
+    """Yield a running `gpudiag view` and its URL; end it with SIGTERM and check that no files remain."""
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "stderr"
         command = [sys.executable, "-m", "gpudiag", "view", *words, "--no-open", "--python", board_python()]

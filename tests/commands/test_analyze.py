@@ -1,4 +1,4 @@
-"""`gpudiag analyze` on a real trace of two CPU processes under gloo."""
+"""Test `gpudiag analyze` on a real trace of two CPU processes under gloo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_saved_json_gives_the_same_report_as_the_traces(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("severity", "code"), [("info", 1), ("corrupt-transfer", 0)])
-def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(severity: str, code: int) -> None:
+def test_fail_on_sets_the_exit_code_but_not_the_json(severity: str, code: int) -> None:
     result = in_this_process("analyze", str(TRACES), "--json", "--fail-on", severity)
     assert result.returncode == code
     json.loads(result.stdout)
@@ -79,7 +79,7 @@ def test_finding_and_severity_thresholds(severities: list[Severity], word: str, 
 
 
 def broken(name: str, directory: Path) -> Path:
-    """Make a file like those damaged by a job or a network."""
+    """Make a file that is damaged as a crashed job or a broken transfer would damage it."""
     whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
     content = {
         "empty.json": b"",

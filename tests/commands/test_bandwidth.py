@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth` on a machine without a GPU, and from saved facts."""
+"""Test `gpudiag bandwidth` on a machine without a GPU, and from saved facts."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TestMeasuring:
         facts = json.loads(path.read_text())
         assert facts["probes"]["host memory"]["status"] == "failed"
 
-    def test_from_and_quick_do_not_go_together(self, saved: Path) -> None:
+    def test_from_and_quick_are_refused_together(self, saved: Path) -> None:
         assert cli.main(["bandwidth", "--quick", "--from", str(saved)]) == 2
 
 

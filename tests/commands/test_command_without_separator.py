@@ -1,4 +1,4 @@
-"""A user's command without `--` is run, or the message contains the command to type."""
+"""Test a user's command without `--`: gpudiag runs it, or the error message contains the correct command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.cli_process import in_this_process
 
 
 class Option:
-    """An option as described by the parser."""
+    """An option as the parser describes it."""
 
     def __init__(self, *names: str, flag: bool = False) -> None:
         self.opts = list(names)
@@ -45,7 +45,7 @@ def test_separator_is_put_before_the_first_command(words: list[str], position: i
         ["--unknown", "sh"], ["resnt50", "--steps", "3"],
     ],
 )  # fmt: skip
-def test_other_words_are_unchanged(words: list[str]) -> None:
+def test_other_command_lines_are_unchanged(words: list[str]) -> None:
     assert with_separator(words, OPTIONS, ["gpt"]) == words
 
 

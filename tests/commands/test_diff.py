@@ -1,4 +1,4 @@
-"""`gpudiag diff` on real traces of four GPUs: a clean job, and one with a slow loader on rank 2."""
+"""Test `gpudiag diff` on real traces of four GPUs: a clean job, and a job with a slow loader on rank 2."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def saved(path: Path, analysis: Analysis) -> str:
 
 @pytest.fixture(scope="module")
 def slow_loader() -> dict[str, Any]:
-    """Return, as JSON, the difference caused by a late loader on rank 2."""
+    """Return the JSON difference between a clean job and a job with a late loader on rank 2."""
     result = gpudiag("diff", "clean", "slow_loader_rank2", "--json", cwd=TRACES)
     assert (result.returncode, result.stderr) == (0, "")
     found: dict[str, Any] = json.loads(result.stdout)
@@ -54,7 +54,7 @@ def test_json_is_alone_on_standard_output_and_adds_up(slow_loader: dict[str, Any
 def test_slow_loader_is_attributed_to_its_rank_and_waiting_to_others(slow_loader: dict[str, Any]) -> None:
     by_rank = {rank["rank"]: rank for rank in slow_loader["ranks"]}
     late = by_rank.pop(2)
-    # The loader has no marks, so that its time is the gap before the step's first operator.
+    # The loader is not marked, so its time is the gap before the step's first operator.
     assert late["buckets_ms"]["idle"] + late["buckets_ms"]["input"] > 0.8 * late["difference_ms"]
     assert late["parts"][0]["name"] == "unmarked-input"
     assert by_rank
@@ -83,9 +83,7 @@ def test_the_report_of_two_saved_analyses_follows_the_width(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("before", "after", "code"), [("a", "b", 1), ("b", "a", 0), ("a", "a", 0)])
-def test_fail_on_sets_the_exit_code_and_leaves_the_json_alone(
-    before: str, after: str, code: int, tmp_path: Path
-) -> None:
+def test_fail_on_sets_the_exit_code_but_not_the_json(before: str, after: str, code: int, tmp_path: Path) -> None:
     saved(tmp_path / "a.json", healthy())
     saved(tmp_path / "b.json", late_rank())
     result = in_this_process("diff", f"{before}.json", f"{after}.json", "--json", *REGRESSION, cwd=tmp_path)

@@ -1,14 +1,14 @@
-"""Access of a second account to running commands: no file is accessible, and only gloo listens.
+"""Test what a second account can access of running commands: no file, and no listener other than gloo.
 
-gloo listens on the loopback address and accepts every connection, because gloo has no option for authentication. Its
-listeners use no pickles and have no keys. A server of a `TCPStore` would answer a store's query; none of the listeners
-does.
+gloo listens on the loopback address and accepts every connection, because it has no option for authentication. Its
+listeners do not unpickle data and hold no keys. A `TCPStore` server would answer a store query; the test checks that no
+listener answers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401  # addresses need it, and the other account may not read this Python's files
+import encodings.idna  # noqa: F401 # the second account may not be able to read this Python's files
 import shutil
 import socket
 import stat
@@ -65,7 +65,7 @@ def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch creates this directory, with gpudiag or without. Other users may list it, and cannot write to it.
+    # PyTorch creates this directory, with or without gpudiag. Other users can list it but cannot write to it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)
@@ -97,14 +97,14 @@ def _list(path: Path) -> None:
 @pytest.fixture
 def temporary() -> Iterator[Path]:
     """Yield a temporary directory that every user may read, so that only file modes deny access."""
-    place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # pytest's directory is closed to other users
+    place = Path(tempfile.mkdtemp(prefix="exposure-", dir="/tmp"))  # pytest's directory is private
     place.chmod(0o755)
     yield place
     shutil.rmtree(place)
 
 
 def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
-    """Check that the attempts can succeed, so that their failure is meaningful."""
+    """Check that each attempt succeeds on an open target, because otherwise its failure proves nothing."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth --like`: all-reduces of a model's buckets between real processes."""
+"""Test `gpudiag bandwidth --like`: all-reduces of a model's buckets between real processes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_chosen_sizes_span_all_buckets() -> None:
     assert (few[0], few[-1], len(few)) == (1, 100, 8)
 
 
-def test_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradient_bandwidth_table_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     render_gradient_bandwidth(_buckets(), report_console(width=90))
     shown = capsys.readouterr().out
     assert "4 buckets, 71 MB per step" in shown

@@ -1,4 +1,4 @@
-"""`gpudiag profile` with real processes and gloo, and every way to end them."""
+"""Test `gpudiag profile` with real processes and gloo, and every way to end them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def names_in_trace(run_dir: Path, rank: int, folder: str = "traces") -> list[str
 
 
 def processes_of(run_dir: Path) -> list[str]:
-    """Return living processes of this run: launcher and workers have the run directory in their command lines.
+    """Return this run's living processes: the launcher and workers have the run directory in their command lines.
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """
@@ -79,7 +79,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
-    # gpudiag, guard, torchrun, two processes with a DataLoader worker each.
+    # gpudiag, its guard, torchrun, and two training processes with one DataLoader worker each.
     assert len(processes_of(run_dir)) >= 7
     addresses = listeners(program.pid)
     assert addresses
@@ -242,7 +242,7 @@ def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str],
     program.kill()
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
-    # A rank whose loader worker ends first may report that before it is ended itself.
+    # If the DataLoader worker of a rank ends first, the rank may report that before it is ended.
     ends = ("the run did not finish", "Ended: by the launcher", "RuntimeError: DataLoader worker")
     assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []

@@ -1,4 +1,4 @@
-"""`gpudiag recommend` from the command line."""
+"""Test `gpudiag recommend` from the command line."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def test_prediction_needs_only_files(tmp_path: Path) -> None:
 
 
 def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
-    """AlexNet on two GPUs; published: 549 ms with parameters on the GPUs, 717 with NCCL, 825 on the CPU."""
+    """Describe AlexNet on two GPUs. The published figures are 549 ms with parameters on the GPUs, 717 ms with NCCL and
+    825 ms on the CPU."""
     sizes = tmp_path / "alexnet.json"
     sizes.write_text(json.dumps(TENSORS["alexnet"][::-1]))
     given = ("--facts", str(MACHINES / "7gforce.json"), "--gradients", str(sizes), "--compute-ms", "372")
@@ -163,7 +164,7 @@ def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     assert result.returncode == 4
 
 
-#: The command with a budget that is spent at once; the option requires 20 s or more.
+#: The command with a budget that is already spent; the option itself requires 20 s or more.
 AT_ONCE = """
 import sys
 import msgspec
@@ -178,9 +179,9 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.xdist_group("training")
 def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
-    """On two CPU processes, the simplest strategy and `independent` have two rounds, and others have none.
+    """On two CPU processes, only the simplest strategy and `independent` have two rounds.
 
-    `tests/training/strategies/test_one_file.py` gives enough time for several.
+    `tests/training/strategies/test_one_file.py` has enough time for several strategies.
     """
     pytest.importorskip("torch")
     words = ("recommend", "trivial", "--batch-size", "4", "--json", "--output", str(tmp_path / "run"))
@@ -205,7 +206,7 @@ def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.xdist_group("training")
 def test_full_disk_is_reported_with_its_path(tmp_path: Path) -> None:
-    """Use a real file system of 16 KiB, which is too small for the logs and the result."""
+    """Use a file system of 16 KiB, which is too small for the logs and the result."""
     pytest.importorskip("torch")
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=16k none "$0" && exec "$@"', str(tmp_path)]

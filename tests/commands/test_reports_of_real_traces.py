@@ -1,4 +1,4 @@
-"""Full reports of real jobs (4 GPUs, PyTorch 2.11), as shown in README and docs."""
+"""Test full reports of real jobs (4 GPUs, PyTorch 2.11), as shown in the README and docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpudiag scale` on CPU processes: points, continuation, and a killed point."""
+"""Test `gpudiag scale` on CPU processes: points, continuation, and a killed point."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_report_and_table_read_the_benchmark(benchmark: Path, capsys: pytest.Cap
 def test_conclusions_can_be_drawn_again(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scale", "--from", str(benchmark), "--network", "25", "--samples", "1e6"]) == 0
     out = capsys.readouterr().out
-    assert "25 GB/s per machine" not in out  # one and two devices do not allow a conclusion for more devices
+    assert "25 GB/s per machine" not in out  # measurements on one and two devices allow no conclusion for more devices
     assert "1 000 000 samples" in out
 
 
@@ -111,7 +111,7 @@ def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
     process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=values)
     try:
         victim = _wait_for_point(tmp_path, "gloo-2x")
-        addresses = listeners(process.pid)  # listeners of the stores of its processes, one for each point
+        addresses = listeners(process.pid)  # each point has one TCPStore listener
         assert addresses
         assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
         os.kill(victim, signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
 
 
 def _wait_for_point(output: Path, name: str) -> int:
-    """Return the process of rank 1 of this point once it trains."""
+    """Return the process of rank 1 of this point as soon as it trains."""
     until = time.monotonic() + SECONDS
     while time.monotonic() < until:
         for path in output.glob(f"points/*{name}*/ranks/rank1.json"):

@@ -1,4 +1,4 @@
-"""`gpudiag topology` as a process, on this machine and from saved facts."""
+"""Test `gpudiag topology` as a process, on this machine and from saved facts."""
 
 from __future__ import annotations
 

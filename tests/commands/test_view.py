@@ -1,4 +1,4 @@
-"""`gpudiag view` in a real browser, and its error messages."""
+"""Test `gpudiag view` in a real browser, and its error messages."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 SCREENSHOT = Path(__file__).parents[2] / "docs" / "images" / "view-trace-viewer.png"
 PATIENCE_MS = 120_000
-#: All tests that start TensorBoard run on one worker, one after the other.
+#: All tests that start TensorBoard run on one worker, in sequence.
 pytestmark = pytest.mark.xdist_group("tensorboard")
 
 
 def fetched(url: str) -> Any:
     """Fetch JSON from gpudiag's server."""
-    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - a URL of our own
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the URL of the test's own server
         data = answer.read()
     return json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
 
@@ -44,7 +44,7 @@ def fetched(url: str) -> Any:
 def page() -> Iterator[Page]:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright, which drives the browser, is missing")
     with playwright.sync_playwright() as driver:
-        # Tests in containers run as root, where Chromium's sandbox does not start. The page is trusted.
+        # Tests in containers run as root, and Chromium's sandbox does not start as root. The page is trusted.
         browser = driver.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1400, "height": 1290})
         yield page
@@ -64,7 +64,7 @@ def trace_viewer(page: Page, url: str) -> Frame:
         for frame in page.frames:
             if "trace_viewer_index" in frame.url and frame.get_by_text("gpudiag steps").count():
                 before, drawn = drawn, frame.get_by_text("gpudiag").count()
-                if drawn == before:  # wait for all ranks, not only the first ones
+                if drawn == before:  # wait for every rank's track
                     return frame
         page.wait_for_timeout(500)
     raise AssertionError("the trace viewer drew nothing")
@@ -88,7 +88,7 @@ def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pyte
         assert len(steps) == len(parts) == len(streams) == 4
         for rank in range(4):
             assert own[rank][0] < steps[rank] < parts[rank] < devices[rank][0] < streams[rank]
-        # Rank 2 is the straggler, and waits for no rank.
+        # Rank 2 is the straggler, so it waits for no rank.
         assert len(heights(frame, "gpudiag waits")) == 3
         if request.config.getoption("--update-golden"):
             page.wait_for_timeout(3000)
@@ -123,7 +123,7 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert computed[name]["stepTimeMs"] == pytest.approx(analysis.steps.mean_ms, rel=0.03)
             kernels = table(url, runs[name], "kernel_stats")["rows"]
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
-    # Rank 2 is the straggler, and has these parts (see `gpudiag analyze`).
+    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for it.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
     found = computed["slow_loader_rank2"]
     assert found["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)

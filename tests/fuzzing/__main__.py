@@ -24,7 +24,9 @@ def main() -> int:
     begun, workers = time.monotonic(), len(os.sched_getaffinity(0))
     shares = [range(first, given.mutants, workers) for first in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
-        told = [one for share in pool.map(lambda share: list(map(_say, outcomes(share))), shares) for one in share]
+        told = [
+            outcome for share in pool.map(lambda share: list(map(_say, outcomes(share))), shares) for outcome in share
+        ]
     found = sum(one["wrong"] is not None for one in told)
     longest, most = (max((one.get(name, 0) for one in told), default=0) for name in ("seconds", "bytes"))
     sys.stdout.write(

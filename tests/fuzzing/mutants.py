@@ -26,7 +26,7 @@ _JSON_SEEDS = (
 )
 _XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
-#: Maximum number of events of a seed. Its structure matters, and it still contains one or two steps.
+#: Maximum number of events of a seed. Only its structure matters, and it still contains one or two steps.
 _MOST_EVENTS = 1500
 _DEEP: Any = 1
 for _ in range(200):
@@ -74,7 +74,7 @@ Command = tuple[str, ...]
 
 def write_mutant(number: int, directory: Path) -> tuple[Command, ...]:
     """Write the mutant of this number into an empty directory; return the commands to run on it."""
-    chance = random.Random(number)  # noqa: S311 - to be repeated, not to be secret
+    chance = random.Random(number)  # noqa: S311 - the mutant must be reproducible
     kinds = (
         *(_json_trace, _json_trace, _xspace, _run_directory, _facts),
         *(structured.run_with_step, structured.scaling, structured.scaling, structured.threads),
@@ -91,7 +91,7 @@ def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     packed = chance.random() < 0.3
     path = directory / ("rank0.pt.trace.json.gz" if packed else "rank0.pt.trace.json")
     path.write_bytes(_cut(chance, gzip.compress(text, 1)) if packed else text)
-    if chance.random() < 0.2:  # another rank, unchanged
+    if chance.random() < 0.2:  # a second rank, unchanged
         (directory / "rank1.pt.trace.json").write_bytes(_json_seed(chance.choice(_JSON_SEEDS)))
     export: Command = ("export", "{}", "--to", chance.choice(("csv", "chrome", "perfetto", "xspace")), "-o", "-")
     return (chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}", "--html", "-"), export)),)

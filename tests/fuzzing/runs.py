@@ -20,14 +20,14 @@ from typing import Any
 
 from tests.fuzzing.structured import VICTIM
 
-#: Limits for each mutant.
+#: Limits of time and memory for each mutant.
 MOST_SECONDS = 20.0
 MOST_BYTES = 1_000_000_000
-#: Success; threshold crossed; invalid option; missing hardware; unreadable input.
+#: Exit codes for success, threshold crossed, invalid option, missing hardware, and unreadable input.
 DOCUMENTED = frozenset({0, 2, 4})
-#: Address space of a worker: larger allocations fail in the worker and do not exhaust the machine.
+#: Larger allocations fail in the worker instead of exhausting the machine's memory.
 _ADDRESS_SPACE = 6 << 30
-#: A worker without output for longer hangs in code that no signal interrupts.
+#: A worker that is silent for longer hangs in code that no signal interrupts.
 _SILENCE_S = 15 * MOST_SECONDS
 
 
@@ -82,12 +82,12 @@ def work(numbers: range) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for number in numbers:
         with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
-            told = one(number, Path(name) / "mutant")
+            told = run_mutant(number, Path(name) / "mutant")
         out.write(json.dumps(told) + "\n")
         out.flush()
 
 
-def one(number: int, directory: Path) -> dict[str, Any]:
+def run_mutant(number: int, directory: Path) -> dict[str, Any]:
     """Make a mutant and run it."""
     from tests.fuzzing.mutants import write_mutant
 
@@ -116,7 +116,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
     errors = io.StringIO()
     sink = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
     with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that it is this command's
+        Path("/proc/self/clear_refs").write_text("5")  # reset the peak, so that only this command counts
     begun = time.monotonic()
     signal.setitimer(signal.ITIMER_PROF, MOST_SECONDS)
     wrong = None
@@ -125,7 +125,7 @@ def run(words: list[str]) -> tuple[str | None, float, int]:
             code = main([*words])
     except TooLong:
         wrong = f"longer than {MOST_SECONDS:g} s"
-    except BaseException:  # noqa: BLE001 - whatever leaves `main` is what is looked for
+    except BaseException:  # noqa: BLE001 - the test looks for any exception from `main`
         wrong = traceback.format_exc()[-1500:]
     else:
         text = errors.getvalue()

@@ -1,5 +1,5 @@
-"""Mutants with the structure of the originals: impossible values of the right type, columns of unequal lengths, ids
-that are paths, links, nested operators, many threads.
+"""Make mutants with the structure of real files. They have impossible values of the right type, columns of unequal
+lengths, ids that are paths, links, nested operators, or many threads.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def threads(chance: random.Random, directory: Path) -> tuple[Command, ...]:
 
 
 def _replace(chance: random.Random, document: Any) -> None:
-    """Replace a value by another of the same type, or change the length of a list."""
+    """Replace a value by a different value of the same type, or change the length of a list."""
     leaves = list(_leaves(document))
     if not leaves:
         return

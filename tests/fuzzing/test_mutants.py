@@ -1,4 +1,4 @@
-"""Mutants of files cause no traceback, no undocumented exit code, and no excessive time or memory."""
+"""Test that mutants of files cause no traceback, no undocumented exit code, and no excessive time or memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.fuzzing.runs import DOCUMENTED, failures
 
 
 @pytest.mark.processes
-def test_mutants_of_real_files_are_borne() -> None:
+def test_mutants_of_real_files_cause_no_failure() -> None:
     assert list(failures(range(60))) == []
 
 
@@ -57,7 +57,7 @@ COMMANDS = (
 
 @pytest.mark.processes
 @pytest.mark.parametrize("make", HOSTILE, ids=lambda make: make.__name__.strip("_"))
-def test_what_is_no_file_of_ours_is_refused_in_two_lines(make: object, tmp_path: Path) -> None:
+def test_foreign_files_are_refused_in_two_lines(make: object, tmp_path: Path) -> None:
     assert callable(make)
     make(path := tmp_path / "rank0.json.gz")
     for command in COMMANDS if make in {_pipe, _device} else COMMANDS[:1]:

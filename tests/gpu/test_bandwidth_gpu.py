@@ -1,8 +1,8 @@
-"""`gpudiag bandwidth` on real GPUs: figures are sane, data is verified, and nothing is left unmeasured without a word.
+"""Test `gpudiag bandwidth` on real GPUs: figures are plausible, data is verified, and each missing figure has a reason.
 
     pytest tests/gpu/test_bandwidth_gpu.py -m "gpu or multigpu"
 
-Speeds are compared with what the hardware allows and with each other, never with a clock.
+The tests compare speeds with hardware limits and with each other, never with a fixed value.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Facts:
 @pytest.mark.gpu
 @needs_gpu
 class TestEveryMachine:
-    def test_no_probe_fails(self, measured: Facts) -> None:
+    def test_all_probes_succeed(self, measured: Facts) -> None:
         assert failed_probes(measured) == (), measured.skipped
 
     def test_every_path_is_verified(self, measured: Facts) -> None:
         assert {record.verified for record in measured.bandwidth} == {True}
 
     def test_no_figure_exceeds_its_ceiling(self, measured: Facts) -> None:
-        # A figure above its ceiling means that the ceiling or the way of measuring is wrong.
+        # A figure above its ceiling shows that the ceiling or the measurement is wrong.
         over = [
             record
             for record in measured.bandwidth
@@ -83,10 +83,10 @@ class TestEveryMachine:
                 assert rate >= 0.9 * rates[path, place, "pageable"]
 
     def test_repeats_agree(self, measured: Facts) -> None:
-        alone = [one for one in measured.bandwidth if one.memory == "pinned" and "all" not in {one.src, one.dst}]
+        alone = [rate for rate in measured.bandwidth if rate.memory == "pinned" and "all" not in {rate.src, rate.dst}]
         assert all(one.cv is not None and one.cv < 0.05 for one in alone)
 
-    def test_the_pcie_link_was_read_under_load(self, measured: Facts) -> None:
+    def test_pcie_link_is_read_under_load(self, measured: Facts) -> None:
         assert all(gpu.pcie.under_load for gpu in measured.gpus if gpu.visible)
 
 
@@ -105,49 +105,62 @@ class TestSeveralGpus:
             if (min(a, b), max(a, b)) in allowed:
                 assert (f"gpu:{a}", f"gpu:{b}", True) in found
 
-    def test_both_ways_carry_more_than_one(self, measured: Facts) -> None:
+    def test_both_directions_together_exceed_one_direction(self, measured: Facts) -> None:
         one_way = {
-            (one.src, one.dst): one.gb_per_s
-            for one in measured.bandwidth
-            if one.path == "peer" and one.peer_access and one.direction == "one_way" and one.initiator == "dst"
+            (rate.src, rate.dst): rate.gb_per_s
+            for rate in measured.bandwidth
+            if rate.path == "peer" and rate.peer_access and rate.direction == "one_way" and rate.initiator == "dst"
         }
         for one in measured.bandwidth:
             if one.path == "peer" and one.peer_access and one.direction == "both_ways":
                 assert one.gb_per_s > 0.95 * one_way[one.src, one.dst]
 
     def test_nccl_sums_are_right_at_every_size(self, measured: Facts) -> None:
-        nccl = [one for one in measured.collectives if one.strategy.startswith("nccl")]
-        assert {one.strategy for one in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
-        assert all(one.verified for one in nccl)
-        assert {one.bytes for one in nccl if one.strategy == "nccl"} == {1 << power for power in range(10, 30)}
+        nccl = [collective for collective in measured.collectives if collective.strategy.startswith("nccl")]
+        assert {collective.strategy for collective in nccl} >= {"nccl", "nccl-ring", "nccl-tree", "nccl-no-p2p"}
+        assert all(collective.verified for collective in nccl)
+        assert {collective.bytes for collective in nccl if collective.strategy == "nccl"} == {
+            1 << power for power in range(10, 30)
+        }
 
-    def test_small_all_reduces_take_the_gpus_less_than_launching_them(self, measured: Facts) -> None:
-        times = {(one.strategy, one.bytes): one.time_us for one in measured.collectives}
+    def test_small_all_reduces_take_less_device_time_than_launch_time(self, measured: Facts) -> None:
+        times = {(collective.strategy, collective.bytes): collective.time_us for collective in measured.collectives}
         queued = {size: time for (name, size), time in times.items() if name == "nccl-queued"}
         assert queued.keys() == {1 << power for power in range(10, 21)}
         assert all(time < 1.05 * times["nccl", size] for size, time in queued.items())
 
-    def test_where_the_seconds_went_is_told(self, measured: Facts) -> None:
+    def test_duration_of_each_phase_is_reported(self, measured: Facts) -> None:
         phases = measured.probes["copies to and from the host"]["phases_s"]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(phases)
 
-    def test_quick_has_the_essentials_from_one_set_of_contexts(self, tmp_path: Path) -> None:
+    def test_quick_measures_essential_figures_in_one_process(self, tmp_path: Path) -> None:
         path = tmp_path / "facts.json"
         command = [sys.executable, "-m", "gpudiag", "bandwidth", "--quick", "--save", str(path)]
         finished = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert finished.returncode == 0, finished.stderr + finished.stdout
         facts = load_facts(path)
-        assert {one.path for one in facts.bandwidth} >= {"host_to_device", "device_to_host", "device_to_device", "peer"}
-        assert {one.strategy for one in facts.collectives} == {"nccl", "nccl-queued"}
-        assert {one.verified for one in facts.bandwidth} == {one.verified for one in facts.collectives} == {True}
-        # Peer access that NCCL had enabled would make the paths without it as fast as those with it.
+        assert {rate.path for rate in facts.bandwidth} >= {
+            "host_to_device",
+            "device_to_host",
+            "device_to_device",
+            "peer",
+        }
+        assert {collective.strategy for collective in facts.collectives} == {"nccl", "nccl-queued"}
+        assert (
+            {rate.verified for rate in facts.bandwidth}
+            == {collective.verified for collective in facts.collectives}
+            == {True}
+        )
+        # If NCCL had enabled peer access, the paths without peer access would be as fast as those with it.
         links = {(link.a, link.b) for link in facts.links if link.lanes}
-        direct = {(one.src, one.dst): one.gb_per_s for one in facts.bandwidth if one.path == "peer" and one.peer_access}
+        direct = {
+            (rate.src, rate.dst): rate.gb_per_s for rate in facts.bandwidth if rate.path == "peer" and rate.peer_access
+        }
         for one in facts.bandwidth:
             if one.path == "peer" and one.peer_access is False and links:
                 assert one.gb_per_s < 0.7 * direct[one.src, one.dst]
 
-    def test_a_profile_stands_beside_the_probe(self, tmp_path: Path) -> None:
+    def test_profiled_bandwidth_is_compared_with_the_probe(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
         environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
         for expected in ("measuring", ""):
@@ -158,13 +171,13 @@ class TestSeveralGpus:
             assert finished.returncode == 0, finished.stderr
             assert ("measuring" in finished.stderr) == bool(expected), "measured once, then kept"
             analysis = json.loads((run / "analysis.json").read_bytes())
-            large = [one for one in analysis["collectives"] if (one["size_bytes"] or 0) >= 1 << 20]
+            large = [collective for collective in analysis["collectives"] if (collective["size_bytes"] or 0) >= 1 << 20]
             assert large
             for one in large:
                 if one["operation"] == "all_reduce":
                     assert 0.3 < one["busbw_gb_per_s"] / one["probe_busbw_gb_per_s"] < 1.3
 
-    def test_peer_access_matters_to_nccl_where_there_is_any(self, measured: Facts) -> None:
+    def test_peer_access_changes_nccl_bandwidth_where_available(self, measured: Facts) -> None:
         fits = {fit.strategy: fit for fit in measured.collective_fits}
         if all(link.lanes for link in measured.links):
             assert fits["nccl"].busbw_gb_per_s > 1.5 * fits["nccl-no-p2p"].busbw_gb_per_s
@@ -172,7 +185,7 @@ class TestSeveralGpus:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
+def test_hidden_gpus_are_not_reported_as_failures(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     finished = subprocess.run(
         [sys.executable, "-m", "gpudiag", "bandwidth", "--quick", "--save", str(path)],
@@ -183,4 +196,4 @@ def test_hidden_gpus_are_no_failure(tmp_path: Path) -> None:
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
-    assert "hides every GPU" in " ".join(one.why for one in load_facts(path).skipped)
+    assert "hides every GPU" in " ".join(probe.why for probe in load_facts(path).skipped)

@@ -1,8 +1,8 @@
-"""`gpudiag profile` on real GPUs.
+"""Test `gpudiag profile` on real GPUs.
 
     pytest tests/gpu/test_profile_gpu.py -m "gpu or multigpu"
 
-About four minutes on 4 GPUs. Step times are compared with each other, never with a clock.
+The tests take about four minutes on 4 GPUs. They compare step times with each other, never with a fixed value.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ needs_gpu = pytest.mark.skipif(GPUS < 1, reason="there is no NVIDIA GPU")
 needs_gpus = pytest.mark.skipif(GPUS < 2, reason="there are not two NVIDIA GPUs")
 DEVICES = min(GPUS, 4)
 ROOT = Path(__file__).parents[2]
-#: So that the device sets the pace, on a slow host too: with 64 images ResNet-50's step is its host's.
+#: The batch must be large enough that the GPU limits the step: with 64 images, a slow host limits ResNet-50.
 LARGE_BATCH = ("--batch-size", "256")
 
 
@@ -35,7 +35,7 @@ def start(run_dir: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def profile(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run to the end; the analysis and the run record."""
+    """Run a job to its end; return its analysis and run record."""
     program = start(run_dir, *words)
     stdout, stderr = program.communicate(timeout=280)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
@@ -55,7 +55,7 @@ def on_gpu(run: dict[str, Any], ranks: int) -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-def test_one_gpu_by_default_numbers(tmp_path: Path) -> None:
+def test_one_gpu_with_default_options(tmp_path: Path) -> None:
     form = ("--precision", "bf16", "--memory-format", "nhwc")
     analysis, run = profile(tmp_path, "resnet50", "--devices", "1", *LARGE_BATCH, *form)
     on_gpu(run, 1)
@@ -67,9 +67,7 @@ def test_one_gpu_by_default_numbers(tmp_path: Path) -> None:
 @pytest.mark.multigpu
 @needs_gpus
 @pytest.mark.parametrize("words", [("resnet50", *LARGE_BATCH), ("gpt",)], ids=lambda words: words[0])
-def test_profiled_and_unprofiled_steps_agree_where_the_device_is_the_limit(
-    tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_recorded_step_equals_unprofiled_step_if_the_device_limits_it(tmp_path: Path, words: tuple[str, ...]) -> None:
     analysis, run = profile(tmp_path, *words, "--strategy", "nccl", "--devices", str(DEVICES), "--data", "device")
     on_gpu(run, DEVICES)
     assert (run["strategy"], analysis["ranks_present"]) == ("nccl", list(range(DEVICES)))
@@ -82,8 +80,8 @@ def test_profiled_and_unprofiled_steps_agree_where_the_device_is_the_limit(
 
 @pytest.mark.multigpu
 @needs_gpus
-def test_without_peer_access_the_exchange_is_slower(tmp_path: Path) -> None:
-    """`mlp` exchanges 165 MB per step and computes little, so that the exchange is what its step consists of."""
+def test_communication_is_slower_without_peer_access(tmp_path: Path) -> None:
+    """`mlp` communicates 165 MB per step and computes little, so communication dominates its step."""
     words = ("mlp", "--devices", str(DEVICES), "--data", "device")
     _, fast = profile(tmp_path / "p2p", *words)
     _, slow = profile(tmp_path / "no-p2p", *words, "--no-p2p")
@@ -95,7 +93,7 @@ def test_without_peer_access_the_exchange_is_slower(tmp_path: Path) -> None:
 
 @pytest.mark.multigpu
 @needs_gpus
-def test_independent_is_the_floor(tmp_path: Path) -> None:
+def test_independent_steps_are_the_shortest(tmp_path: Path) -> None:
     words = ("mlp", "--devices", str(DEVICES), "--data", "device")
     _, alone = profile(tmp_path / "independent", *words, "--strategy", "independent")
     _, gloo = profile(tmp_path / "gloo", *words, "--strategy", "gloo", "--steps", "10", "--warmup", "5")
@@ -124,7 +122,7 @@ def test_a_worker_killed_under_nccl_ends_the_run_within_seconds(tmp_path: Path) 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_more_devices_than_there_are(tmp_path: Path) -> None:
+def test_too_many_devices_are_refused(tmp_path: Path) -> None:
     program = start(tmp_path / "run", "--devices", "4096")
     assert program.communicate(timeout=60)[0] == ""
     assert program.returncode == 3

@@ -1,4 +1,4 @@
-"""Scaling on real GPUs: as fast as a bare loop, the same twice, and a waterfall that closes."""
+"""Test scaling on real GPUs: steps as fast as a plain loop, repeatable results, and a complete waterfall."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def throughput(result: dict[str, Any], devices: int) -> float:
     return float(value)
 
 
-def test_as_fast_as_a_bare_loop(scaling: dict[str, Any], gpus: int) -> None:
+def test_step_is_as_fast_as_in_a_plain_loop(scaling: dict[str, Any], gpus: int) -> None:
     out = run("torch.distributed.run", f"--nproc-per-node={gpus}", "benchmarks/bare_ddp.py")
     bare = json.loads(out.strip().splitlines()[-1])["samples_per_s"]
     assert throughput(scaling, gpus) >= 0.97 * bare
 
 
-def test_a_second_run_agrees(scaling: dict[str, Any], gpus: int, tmp_path: Path) -> None:
+def test_repeated_measurement_agrees(scaling: dict[str, Any], gpus: int, tmp_path: Path) -> None:
     words = ("--devices", f"1,{gpus}", *SETTING, "--profile", "none", "--output", str(tmp_path), "--json")
     again = json.loads(run("gpudiag", "scale", "resnet50", *words))
     for devices in (1, gpus):
         assert throughput(again, devices) == pytest.approx(throughput(scaling, devices), rel=0.02)
 
 
-def test_the_waterfall_closes(scaling: dict[str, Any]) -> None:
+def test_waterfall_parts_sum_to_the_step(scaling: dict[str, Any]) -> None:
     (fall,) = scaling["waterfalls"]
     lost = {loss["name"]: loss["percent"] for loss in fall["losses"]}
     assert fall["reached_percent"] + sum(lost.values()) == pytest.approx(100, abs=1)

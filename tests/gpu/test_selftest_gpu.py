@@ -1,8 +1,9 @@
-"""`gpudiag selftest` on real GPUs: every fault, found as what it is and for what it costs.
+"""Test `gpudiag selftest` on real GPUs: every fault is found with its cause and its cost.
 
     pytest tests/gpu/test_selftest_gpu.py -m "gpu or multigpu"
 
-One quick run of one workload: about two minutes on 4 GPUs. The whole selftest is `gpudiag selftest` itself.
+They run one quick selftest of one workload, which takes about two minutes on 4 GPUs. The complete selftest is `gpudiag
+selftest`.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def row(result: dict[str, Any], fault: str) -> dict[str, Any]:
-    left_out = {one["fault"]: one["why"] for one in result["left_out"]}
+    left_out = {fault["fault"]: fault["why"] for fault in result["left_out"]}
     if fault in left_out:
         pytest.skip(left_out[fault])
     found: dict[str, Any] = next(row for row in result["rows"] if row["fault"] == fault)
@@ -52,20 +53,20 @@ def row(result: dict[str, Any], fault: str) -> dict[str, Any]:
     "fault",
     [pytest.param(name, marks=pytest.mark.multigpu if name in NEED_SEVERAL else pytest.mark.gpu) for name in CATALOGUE],
 )
-def test_every_fault_is_found_as_what_it_is(result: dict[str, Any], fault: str) -> None:
+def test_every_fault_is_found_with_its_cause(result: dict[str, Any], fault: str) -> None:
     found = row(result, fault)
     assert found["verdict"] != "wrong", found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fault", ["late-loader", "pageable-copies", "sync", "tiny-kernels"])
-def test_faults_are_large_enough_to_see(result: dict[str, Any], fault: str) -> None:
+def test_faults_on_one_gpu_are_large_enough(result: dict[str, Any], fault: str) -> None:
     found = row(result, fault)
     assert found["true"]["ms"] > found["alarm_ms"], found
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("fault", ["late-loader-one", "slow-compute-one", "slow-exchange", "pinned-core-one"])
-def test_faults_of_several_gpus_are_large_enough_to_see(result: dict[str, Any], fault: str) -> None:
+def test_faults_on_several_gpus_are_large_enough(result: dict[str, Any], fault: str) -> None:
     found = row(result, fault)
     assert found["true"]["ms"] > found["alarm_ms"], found

@@ -1,8 +1,9 @@
-"""The strategies between real GPUs: same curves as NCCL, right sums through the host, and a rank that dies.
+"""Test strategies between real GPUs: loss curves equal NCCL's, sums through the host are exact, and a dead rank ends
+the run.
 
     pytest tests/gpu/test_strategies_gpu.py -m multigpu
 
-About two minutes on 4 GPUs.
+The tests take about two minutes on 4 GPUs.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CASES: list[tuple[str, dict[str, Any], float]] = [
 ACCUMULATING = ["nccl", "cpu-reduce", "ps-cpu", "ps-gpu", "fsdp"]
 
 
-def test_every_strategy_trains_the_same() -> None:
+def test_all_strategies_have_the_same_loss_curve() -> None:
     strategies = [(name, options) for name, options, _ in CASES]
     strategies += [(name, {"accumulate": 2}) for name in ACCUMULATING]
     with Job(TRAIN, DEVICES, {"device": "cuda", "strategies": strategies}) as job:
@@ -62,7 +63,7 @@ def test_every_strategy_trains_the_same() -> None:
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])
-def test_sums_through_the_host_are_right_in_every_type(engine: str) -> None:
+def test_sums_through_the_host_are_exact_for_every_type(engine: str) -> None:
     asked = {"device": "cuda", "scenarios": ["sums", "special", "many", "shapes"], "engines": [engine]}
     with Job(COMMUNICATION, DEVICES, asked) as job:
         answers = [job.answer(rank, timeout_s=240)[engine] for rank in range(DEVICES)]
@@ -76,7 +77,7 @@ def test_sums_through_the_host_are_right_in_every_type(engine: str) -> None:
         assert len(answer["shapes"]["refused"]) == 3
 
 
-def test_ranks_that_leave_differ_or_die_do_not_hang_the_others() -> None:
+def test_ranks_that_end_early_differ_or_die_do_not_hang_other_ranks() -> None:
     asked = {"device": "cuda", "scenarios": ["leaves", "stuck", "unlike", "dies"], "timeout_s": 3}
     with Job(COMMUNICATION, DEVICES, asked) as job:
         answers = [job.answer(rank, timeout_s=240)["auto"] for rank in range(DEVICES - 1)]
@@ -93,7 +94,7 @@ def test_ranks_that_leave_differ_or_die_do_not_hang_the_others() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["cpu-reduce", "ps-cpu", "ps-gpu", "fsdp", "data-parallel"])
-def test_gpudiag_profile_measures_it(tmp_path: Path, strategy: str) -> None:
+def test_gpudiag_profile_measures_each_strategy(tmp_path: Path, strategy: str) -> None:
     words = ["mlp", "--strategy", strategy, "--devices", str(DEVICES), "--data", "device", "--steps", "10"]
     command = [sys.executable, "-m", "gpudiag", "profile", *words, "--warmup", "5", "--no-probe"]
     done = subprocess.run(

@@ -1,8 +1,8 @@
-"""`gpudiag profile --framework tensorflow` on real GPUs.
+"""Test `gpudiag profile --framework tensorflow` on real GPUs.
 
     GPUDIAG_TENSORFLOW_PYTHON=/path/to/python pytest tests/gpu/test_tensorflow_gpu.py -m multigpu
 
-About three minutes on 4 GPUs. The interpreter has tensorflow[and-cuda] and msgspec.
+The tests take about three minutes on 4 GPUs. The interpreter needs tensorflow[and-cuda] and msgspec.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def profile(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Run to the end; the analysis and the run record."""
+    """Run a job to its end; return its analysis and run record."""
     told = ("--framework", "tensorflow", "--python", tensorflow_python(), "--no-probe", "--json")
     command = [sys.executable, "-m", "gpudiag", "profile", "resnet50", *told, *words, "--output", str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
@@ -48,7 +48,7 @@ def test_every_gpu_is_a_rank(tmp_path: Path, strategy: str) -> None:
         assert device["buckets_ms"]["compute"] > 0.3 * device["step_ms"]
     steps = analysis["steps"]
     assert steps["corrected_mean_ms"] == pytest.approx(steps["unprofiled_mean_ms"], rel=0.15)
-    reduced = [one for one in analysis["collectives"] if one["operation"] == "all_reduce"]
+    reduced = [collective for collective in analysis["collectives"] if collective["operation"] == "all_reduce"]
     if strategy in {"nccl", "multi-worker"}:
         assert reduced
         assert {one["ranks"] for one in reduced} == {DEVICES}

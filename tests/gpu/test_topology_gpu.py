@@ -1,8 +1,8 @@
-"""The inventory of a machine with NVIDIA GPUs, beside what nvidia-smi says of it at the same moment.
+"""Compare the inventory of a machine with NVIDIA GPUs with the output of nvidia-smi at the same time.
 
     python -m pytest -s tests/gpu/test_topology_gpu.py
 
-takes about ten seconds and prints how long the command and its parts take.
+The tests take about ten seconds and print the duration of the command and its parts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU and nvidia-smi"),
 ]
 
-#: nvidia-smi's name of a property, and ours.
+#: nvidia-smi's name of a property, and gpudiag's name.
 SAME: dict[str, Callable[[Gpu], Any]] = {
     "name": lambda gpu: gpu.name,
     "uuid": lambda gpu: gpu.uuid,
@@ -51,7 +51,7 @@ SAME: dict[str, Callable[[Gpu], Any]] = {
     "compute_mode": lambda gpu: gpu.compute_mode,
     "driver_version": lambda gpu: None,
 }
-#: Properties that move while one looks, and by how much they may.
+#: Properties that change between two readings, and the accepted difference.
 NEAR: dict[str, tuple[Callable[[Gpu], Any], float]] = {
     "temperature.gpu": (lambda gpu: gpu.temperature_c, 5),
     "power.draw": (lambda gpu: gpu.power_watts, 60),
@@ -84,7 +84,7 @@ def same(text: str, ours: object) -> bool:
     return text.lower().replace("_", " ") == str(ours).lower()
 
 
-def test_lasting_properties_are_those_of_nvidia_smi(facts: Facts) -> None:
+def test_constant_properties_equal_nvidia_smi(facts: Facts) -> None:
     rows = query("index", "pci.bus_id", *SAME)
     assert [int(row["index"]) for row in rows] == [gpu.index for gpu in facts.gpus]
     for row, gpu in zip(rows, facts.gpus, strict=True):
@@ -100,14 +100,14 @@ def test_lasting_properties_are_those_of_nvidia_smi(facts: Facts) -> None:
                 assert same(row[name], value), (name, row[name], value)
 
 
-def test_moving_properties_are_near_those_of_nvidia_smi(facts: Facts) -> None:
+def test_varying_properties_are_close_to_nvidia_smi(facts: Facts) -> None:
     for row, gpu in zip(query(*NEAR), facts.gpus, strict=True):
         for name, (ours, margin) in NEAR.items():
             if row[name] not in UNSTATED:
                 assert float(row[name]) == pytest.approx(ours(gpu), abs=margin), name
 
 
-def test_links_are_those_of_nvidia_smi(facts: Facts) -> None:
+def test_link_kinds_equal_nvidia_smi(facts: Facts) -> None:
     answer = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=True, timeout=60).stdout
     plain = re.sub(r"\x1b\[[\d;]*m", "", answer)
     matrix = [re.split(r"\s+", line.strip()) for line in plain.splitlines() if re.match(r"GPU\d+\s", line)]
@@ -125,7 +125,7 @@ def test_links_are_those_of_nvidia_smi(facts: Facts) -> None:
             assert (rows[link.a][1 + link.b] == "OK") is link.peer_access
 
 
-def test_nvlink_lanes_are_those_of_nvidia_smi(facts: Facts) -> None:
+def test_nvlink_lanes_equal_nvidia_smi(facts: Facts) -> None:
     answer = subprocess.run(
         ["nvidia-smi", "nvlink", "-s"], capture_output=True, text=True, check=False, timeout=60
     ).stdout
@@ -136,14 +136,14 @@ def test_nvlink_lanes_are_those_of_nvidia_smi(facts: Facts) -> None:
         assert all(track.version for track in gpu.nvlinks if track.active)
 
 
-def test_an_idle_machine_raises_no_alarm(facts: Facts) -> None:
+def test_idle_machine_has_no_findings(facts: Facts) -> None:
     if any(IDLE not in gpu.throttle_reasons for gpu in facts.gpus):
         pytest.skip("a GPU is busy")
     wrong = [f for f in examine_facts(facts) if f.severity != "info" and f.code != "no-peer-access"]
     assert wrong == [], "on a healthy machine; if this one is not, the finding says why"
 
 
-def test_what_is_missing_has_a_reason(facts: Facts) -> None:
+def test_missing_properties_have_a_reason(facts: Facts) -> None:
     for gpu in facts.gpus:
         for field in gpu.__struct_fields__:
             if getattr(gpu, field) is None:
@@ -154,8 +154,8 @@ def test_what_is_missing_has_a_reason(facts: Facts) -> None:
                 assert getattr(part, field) is not None or gpu.reasons.get(f"{domain}.{field}"), f"{domain}.{field}"
 
 
-def test_the_whole_command(capsys: pytest.CaptureFixture[str]) -> None:
-    gpudiag("topology", "--json")  # once for the file cache
+def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    gpudiag("topology", "--json")  # fills the file cache
     seconds = []
     for _ in range(3):
         began = time.perf_counter()

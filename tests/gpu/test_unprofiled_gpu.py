@@ -1,8 +1,8 @@
-"""Where the host stands beside a real GPU in timed steps, and the two recordings of it.
+"""Test how far the host runs ahead of a real GPU in unprofiled steps, and the kernel-only and full traces of the job.
 
     pytest tests/gpu/test_unprofiled_gpu.py -m gpu
 
-Under a minute on one GPU. Times are compared with each other, never with a clock.
+The tests take under a minute on one GPU. They compare times with each other, never with a fixed value.
 """
 
 from __future__ import annotations
@@ -62,19 +62,19 @@ def numbers(pause_s: float = 0.0) -> Iterator[int]:
         yield (number := number + 1)
 
 
-def test_a_host_that_only_launches_is_ahead_by_whole_steps(tmp_path: Path) -> None:
+def test_host_that_only_launches_runs_ahead_by_whole_steps(tmp_path: Path) -> None:
     rank = profiled(tmp_path, kernels(20), numbers())
     assert rank.unprofiled is not None
     assert rank.timed is not None
     assert rank.timed.lead_ms is not None
-    # It is further ahead with each step, by what the device takes longer than it does.
+    # In each step the host's lead grows by the difference between the device's and the host's time.
     assert rank.timed.lead_ms[-1] > 5 * rank.unprofiled.median_ms
     gained = rank.timed.lead_ms[-1] - rank.timed.lead_ms[0]
     slower = sum(rank.unprofiled.step_ms[1:]) - sum(rank.timed.host_ms[1:]) - sum((rank.timed.input_ms or ())[1:])
     assert gained == pytest.approx(slower, rel=0.2)
 
 
-def test_a_host_that_waits_for_its_device_is_never_ahead(tmp_path: Path) -> None:
+def test_host_that_waits_for_its_device_never_runs_ahead(tmp_path: Path) -> None:
     step = kernels(20)
 
     def and_wait() -> None:
@@ -87,7 +87,7 @@ def test_a_host_that_waits_for_its_device_is_never_ahead(tmp_path: Path) -> None
     assert statistics.median(rank.timed.lead_ms or ()) < 0.1 * rank.unprofiled.median_ms + 0.05
 
 
-def test_a_host_that_waits_for_input_is_not_ahead_either(tmp_path: Path) -> None:
+def test_host_that_waits_for_input_does_not_run_ahead(tmp_path: Path) -> None:
     rank = profiled(tmp_path, kernels(2), numbers(0.02))
     assert rank.unprofiled is not None
     assert rank.timed is not None
@@ -95,7 +95,7 @@ def test_a_host_that_waits_for_input_is_not_ahead_either(tmp_path: Path) -> None
     assert statistics.median(rank.timed.input_ms or ()) >= 20
 
 
-def test_the_light_recording_has_kernels_calls_and_synchronizations_but_no_operators(tmp_path: Path) -> None:
+def test_kernel_only_trace_has_no_operators(tmp_path: Path) -> None:
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's own
     work = kernels(4, 512)
 

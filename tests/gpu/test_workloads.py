@@ -1,9 +1,9 @@
-"""Workloads and data modes on real GPUs.
+"""Test workloads and data modes on real GPUs.
 
     pytest tests/gpu/test_workloads.py -m "gpu or multigpu"
 
-About four minutes on 4 GPUs of 80 GB or more. `--data zmq` needs pyzmq, `unet3d-predict` tensorstore; without them
-those tests are skipped.
+The tests take about four minutes on 4 GPUs of 80 GB or more. `--data zmq` needs pyzmq, and `unet3d-predict` needs
+tensorstore; without them these tests are skipped.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def needs(module: str) -> pytest.MarkDecorator:
 
 
 def run(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The analysis and the run record."""
+    """Run a job to its end; return its analysis and run record."""
     command = [sys.executable, "-m", "gpudiag", "profile", *words, "--output", str(run_dir), "--json", "--no-probe"]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
@@ -54,7 +54,7 @@ def run(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
 @needs_gpu
 @pytest.mark.parametrize("precision", get_args(Precision))
 @pytest.mark.parametrize("name", TRAINED)
-def test_each_trains_in_each_precision_and_layout(name: str, precision: Precision) -> None:
+def test_each_workload_trains_in_each_precision_and_layout(name: str, precision: Precision) -> None:
     import torch
 
     from gpudiag.training.jobs.precision import Arithmetic
@@ -73,7 +73,7 @@ def test_each_trains_in_each_precision_and_layout(name: str, precision: Precisio
         count = 1 if name == "unet3d" else 4
         inputs, target = (part.to(device) for part in workload.samples(count, torch.Generator().manual_seed(0)))
         before = [parameter.detach().clone() for parameter in model.parameters()]
-        for _ in range(5):  # gradient scaling leaves the first updates out
+        for _ in range(5):  # gradient scaling skips the first updates
             with arithmetic.forward():
                 x = workload.prepare(inputs)
                 if layout is not torch.contiguous_format:
@@ -84,17 +84,17 @@ def test_each_trains_in_each_precision_and_layout(name: str, precision: Precisio
             optimizer.zero_grad(set_to_none=True)
         assert math.isfinite(float(loss.detach()))
         changed = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
-        # In half precision the scale may still be too high for so large a sum.
+        # In half precision the sum may overflow at the initial scale.
         assert any(changed) or precision == "fp16"
         assert all(parameter.isfinite().all() for parameter in model.parameters())
     Arithmetic("fp32", device)
     del model, optimizer, before, loss
-    torch.cuda.empty_cache()  # for the processes that other tests start
+    torch.cuda.empty_cache()  # frees memory for the processes of other tests
 
 
 @pytest.mark.gpu
 @needs_gpu
-def test_prefetched_batches_are_whole_when_they_are_used() -> None:
+def test_prefetched_batches_are_complete_when_used() -> None:
     import torch
 
     from gpudiag.training.jobs.data.batches import DevicePrefetch
@@ -108,7 +108,7 @@ def test_prefetched_batches_are_whole_when_they_are_used() -> None:
     seen: list[torch.Tensor] = []
     for inputs, target in DevicePrefetch(made, device):
         for _ in range(5):
-            busy = busy @ busy / 4096  # so that the next copy is there long before this batch is read
+            busy = busy @ busy / 4096  # delays the reader so that the next copy arrives before this batch is read
         seen.append(((inputs == target[:, None].to(torch.uint8)).all() & (target == len(seen)).all()).clone())
     assert torch.stack(seen).all()
     assert len(seen) == 13
@@ -130,7 +130,7 @@ def test_prefetched_batches_are_whole_when_they_are_used() -> None:
     ],
     ids=" ".join,
 )
-def test_each_data_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_each_data_mode_trains(tmp_path: Path, words: tuple[str, ...]) -> None:
     short = ("--devices", "1", "--steps", "20", "--precision", "bf16", "--memory-format", "nhwc")
     analysis, record = run(tmp_path, "resnet50", *short, *words)
     options = dict(itertools.pairwise(words))
@@ -144,7 +144,7 @@ def test_each_data_mode(tmp_path: Path, words: tuple[str, ...]) -> None:
 
 @pytest.mark.multigpu
 @needs_gpus
-def test_the_unet_trains_on_volumes_of_the_seeds_shape(tmp_path: Path) -> None:
+def test_unet_trains_on_volumes_of_published_shape(tmp_path: Path) -> None:
     words = ("--devices", str(DEVICES), "--precision", "bf16", "--data", "host", "--steps", "10")
     _, record = run(tmp_path, "unet3d", *words)
     assert record["model"]["parameters"] == 93_659_931
@@ -154,7 +154,7 @@ def test_the_unet_trains_on_volumes_of_the_seeds_shape(tmp_path: Path) -> None:
 @pytest.mark.multigpu
 @needs_gpus
 @needs("tensorstore")
-def test_a_volume_is_predicted_on_all_gpus(tmp_path: Path) -> None:
+def test_volume_is_predicted_on_all_gpus(tmp_path: Path) -> None:
     import numpy as np
 
     from gpudiag.training.jobs.volume.storage import Volume
@@ -167,4 +167,4 @@ def test_a_volume_is_predicted_on_all_gpus(tmp_path: Path) -> None:
     assert figures["blocks"] == 2 * 3 * 3
     assert sum(rank["voxels"] for rank in figures["ranks"]) == math.prod(volume)
     written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())
-    assert (written > 0).all()  # 0 is what nobody has written
+    assert (written > 0).all()  # 0 marks elements that were never written

@@ -1,7 +1,7 @@
-"""Fake NVML with the answers of a recorded machine: the functions that gpudiag calls, filled from `Facts`.
+"""Fake NVML with the answers of a recorded machine: the functions that gpudiag calls return values of `Facts`.
 
-It stands in for the module `pynvml` at the seam of `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants
-are pynvml's own, so a refused call raises exactly what the real driver's refusal raises.
+It replaces the module `pynvml` in `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants are pynvml's, so a
+refused call raises the same exception as with a real driver.
 """
 # ruff: noqa: N802, N815  # the names are NVML's
 
@@ -30,7 +30,7 @@ def refusal(code: int) -> Exception:
 
 
 class FakeNvml:
-    """Driver that answers according to `facts`.
+    """A driver that answers with the values in `facts`.
 
     Args:
         facts: the machine. A value that is None is refused with NOT_SUPPORTED.
@@ -79,7 +79,7 @@ class FakeNvml:
 
 
 class _Answers:
-    """One static method per NVML function; handles are the recorded GPUs themselves."""
+    """One static method per NVML function; the handles are the recorded GPUs."""
 
     @staticmethod
     def nvmlInit(fake: FakeNvml) -> None:
@@ -281,7 +281,7 @@ class _Answers:
 
     @staticmethod
     def nvmlDeviceGetGraphicsRunningProcesses_v3(fake: FakeNvml, gpu: Gpu) -> Any:
-        # A desktop program has both contexts; the driver lists it twice.
+        # A desktop program has a compute and a graphics context, so the driver lists it twice.
         return _Answers._processes(gpu.processes[:1])
 
     @staticmethod

@@ -23,7 +23,7 @@ def facts() -> Facts:
     return four_h200()
 
 
-def one(facts: Facts, **wanted: object) -> Bandwidth:
+def only_rate(facts: Facts, **wanted: object) -> Bandwidth:
     found = [
         record for record in facts.bandwidth if all(getattr(record, name) == value for name, value in wanted.items())
     ]
@@ -36,28 +36,30 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
     slow = msgspec.structs.replace(copies.bandwidth[0], gb_per_s=7.0, each_gb_per_s=(7.0,))
     document = msgspec.structs.replace(copies, bandwidth=(slow,), latency=())
     found = assemble(inventory(), [outcome("copies", document)], [])
-    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # CUDA's first GPU has the last PCI address here
+    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # last in PCI order
 
 
 def test_bandwidths_have_ceilings(facts: Facts) -> None:
-    pinned = one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
+    pinned = only_rate(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="one_way")
     assert pinned.ceiling_gb_per_s == pytest.approx(58.45, abs=0.01)
     assert "PCIe 5 x16 (read under load)" in (pinned.ceiling_source or "")
-    assert one(facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="both_ways").ceiling_gb_per_s == (
-        pytest.approx(58.45 + 57.61, abs=0.02)
-    )
-    together = one(facts, path="device_to_host", src="all", memory="pinned")
+    assert only_rate(
+        facts, path="host_to_device", dst="gpu:1", memory="pinned", direction="both_ways"
+    ).ceiling_gb_per_s == (pytest.approx(58.45 + 57.61, abs=0.02))
+    together = only_rate(facts, path="device_to_host", src="all", memory="pinned")
     assert together.ceiling_gb_per_s == pytest.approx(4 * 57.61, abs=0.05)
     assert set(together.per_device) == {f"gpu:{i}" for i in range(4)}
     assert sum(together.per_device.values()) == pytest.approx(together.gb_per_s)
-    assert one(facts, path="device_to_device", src="gpu:2").ceiling_gb_per_s == pytest.approx(2458, abs=1)
-    assert one(facts, path="host_memory").ceiling_gb_per_s is None
-    assert one(facts, path="host_memory").ceiling_source
+    assert only_rate(facts, path="device_to_device", src="gpu:2").ceiling_gb_per_s == pytest.approx(2458, abs=1)
+    assert only_rate(facts, path="host_memory").ceiling_gb_per_s is None
+    assert only_rate(facts, path="host_memory").ceiling_source
 
 
 def test_peer_paths_have_nvlink_or_pcie_ceilings(facts: Facts) -> None:
-    direct = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way")
-    staged = one(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
+    direct = only_rate(
+        facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=True, initiator="dst", direction="one_way"
+    )
+    staged = only_rate(facts, path="peer", src="gpu:0", dst="gpu:3", peer_access=False, direction="one_way")
     both = [r for r in facts.bandwidth if r.path == "peer" and r.peer_access and r.direction == "both_ways"]
     assert direct.ceiling_gb_per_s == 450
     assert staged.ceiling_gb_per_s == pytest.approx(57.61, abs=0.01)
@@ -70,7 +72,7 @@ def test_links_read_under_load_replace_idle_ones(facts: Facts) -> None:
 
 
 def test_both_ways_on_all_gpus_adds_up_per_device(facts: Facts) -> None:
-    record = one(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
+    record = only_rate(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
     assert record.per_device["gpu:0"] == pytest.approx((52.4 + 50.1) * 0.71)
 
 
@@ -82,14 +84,14 @@ def test_collectives_follow_the_convention_of_nccl_tests(facts: Facts) -> None:
     assert fits["nccl-no-p2p"].busbw_gb_per_s == pytest.approx(29.6, rel=1e-3)
 
 
-def test_what_was_not_measured_is_said(facts: Facts) -> None:
+def test_missing_measurements_have_a_reason(facts: Facts) -> None:
     reasons = {skipped.what: skipped.why for skipped in facts.skipped}
     assert reasons["gloo all-reduce"] == "the probe had not finished after 60 s"
     assert reasons["latency of a small copy, GPU 9"] == "made up"
     assert reasons["something"] == "left out"
 
 
-def test_failed_probes_are_those_that_failed_in_whole_or_in_part(facts: Facts) -> None:
+def test_partly_failed_probes_count_as_failed(facts: Facts) -> None:
     assert failed_probes(facts) == ("copies to and from the host", "gloo all-reduce")
 
 
@@ -102,7 +104,7 @@ def test_damaged_data_is_marked() -> None:
     assert [record.verified for record in found.bandwidth] == [False, None, True]
 
 
-def test_a_program_that_names_unknown_gpus_loses_only_itself() -> None:
+def test_program_that_names_unknown_gpus_loses_only_its_result() -> None:
     strange = PeerCopy(
         src=7, dst=8, direction="one_way", initiator="src", peer_access=True, gb_per_s=1, size_bytes=1, cv=0, repeats=1
     )

@@ -1,4 +1,4 @@
-"""Test that cached measurements are of the same machine, fresh, private, and few."""
+"""Test that cached measurements belong to this machine, are recent and private, and are limited in number."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_oldest_files_are_deleted(kept: Path) -> None:
     assert cached_measurements(machine(NCCL_MAX_NCHANNELS=str(number)), "nccl", kept) is not None
 
 
-def test_a_machine_without_nccl_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_machine_without_nccl_writes_no_cache_file(tmp_path: Path) -> None:
     keep_measurements(machine(), tmp_path / "probes")
     assert not (tmp_path / "probes").exists()
 

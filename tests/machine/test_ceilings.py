@@ -14,7 +14,7 @@ from gpudiag.model.facts import Clock, Gpu, Link, NvLink, PcieLink
     [(1, 1, 0.250), (2, 4, 2.000), (3, 1, 0.985), (3, 16, 15.754), (4, 16, 31.508), (5, 8, 31.508), (5, 16, 63.015)],
 )
 def test_pcie_is_the_published_rate_less_packet_overhead(generation: int, width: int, raw: float) -> None:
-    # 256 bytes of data travel with 24 of overhead as a write, with 20 as a completion.
+    # 256 bytes of data need 24 bytes of overhead as a write, and 20 as a completion.
     there = ceilings.pcie_gb_per_s(generation, width, "host_to_device")
     back = ceilings.pcie_gb_per_s(generation, width, "device_to_host")
     assert there == pytest.approx(raw * 256 / 276, rel=1e-3)
@@ -22,7 +22,7 @@ def test_pcie_is_the_published_rate_less_packet_overhead(generation: int, width:
 
 
 def test_pcie_6_sends_flits() -> None:
-    # 64 GT/s x 16 / 8 = 128 GB/s, of which 236/256 are packets; framing and check are in the FLIT.
+    # 64 GT/s x 16 / 8 = 128 GB/s, of which 236/256 are packets; framing and checksums are part of the FLIT.
     assert ceilings.pcie_gb_per_s(6, 16, "device_to_host") == pytest.approx(118.0 * 256 / 272)
 
 
@@ -50,7 +50,7 @@ def test_nvlink_is_half_of_the_data_sheet(version: int, lanes: int, one_way: flo
     assert ceilings.peer(gpu, gpu, link).gb_per_s == one_way
 
 
-def test_nvlink_of_an_unknown_version_goes_by_nvml() -> None:
+def test_nvlink_of_unknown_version_uses_the_rate_that_nvml_reports() -> None:
     gpu = Gpu(index=0, name="", nvlinks=(NvLink(lane=0, active=True, version=9, gb_per_s=70.0),))
     assert ceilings.nvlink(gpu, 2).gb_per_s == 140.0
     assert ceilings.nvlink(Gpu(index=0, name=""), 2).gb_per_s is None
@@ -75,7 +75,7 @@ def test_without_nvlink_the_slower_pcie_link_counts() -> None:
     assert ceilings.peer(fast, Gpu(index=1, name=""), None).gb_per_s is None
 
 
-def test_sums() -> None:
+def test_ceilings_of_several_links_are_sums() -> None:
     link = PcieLink(generation=5, width=16, under_load=True)
     there, back = ceilings.pcie(link, "host_to_device"), ceilings.pcie(link, "device_to_host")
     assert ceilings.both_ways(there, back).gb_per_s == pytest.approx(58.45 + 57.61, abs=0.02)

@@ -26,7 +26,7 @@ def test_saved_facts_are_read_back(name: str, tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["facts.json"], "no temporary file stays"
 
 
-def test_a_saved_file_is_as_readable_as_any_other(tmp_path: Path) -> None:
+def test_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:
     save_facts(machine("dgx-1"), tmp_path / "facts.json")
     (tmp_path / "other").touch()
     assert (tmp_path / "facts.json").stat().st_mode == (tmp_path / "other").stat().st_mode
@@ -85,6 +85,6 @@ def test_strings_and_keys_are_sanitized() -> None:
     assert read.reasons == {"\ufffdz": "q"}
 
 
-def test_unknown_fields_are_ignored() -> None:
+def test_unknown_fields_of_a_file_are_ignored() -> None:
     tree = msgspec.to_builtins(machine("dgx-1")) | {"new": 1}
     assert decode_facts(msgspec.json.encode(tree)) == machine("dgx-1")

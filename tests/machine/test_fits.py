@@ -11,7 +11,7 @@ from gpudiag.model.facts import Collective
 
 SIZES = [float(1 << power) for power in range(10, 30)]
 latencies = st.floats(0.5, 5000)
-per_byte = st.floats(1e-6, 1e-1)  # 1 TB/s down to 10 MB/s, in µs
+per_byte = st.floats(1e-6, 1e-1)  # in µs per byte: 1 TB/s down to 10 MB/s
 
 
 @given(latencies, per_byte)
@@ -35,7 +35,7 @@ def test_one_outlier_does_not_change_the_fit(a: float, b: float, odd: int, by: f
 
 
 @given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=20), st.floats(0.1, 10))
-def test_no_number_is_negative_and_units_do_not_matter(times: list[float], scale: float) -> None:
+def test_fit_is_non_negative_and_independent_of_units(times: list[float], scale: float) -> None:
     sizes = SIZES[: len(times)]
     a, b = fit_latency_and_bandwidth(sizes, times)
     assert a >= 0
@@ -83,13 +83,13 @@ def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
 
 
 def test_no_bandwidth_if_latency_dominates_every_size() -> None:
-    # 2.78 GB/s would be the slope; 1 MiB, the largest, went at 0.9.
+    # The slope would give 2.78 GB/s, but the largest size, 1 MiB, reached 0.9 GB/s.
     times = [collective(1 << power, 1200 + (1 << power) * 1.5 / 2.78e3, "gloo") for power in (10, 16, 20)]
     assert fit_collectives(times) == ()
     assert fit_collectives([*times, collective(64 << 20, 1200 + (64 << 20) * 1.5 / 2.78e3, "gloo")])
 
 
 def test_no_bandwidth_if_the_largest_size_does_not_fit() -> None:
-    """As measured on busy cores: 0.96 GB/s at 1 MiB and 0.34 at 16 MiB were concluded to be 2.25."""
+    """Busy cores measured 0.96 GB/s at 1 MiB and 0.34 GB/s at 16 MiB, from which the fit concluded 2.25 GB/s."""
     times = {1 << 10: 847.0, 1 << 16: 648.0, 1 << 20: 1092.0, 1 << 24: 49345.0}
     assert fit_collectives([collective(size, time_us, "gloo") for size, time_us in times.items()]) == ()

@@ -17,8 +17,8 @@ SWITCH = "pci0000:3a/0000:3a:00.0/0000:3b:00.0"
 DEVICES = {
     "0000:3d:00.0": f"{SWITCH}/0000:3c:04.0",  # GPU 0, below the same switch as a network card
     "0000:3e:00.0": f"{SWITCH}/0000:3c:08.0",
-    "0000:41:00.0": "pci0000:3a/0000:3a:02.0",  # GPU 1 below another port of the same host bridge
-    "0000:b1:00.0": "pci0000:b0/0000:b0:00.0",  # GPU 2 on the other socket
+    "0000:41:00.0": "pci0000:3a/0000:3a:02.0",  # GPU 1, below a different port of the same host bridge
+    "0000:b1:00.0": "pci0000:b0/0000:b0:00.0",  # GPU 2, on the other socket
 }
 GPUS = tuple(
     Gpu(index=i, name="Example", pci_id=pci, numa_node=node)
@@ -145,7 +145,7 @@ def test_looping_or_empty_pci_configuration_space_has_no_acs() -> None:
         ({}, None),
     ],
 )  # fmt: skip
-def test_iommu(tmp_path: Path, files: dict[str, str | bytes], expected: str | None) -> None:
+def test_iommu_is_read_from_the_host(tmp_path: Path, files: dict[str, str | bytes], expected: str | None) -> None:
     write(tmp_path, files)
     host = gather_host(tmp_path, {})
     assert host.iommu == expected
@@ -158,7 +158,7 @@ def test_iommu(tmp_path: Path, files: dict[str, str | bytes], expected: str | No
         ({".dockerenv": "", "proc/cpuinfo": "flags : fpu\n"}, "Docker", None),
         ({"run/.containerenv": ""}, "Podman", None),
         ({"proc/1/cgroup": "0::/system.slice/docker-1.scope", ".dockerenv": ""}, "Docker", None),
-        # Amazon's name on bare metal: the CPU denies it.
+        # The product name is Amazon's, but the CPU reports no hypervisor: bare metal.
         ({"proc/cpuinfo": "flags : fpu\n", "sys/class/dmi/id/sys_vendor": "Amazon EC2"}, None, None),
         ({"proc/cpuinfo": "flags : hypervisor\n", "sys/class/dmi/id/sys_vendor": "Amazon EC2"}, None, "Amazon EC2"),
         ({"proc/cpuinfo": "flags : hypervisor\n", "sys/hypervisor/type": "xen"}, None, "Xen"),
@@ -166,7 +166,7 @@ def test_iommu(tmp_path: Path, files: dict[str, str | bytes], expected: str | No
          "Google Compute Engine"),
     ],
 )  # fmt: skip
-def test_containers_and_virtual_machines(
+def test_containers_and_virtual_machines_are_recognized(
     tmp_path: Path, files: dict[str, str | bytes], container: str | None, hypervisor: str | None
 ) -> None:
     write(tmp_path, files)
@@ -193,7 +193,7 @@ def test_cpu_quota_of_cgroup_v1(tmp_path: Path) -> None:
     assert gather_host(tmp_path, {}).usable_cpus == 2
 
 
-def test_this_machine() -> None:
+def test_inventory_of_this_machine_is_valid() -> None:
     facts = gather_inventory()
     assert facts.host.name
     assert facts.host.kernel
@@ -215,7 +215,7 @@ def test_this_machine() -> None:
         (None, ("pci0000:80", "y"), (0, 0), "unknown"),
     ],
 )
-def test_distances(
+def test_distance_of_two_pci_devices(
     a: tuple[str, ...] | None, b: tuple[str, ...], nodes: tuple[int | None, int | None], expected: str
 ) -> None:
     assert distance(a, b, *nodes) == expected
@@ -232,5 +232,5 @@ def test_distances(
         ("", None),
     ],
 )
-def test_pci_ids(text: str, expected: str | None) -> None:
+def test_pci_ids_are_normalized(text: str, expected: str | None) -> None:
     assert normal_pci_id(text) == expected

@@ -16,7 +16,7 @@ def test_formatting_and_parsing_are_inverse(numbers: set[int]) -> None:
 
 
 @given(NUMBERS)
-def test_masks(numbers: set[int]) -> None:
+def test_cpu_masks_are_parsed(numbers: set[int]) -> None:
     words = [0] * 16
     for number in numbers:
         words[number // 64] |= 1 << number % 64

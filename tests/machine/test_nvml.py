@@ -61,7 +61,7 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: NVML function → field of a GPU that it fills, and under which its error is recorded.
+#: NVML function → field that it fills and under which its error is recorded.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
@@ -91,7 +91,7 @@ FIELDS = {
     "nvmlDeviceGetCpuAffinity": "cpu_affinity",
     "nvmlDeviceGetComputeRunningProcesses_v3": "processes",
 }
-#: Functions with a fallback in older drivers, or with a specific reason for a failure.
+#: Functions with a fallback in older drivers, or with a specific reason for their failure.
 OTHERWISE = {
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetComputeRunningProcesses_v3",
@@ -257,7 +257,7 @@ def test_reason_for_denied_peer_access_is_from_the_driver(status: int) -> None:
     assert ("status 77" in link.reason) == (status == 77)
 
 
-def test_processes_are_listed_once_and_relatives_marked_as_own(tmp_path: Path) -> None:
+def test_processes_are_listed_once_and_relatives_are_marked(tmp_path: Path) -> None:
     import os
 
     proc = tmp_path / "proc"
@@ -287,7 +287,7 @@ def test_text_of_the_machine_is_sanitized(tmp_path: Path) -> None:
     assert facts.host.environment == {"NCCL_DEBUG": "\ufffd]0;title\ufffd"}
 
 
-def test_reasons_in_words() -> None:
+def test_every_reason_has_a_text() -> None:
     assert reasons_in_words(0) == ()
     assert reasons_in_words(0x1) == ("idle",)
     assert reasons_in_words(0x48) == ("hardware slowdown", "hardware thermal slowdown")

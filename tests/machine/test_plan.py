@@ -17,7 +17,7 @@ PROGRAMS = Path("/somewhere")
 
 def planned(facts: Facts, *, quick: bool = False) -> tuple[list[str], list[str]]:
     programs, skipped = plan.plan_probes(facts, PROGRAMS, quick=quick, timeout_s=9)
-    return [one.program.stem for one in programs], [one.why for one in skipped]
+    return [program.program.stem for program in programs], [probe.why for probe in skipped]
 
 
 @pytest.fixture
@@ -27,27 +27,27 @@ def everything_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("everything_installed")
 class TestWithEveryLibrary:
-    def test_four_gpus_get_everything(self) -> None:
+    def test_four_gpus_get_every_probe(self) -> None:
         names, why = planned(inventory())
         assert names == ["gpu_paths", "allreduce_nccl", "allreduce_nccl", "host_memory", "allreduce_gloo"]
         assert why == []
 
     def test_gpus_are_released_before_the_host_is_measured(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=False, timeout_s=9)
-        holding = [one.holds_gpus for one in programs]
+        holding = [program.holds_gpus for program in programs]
         assert holding == sorted(holding, reverse=True)
 
     @pytest.mark.parametrize(("cpus", "aside"), [(64, True), (8, False), (None, False)])
-    def test_pytorch_loads_aside_with_enough_cores(self, cpus: int | None, aside: bool) -> None:
+    def test_pytorch_is_loaded_in_parallel_with_enough_cores(self, cpus: int | None, aside: bool) -> None:
         facts = inventory()
         facts = msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, usable_cpus=cpus))
         programs, _ = plan.plan_probes(facts, PROGRAMS, quick=False, timeout_s=9)
         assert programs[-1].program.stem == "allreduce_gloo"
         assert programs[-1].loads_aside == aside
 
-    def test_peer_access_off_is_a_process_of_its_own(self) -> None:
+    def test_peer_access_off_runs_in_a_separate_process(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=False, timeout_s=9)
-        environments = [dict(one.environment) for one in programs if one.program.stem == "allreduce_nccl"]
+        environments = [dict(program.environment) for program in programs if program.program.stem == "allreduce_nccl"]
         assert environments == [{}, {"NCCL_P2P_DISABLE": "1"}]
 
     def test_quick_skips_slow_programs_with_a_reason(self) -> None:
@@ -55,7 +55,7 @@ class TestWithEveryLibrary:
         assert names == ["gpu_paths", "host_memory"]
         assert why == ["left out by --quick"]
 
-    def test_quick_makes_contexts_once_and_keeps_the_results_apart(self) -> None:
+    def test_quick_creates_contexts_once_and_separates_the_results(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=True, timeout_s=9)
         assert [name for _, name in programs[0].parts] == [
             "copies to and from the host",
@@ -65,7 +65,7 @@ class TestWithEveryLibrary:
 
     def test_one_gpu_has_no_peer(self) -> None:
         programs, _ = plan.plan_probes(inventory(1), PROGRAMS, quick=False, timeout_s=9)
-        assert [one.program.stem for one in programs] == ["gpu_paths", "host_memory", "allreduce_gloo"]
+        assert [program.program.stem for program in programs] == ["gpu_paths", "host_memory", "allreduce_gloo"]
         assert [name for _, name in programs[0].parts] == ["copies to and from the host"]
 
     def test_without_gpus_the_host_is_measured(self) -> None:
@@ -81,8 +81,8 @@ class TestWithEveryLibrary:
 
     def test_limits_and_budgets_reach_the_programs(self) -> None:
         programs, _ = plan.plan_probes(inventory(), PROGRAMS, quick=True, timeout_s=9)
-        assert all((one.setup_timeout_s, one.timeout_s) == (9, 9) for one in programs)
-        assert all("--quick" in one.arguments and "--seconds" in one.arguments for one in programs)
+        assert all((program.setup_timeout_s, program.timeout_s) == (9, 9) for program in programs)
+        assert all("--quick" in program.arguments and "--seconds" in program.arguments for program in programs)
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,12 +93,12 @@ def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "PyTorch is not installed" in why[1]
 
 
-def test_installed_looks_without_importing() -> None:
+def test_libraries_are_found_without_importing_them() -> None:
     assert plan.installed("json.decoder")
     assert not plan.installed("no_such_module.inside")
 
 
-def test_every_planned_program_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_planned_program_exists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "installed", lambda _: True)
     programs, _ = plan.plan_probes(inventory(), programs_directory(), quick=False, timeout_s=9)
-    assert all(one.program.is_file() for one in programs)
+    assert all(program.program.is_file() for program in programs)

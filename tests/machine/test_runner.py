@@ -1,4 +1,4 @@
-"""Test that programs that hang, crash or print garbage are distinguished and do not affect others."""
+"""Test the status of programs that hang, crash or print garbage, and that they do not affect other programs."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def _running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    # A zombie that nobody has waited for has ended all the same.
+    # A zombie has ended, although nobody has waited for it.
     return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
@@ -220,7 +220,7 @@ TWO_PARTS = """
         ),
     ],
 )
-def test_a_part_that_fails_leaves_those_before_it(tmp_path: Path, end: str, status: str, reason: str) -> None:
+def test_failed_part_keeps_earlier_results(tmp_path: Path, end: str, status: str, reason: str) -> None:
     planned = program(tmp_path, "both", textwrap.dedent(TWO_PARTS) + end, timeout_s=1.5 if "sleep" in end else 120.0)
     heard: list[ProbeStep] = []
     planned = replace(planned, parts=((HOST, "copies"), (MEMORY, "memory")))
@@ -229,19 +229,21 @@ def test_a_part_that_fails_leaves_those_before_it(tmp_path: Path, end: str, stat
     assert [step.probe for step in heard if step.stage == "measuring"] == ["memory"]
     assert memory.status == status
     assert reason in (memory.reason or "")
-    if end != "print('hello')":  # rubbish throws doubt on all of the output
+    if end != "print('hello')":  # invalid output makes all output of the program doubtful
         assert copies.status == "ok"
         assert copies.document is not None
         assert copies.document.phases_s == {"buffers": 0.5}
 
 
-def test_no_gpu_is_no_failure_of_any_part(tmp_path: Path) -> None:
+def test_missing_gpu_is_not_a_failure(tmp_path: Path) -> None:
     text = f"""print('{{"schema": "{HOST}", "unavailable": "CUDA sees no GPU"}}')"""
     planned = replace(program(tmp_path, "both", text), parts=((HOST, "copies"), (MEMORY, "memory")))
-    assert [(one.status, one.reason) for one in run_probes([planned])] == [("unavailable", "CUDA sees no GPU")] * 2
+    assert [(probe.status, probe.reason) for probe in run_probes([planned])] == [
+        ("unavailable", "CUDA sees no GPU")
+    ] * 2
 
 
-def test_programs_that_load_aside_delay_nobody_and_gpus_are_released_early(tmp_path: Path) -> None:
+def test_programs_loading_in_parallel_delay_none_and_release_gpus_early(tmp_path: Path) -> None:
     log = tmp_path / "log"
     holding = f"""
         import json, os, sys
@@ -268,4 +270,4 @@ def test_programs_that_load_aside_delay_nobody_and_gpus_are_released_early(tmp_p
     """
     first = replace(program(tmp_path, "holding", holding), holds_gpus=True)
     second = replace(program(tmp_path, "late", late), loads_aside=True)
-    assert [(one.status, one.reason) for one in run_probes([first, second])] == [("ok", None)] * 2
+    assert [(probe.status, probe.reason) for probe in run_probes([first, second])] == [("ok", None)] * 2

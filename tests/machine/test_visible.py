@@ -30,12 +30,12 @@ GPUS = tuple(
         ("0", (0,)),
         ("2,1", (2, 1)),
         (" 2 , 0 ", (2, 0)),
-        ("0,2,-1,1", (0, 2)),  # the CUDA programming guide's own example
+        ("0,2,-1,1", (0, 2)),  # the example in the CUDA programming guide
         ("0,9,1", (0,)),
         ("GPU-b111-0000", (1,)),
         ("GPU-c", (2,)),
         ("gpu-C111", (2,)),
-        ("GPU-", ()),  # no unambiguous beginning
+        ("GPU-", ()),  # an ambiguous prefix
         ("GPU-zzz,0", ()),
         ("MIG-d222", (3,)),
         ("MIG-GPU-a111-0000/1/0", (0,)),
@@ -45,7 +45,7 @@ GPUS = tuple(
         ("²", ()),
     ],
 )
-def test_entries(value: str | None, indices: tuple[int, ...]) -> None:
+def test_entries_select_gpus_by_cudas_rules(value: str | None, indices: tuple[int, ...]) -> None:
     seen = cuda_visible(value, GPUS)
     assert seen.indices == indices
     assert (seen.note is None) == (value is None or len(indices) == len(value.split(",")))

@@ -1,4 +1,4 @@
-"""Recorded machines: see build.py for where each figure comes from."""
+"""Provide recorded machines; `build.py` names the source of each figure."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ NAMES = tuple(sorted(path.stem for path in HERE.glob("*.json")))
 
 
 def machine(name: str) -> Facts:
-    """The recorded facts of a machine, by the name of its file."""
+    """Return the recorded facts of the machine in this file."""
     return load_facts(HERE / f"{name}.json")

@@ -5,17 +5,16 @@
 Sources, by machine:
 
 - `7gforce`, `7gforce-v2`, `az-2x-m60`, `az-4x-m60`: rossumai/keras-multi-gpu, `hardware.md` and `topology/`:
-  `nvidia-smi topo -m`, CUDA's `bandwidthTest` (32 MiB, pinned) and `p2pBandwidthLatencyTest`. The SM clocks of 7gforce
-  are in its blog post, where TensorFlow's device log calls them `memoryClockRate`: 1.7715 and 1.6830 GHz are no memory
-  clock of a GTX 1070 (that is 4.0 GHz) but its boost clocks, by maker of the board.
+  The SM clocks of 7gforce are in its blog post, where TensorFlow's device log calls them `memoryClockRate`: 1.7715 and
+  1.6830 GHz are no memory clock of a GTX 1070 (that is 4.0 GHz) but its boost clocks, by maker of the board.
 - `dgx-1`, `gcp-8x-v100`: peer access as tf_cnn_benchmarks' `constants.py` has it. No bandwidths.
 - `patrick-4x`: four RTX 2080 Ti; nothing is known of their links, and one all-reduce rate was inferred from a trace.
-- `staging-area-box`: one GTX 980 Ti on x16, a side note of `hardware.md`.
+- `staging-area-box`: one GTX 980 Ti on x16, from a side note of `hardware.md`.
 - `h200x4`: nvbandwidth 0.8 and nvidia-smi on a virtual machine with 4 H200, NVLink full mesh.
 
-Left out: rows that `p2pBandwidthLatencyTest` labels "peer access enabled" for pairs that have none (they are staged
-copies once more), the parallel-forall 16 MB rows (single copies, launch cost inside), and nvbandwidth's host-to-device
-"bidirectional" figures, which report one direction only.
+Not included: rows that `p2pBandwidthLatencyTest` labels "peer access enabled" for pairs without peer access (the data
+is staged there too), the parallel-forall 16 MB rows (single copies, which include launch cost), and nvbandwidth's
+host-to-device "bidirectional" figures, which report one direction only.
 """
 
 from __future__ import annotations
@@ -179,7 +178,7 @@ def peer_only(data: Path, machine: str) -> dict[str, Any]:
 
 
 def nvbandwidth_rows(text: str, title: str) -> list[list[float | None]]:
-    """The matrix below a heading of nvbandwidth's output."""
+    """Parse the matrix below a heading in nvbandwidth's output."""
     block = text.split(title, 1)[1].split("\nSUM", 1)[0].splitlines()[2:]
     return [[None if cell == "N/A" else float(cell) for cell in line.split()[1:]] for line in block if line.strip()]
 
@@ -312,12 +311,12 @@ def h200(directory: Path) -> Facts:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Nulls, empty containers and zero counts, which a missing field decodes to."""
+    """Return True for nulls, empty containers and zero counts, which a missing field decodes to."""
     return value is None or value in ("", [], {}) or (key in DEFAULT_FALSE and not value)
 
 
 def compact(value: Any) -> Any:
-    """The tree without what says nothing."""
+    """Remove the empty values of a tree."""
     if isinstance(value, dict):
         return {key: compact(inner) for key, inner in value.items() if not says_nothing(key, inner)}
     if isinstance(value, list):
@@ -328,7 +327,7 @@ def compact(value: Any) -> Any:
 def write(facts: Facts) -> None:
     facts = msgspec.structs.replace(facts, islands=find_islands([gpu.index for gpu in facts.gpus], facts.links))
     tree = compact(msgspec.to_builtins(facts))
-    # One record per line: readable, and a change of one figure is a change of one line.
+    # Write one record per line, so that a changed figure changes one line.
     text = msgspec.json.encode(tree).decode().replace("},{", "},\n{")
     (HERE / f"{facts.host.name}.json").write_text(text + "\n")
 
@@ -388,7 +387,8 @@ def main(data: Path, h200_directory: Path) -> None:
             gpus=like(4, "GeForce RTX 2080 Ti"),
             links=tuple(Link(a=a, b=b, kind="unknown") for a in range(4) for b in range(a + 1, 4)),
             collectives=(
-                # 174 all-reduces of one step in 516 ms; 0.27 GB/s of bus bandwidth by the nccl-tests convention.
+                # 174 all-reduces of one step take 516 ms, which is 0.27 GB/s of bus bandwidth by the nccl-tests
+                # convention.
                 Collective(
                     operation="all_reduce",
                     strategy="nccl",

@@ -1,4 +1,4 @@
-"""Show an analysis in a notebook or a debugger."""
+"""Test how an analysis is shown in a notebook or a debugger."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def test_repr_without_findings_and_with_many() -> None:
     assert len(many.splitlines()) < 10
 
 
-def test_titles_from_files_cannot_command_the_terminal() -> None:
+def test_titles_from_files_contain_no_terminal_escapes() -> None:
     assert "\x1b" not in repr(builders.hostile())

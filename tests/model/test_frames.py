@@ -1,4 +1,4 @@
-"""Build tables of analyses through the names that `import gpudiag` offers."""
+"""Test the tables of analyses that `import gpudiag` offers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_table_has_the_fields_and_rows_of_the_analysis(analysis: Analysis,
         rows = getattr(analysis, name)
         assert list(getattr(frames, name).columns) == list(type(rows[0]).__struct_fields__)
         assert len(getattr(frames, name)) == len(rows) > 0
-    # Integers stay integers if some are missing, and missing figures are not zero.
+    # Integer columns stay integers if values are missing, and missing figures are not zero.
     assert str(frames.collectives["size_bytes"].dtype) == "Int64"
     assert frames.collectives["probe_busbw_gb_per_s"].isna().all()
 

@@ -1,4 +1,4 @@
-"""Check who can put files into directories that programs are loaded from."""
+"""Test which directories are private, so that programs can be loaded from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def made(directory: Path, mode: int = 0o700) -> Path:
     return directory
 
 
-def test_own_directory_is_private(tmp_path: Path) -> None:
+def test_directory_of_this_user_is_private(tmp_path: Path) -> None:
     assert is_private(made(tmp_path / "a"))
     assert not is_private(made(tmp_path / "b", 0o777))
 

@@ -1,4 +1,4 @@
-"""Descriptors match their .proto files, and several pools exist side by side."""
+"""Test that descriptors match their .proto files, and that several descriptor pools can coexist."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_descriptors_are_up_to_date(schema: str, tmp_path: Path) -> None:
     assert made.read_bytes() == (SCHEMAS / f"{schema}.binpb").read_bytes()
 
 
-def test_a_field_may_stay_undecoded() -> None:
+def test_message_field_may_stay_undecoded() -> None:
     space = message_type("xplane", "XSpace")()
     space.planes.add().lines.add().events.add(metadata_id=7, offset_ps=1000, duration_ps=300)
     data = space.SerializeToString()

@@ -1,4 +1,4 @@
-"""Refuse figures in JSON files that are no time, size or count, in one line."""
+"""Test that JSON files with invalid times, sizes or counts are refused in one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MAY_BE_ANYTHING = {"evidence"}
 
 
 def figures(node: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of numbers."""
+    """Yield the paths of all numbers in a tree."""
     inner = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
     for key, value in inner:
         if key not in MAY_BE_ANYTHING:

@@ -1,4 +1,4 @@
-"""Write files of a run directory whole or not at all, and read them without trust."""
+"""Test that files of a run directory are written atomically, and read as untrusted data."""
 
 from __future__ import annotations
 

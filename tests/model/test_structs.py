@@ -1,4 +1,4 @@
-"""The stand-in for msgspec writes what msgspec reads, and reads what msgspec writes."""
+"""Test that the replacement for msgspec and msgspec itself read each other's output."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Describe published systems for the predictor: their models' tensors, and the strategy of each row.
 
-Everything else is the predictor that ships: `predict` with the strategies of
-`gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
+Everything else is the released predictor: `predict` with the strategies of `gpudiag/training/strategies/tensorflow1.py`
+on facts of the machine, and the verdict of `recommend --predict-only`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _convolutions(*shapes: tuple[int, int, int]) -> list[int]:
 
 
 _VGG = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
-#: Bytes of each variable in the order of forward. Where only the total is known, variables of equal size: one per
+#: Bytes of each variable in the order of forward. If only the total is known, variables have equal sizes: one per
 #: convolution and two per batch norm.
 TENSORS: dict[str, list[int]] = {
     "alexnet": _convolutions((11, 3, 64), (5, 64, 192), (3, 192, 384), (3, 384, 384), (3, 384, 256))
@@ -99,7 +99,7 @@ class Run:
         if self.strategy in {"independent", "horovod"}:
             name = self.strategy
         elif self.strategy == "replicated":
-            # Of tf_cnn_benchmarks there are both; the others' replicas are NCCL's.
+            # tf_cnn_benchmarks has replicas with and without NCCL; the replicas of other systems use NCCL.
             name = "replicated" if self.nccl.lower() != "true" and "rossum" in self.system else "replicated-nccl"
         elif "slice" in self.strategy or self.strategy == "multi_gpu_model":
             name = "sliced-cpu" if on_host else "sliced-gpu"
@@ -131,7 +131,7 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def run_of(row: dict[str, str], label: str | None = None) -> Run:
-    """A row of the targets, or one of the labels of a row of the winners: `strategy/placement/nccl=...`."""
+    """Return a row of the targets, or one of the labels of a row of the winners: `strategy/placement/nccl=...`."""
     if label is None:
         strategy, placement, nccl = row["strategy"], row["variable_placement"], row["nccl"]
     else:
@@ -157,7 +157,8 @@ _KEYS = ("system", "machine", "gpus", "gpu_ids", "model", "batch_per_gpu", "data
 
 @cache
 def _compute() -> dict[tuple[str, ...], float]:
-    """Step without exchange of each setting: `independent` where it was run on the same GPUs, else the ideal step."""
+    """Return the step without communication of each setting. `independent` if it was run on the same GPUs, else the
+    ideal step."""
     found: dict[tuple[str, ...], float] = {}
     table = rows("cost_model_targets.csv")
     for row in table:
@@ -173,22 +174,23 @@ def compute_ms(row: dict[str, str]) -> float:
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known
-    # No such run: what the winner takes is little more.
+    # Without such a run, take slightly less than the winner's step.
     return 0.95e3 * float(row["gpus"]) * float(row["batch_per_gpu"]) / float(row["winner_ips"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One group's verdict beside the truth.
+    """The verdict on one group, and the truth.
 
     Attributes:
         row: as published.
-        alike: all its runs are of one strategy: repetitions, whose difference is noise.
+        alike: whether all its runs use one strategy, so that they differ only by noise.
         truth: the strategy that won, or `tie`.
-        as_fast: strategies that cannot be told from the fastest as measured.
+        as_fast: strategies that measurements cannot distinguish from the fastest.
         said: the strategy that `recommend` names, or `tie`.
         margin_percent: by how much the predicted best leads the next.
-        regret_percent: by how much the named strategy is slower than the fastest as measured; of a tie the plainest.
+        regret_percent: by how much the named strategy is slower than the fastest as measured; for a tie, the preferred
+            strategy.
     """
 
     row: dict[str, str]
@@ -201,17 +203,18 @@ class Group:
 
     @property
     def strict(self) -> bool:
-        """The same verdict: the winner's name, or a tie where it is one."""
+        """Return True if the verdict is the same: the winner's name, or a tie."""
         return self.said == self.truth
 
     @property
     def right(self) -> bool:
-        """The same verdict, or a strategy named that cannot be told from the fastest."""
+        """Return True if the verdict is the same, or names a strategy that cannot be distinguished from the fastest."""
         return self.strict or self.said in self.as_fast
 
 
 def groups() -> list[Group]:
-    """All groups. A tie is a lead of less than 2 % or 2 standard deviations, or one among runs of the same strategy."""
+    """Return all groups. A tie is a lead of less than 2 % or 2 standard deviations, or a lead among runs of the same
+    strategy."""
     found = []
     for row in rows("strategy_winners.csv"):
         rates = {
@@ -251,7 +254,7 @@ def groups() -> list[Group]:
 
 
 def targets() -> list[tuple[dict[str, str], float, float]]:
-    """Rows of the targets on machines whose links are known, with predicted and measured step in ms."""
+    """Return the rows of the targets on machines with known links, with predicted and measured step in ms."""
     found = []
     for row in rows("cost_model_targets.csv"):
         known = row["machine"] in MACHINES and row["model"].removesuffix("_keras") in TENSORS

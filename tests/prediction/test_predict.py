@@ -1,4 +1,4 @@
-"""Test predictions on recorded machines: laws for any model, and the physics of these machines."""
+"""Test predictions on recorded machines: laws for any model, and limits of these machines."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from gpudiag.training.strategies.registry import strategies
 from tests.machines import machine
 
 COMPUTE = Compute(forward_ms=6.0, backward_ms=12.0, update_ms=1.5, step_ms=19.5)
-#: Sizes of VGG-16's kind: nearly all bytes in three tensors that are ready first.
+#: Gradients like VGG-16's: almost all bytes are in three tensors that are ready first.
 LARGE = Gradients(
     sizes=(16_384_000, 67_108_864, 411_041_792, *[4_000_000] * 13), compute=COMPUTE, batch_size=64, input_bytes=1 << 20
 )
-#: Those that come into question at all.
+#: All strategies that gpudiag may recommend.
 EVERY = tuple(Candidate(strategy=name) for name, strategy in strategies().items() if strategy.candidates(None))
 MACHINES = ("h200x4", "7gforce", "7gforce-v2", "az-2x-m60", "az-4x-m60", "dgx-1", "patrick-4x")
 
@@ -31,7 +31,7 @@ def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
 
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("p2p", [True, False])
-def test_no_strategy_beats_no_communication(name: str, p2p: bool) -> None:
+def test_no_communication_is_the_fastest_prediction(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
         found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
@@ -54,7 +54,7 @@ def test_twice_the_bytes_never_cost_less(name: str, strategy: str) -> None:
     assert twice.exposed_ms >= once.exposed_ms
 
 
-def test_without_peer_access_the_host_wins_over_the_ring() -> None:
+def test_sums_through_the_host_beat_the_ring_without_peer_access() -> None:
     candidates = [*EVERY, Candidate(strategy="cpu-reduce", compress="bf16")]
     near, far = (_by_name(predict(machine("h200x4"), LARGE, candidates, 4, p2p=p2p)) for p2p in (True, False))
     assert near["nccl"].exposed_ms < near["cpu-reduce"].exposed_ms
@@ -63,7 +63,7 @@ def test_without_peer_access_the_host_wins_over_the_ring() -> None:
     assert "no peer access" in far["nccl"].reason
 
 
-def test_an_unknown_strategy_and_one_that_cannot_run_come_last() -> None:
+def test_unknown_and_impossible_strategies_come_last() -> None:
     found = predict(
         machine("h200x4"), LARGE, [Candidate(strategy="smoke-signals"), *EVERY], 4, cannot={"fsdp": "it is Sunday"}
     )
@@ -71,7 +71,7 @@ def test_an_unknown_strategy_and_one_that_cannot_run_come_last() -> None:
     assert {one.cannot for one in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
 
 
-def test_finalists_are_the_preferred_then_the_best_and_those_near() -> None:
+def test_finalists_are_the_preferred_the_best_and_those_within_the_error() -> None:
     found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
     chosen = finalists_of(found, 2)
     assert chosen[0] == Candidate(strategy="nccl")
@@ -80,7 +80,7 @@ def test_finalists_are_the_preferred_then_the_best_and_those_near() -> None:
     assert all(candidate.strategy != "independent" for candidate in chosen)
 
 
-def test_what_was_not_measured_is_said() -> None:
+def test_prediction_names_missing_measurements() -> None:
     (found,) = predict(machine("dgx-1"), LARGE, [Candidate(strategy="ps-cpu")], 8)
     assert "host link" in found.assumed
 
@@ -91,7 +91,7 @@ def _one(candidate: Candidate, model: Gradients) -> Prediction:
 
 
 def test_host_bound_device_hides_communication() -> None:
-    """The same work on the device, in steps that last longer as the host launches slowly."""
+    """The device's work is the same, but steps are longer because the host launches slowly."""
     bound, slow, idle = (
         Gradients(
             sizes=(30_000_000, 60_000_000),
@@ -107,7 +107,7 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """The same bytes: spread over a backward that hides them, or all in front of it, where nothing computes yet."""
+    """The same bytes are either spread over a backward that hides them, or all before it, where nothing is computed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
@@ -129,20 +129,20 @@ def test_fsdp_cost_includes_hooks_of_many_small_units() -> None:
 @given(
     st.lists(st.tuples(*(st.floats(0.0, 50.0) for _ in range(3))), min_size=1, max_size=12),
 )
-def test_stalls_are_within_bounds(parts: list[tuple[float, float, float]]) -> None:
+def test_stalls_stay_within_bounds(parts: list[tuple[float, float, float]]) -> None:
     gathers, work, scatters = (list(column) for column in zip(*parts, strict=True))
     stalled = _stalls(gathers, work, scatters)
     assert gathers[0] - 1e-6 <= stalled <= sum(gathers) + sum(scatters) + 1e-6
 
 
 def test_nearly_equal_sizes_give_no_slope() -> None:
-    """28.3157 MB in 1532.6 us and 28.3208 MB in 1532.4 us, as measured: 411 MB take their share, not half of it."""
+    """1532.6 us for 28.3157 MB and 1532.4 us for 28.3208 MB were measured; 411 MB must take a proportional time."""
     curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
 
 
-def test_one_measured_point_is_a_bandwidth_and_a_known_latency() -> None:
-    """4 GPUs, 92.9 MB in 516 ms, as measured: five buckets of it take what it takes, and half the bytes half of it."""
+def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
+    """On 4 GPUs 92.9 MB took 516 ms: five buckets of that total take as long, and half the bytes take half of it."""
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
     nccl, rounded = (
@@ -154,14 +154,14 @@ def test_one_measured_point_is_a_bandwidth_and_a_known_latency() -> None:
     assert found[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
 
 
-def test_a_measured_small_one_is_the_latency() -> None:
+def test_time_of_a_small_size_is_the_latency() -> None:
     curve = Curve({1024: 0.2, 1 << 20: 0.4}, 4, empty_ms=0.05)
     assert curve.time_ms(8) == 0.2
     assert Curve({1 << 20: 0.4}, 4, empty_ms=0.05).time_ms(1 << 19) == pytest.approx(0.225)
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """DGX-1: every GPU has four neighbours of seven. Rings of neighbours are what NCCL uses there."""
+    """On a DGX-1 every GPU has direct links to four of the other seven. NCCL uses rings of neighbours there."""
     for devices in (4, 8):
         found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in found["nccl"].reason
@@ -170,7 +170,7 @@ def test_nvlink_ring_suffices_for_peer_access() -> None:
 
 
 def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:
-    """Links through the host carry one way at a time: twice over each link costs what an all-reduce costs there."""
+    """Links through the host carry one direction at a time, so two transfers per link take as long as an all-reduce."""
     model = Gradients(sizes=(50_000_000,) * 8)
     nccl, spread = (
         predict(machine("7gforce"), model, [Candidate(strategy=name)], 2, p2p=False)[0] for name in ("nccl", "ps-gpu")

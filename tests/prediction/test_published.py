@@ -18,13 +18,13 @@ def groups() -> list[published.Group]:
 
 @pytest.mark.long
 def test_most_winners_are_predicted(groups: list[published.Group]) -> None:
-    """docs/predictions.md has every miss with its reason."""
+    """docs/predictions.md lists every miss with its reason."""
     assert len(groups) == 69
     assert sum(group.right for group in groups) >= 0.8 * len(groups)
 
 
 def test_different_strategies_are_distinguished(groups: list[published.Group]) -> None:
-    """The 24 groups in which one strategy was run several times are no question to a predictor."""
+    """24 groups ran one strategy several times, so they are not counted."""
     apart = [group for group in groups if not group.alike]
     assert len(apart) == 45
     assert sum(group.right for group in apart) >= 0.85 * len(apart)
@@ -41,19 +41,21 @@ def test_different_strategies_are_distinguished(groups: list[published.Group]) -
         (("7gforce", "inception3", "4", ""), "parameter-server-cpu"),
     ],
 )
-def test_slow_links_and_hubs_decide(groups: list[published.Group], setting: tuple[str, ...], winner: str) -> None:
+def test_winner_on_slow_links_and_hubs_is_predicted(
+    groups: list[published.Group], setting: tuple[str, ...], winner: str
+) -> None:
     keys = ("machine", "model", "gpus", "gpu_ids")
     assert next(group.said for group in groups if tuple(group.row[key] for key in keys) == setting) == winner
 
 
 def test_a_tie_is_reported(groups: list[published.Group]) -> None:
-    """Two GPUs behind 5 GB/s and a step of 670 ms: the best two measured 0.1 standard deviations apart."""
+    """Two GPUs have links of 5 GB/s; the best two measured steps of 670 ms are 0.1 standard deviations apart."""
     (found,) = [g for g in groups if (g.row["machine"], g.row["model"]) == ("az-2x-m60", "inception3")]
     assert found.said == found.truth == "tie"
 
 
 @pytest.mark.long
-def test_step_times_are_near() -> None:
+def test_predicted_step_times_are_near_published_ones() -> None:
     errors = [abs(predicted / measured - 1) for _, predicted, measured in published.targets()]
     assert len(errors) > 150
     assert statistics.median(errors) < 0.08
@@ -66,14 +68,14 @@ def _alexnet(gpus: str, strategy: str) -> float:
     return published.predicted(one, 372.0, [Candidate(strategy=strategy, framework=FRAMEWORK)])[0].exposed_ms
 
 
-def test_the_ring_prefers_the_switch_to_crossing_it() -> None:
-    """NCCL between GPUs of one switch against two switches: half of the two-way bandwidth, 0.82 and 0.66 GB/s."""
+def test_ring_within_a_switch_is_faster_than_across_switches() -> None:
+    """NCCL across two switches has half of the two-way bandwidth of one switch: 0.82 and 0.66 GB/s."""
     assert _alexnet("0,1", "replicated-nccl") == pytest.approx(302, rel=0.02)
     assert _alexnet("0,5", "replicated-nccl") == pytest.approx(375, rel=0.02)
 
 
-def test_replicas_are_summed_through_the_host_and_horovod_hides_behind_backward() -> None:
-    """Published: 484 ms for replicas without NCCL on this pair, 453 for parameters on the CPU."""
+def test_host_replicas_are_summed_and_horovod_overlaps_backward() -> None:
+    """The published steps are 484 ms for replicas without NCCL on this pair, and 453 ms for parameters on the CPU."""
     assert _alexnet("0,1", "replicated") == pytest.approx(484, rel=0.15)
     assert _alexnet("0,1", "parameter-server-cpu") == pytest.approx(453, rel=0.15)
     assert 0 < _alexnet("0,1", "horovod") < _alexnet("0,1", "replicated-nccl")

@@ -1,4 +1,4 @@
-"""Judge recorded measurements of every strategy on 2 H200s with today's predictions (`recorded/SOURCE.md`)."""
+"""Compare recorded measurements of every strategy on 2 H200 with current predictions (`recorded/SOURCE.md`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudiag.training.strategies.predict import finalists_of, predict
 
 HERE = Path(__file__).parent / "recorded"
 WORKLOADS = ("vgg16", "resnet50", "gpt", "mlp")
-#: A mean that is known no better says nothing about a prediction.
+#: A mean with a larger relative error cannot judge a prediction.
 _KNOWN = 0.15
 
 
@@ -31,7 +31,7 @@ def _again(access: str, workload: str) -> StrategyBenchmark:
     predictions = predict(
         facts,
         recorded.gradients,
-        [one.candidate for one in recorded.predictions],
+        [prediction.candidate for prediction in recorded.predictions],
         recorded.devices,
         p2p=recorded.p2p,
         curves=curves_of(recorded.transports),
@@ -43,7 +43,7 @@ def _ratios() -> Iterator[tuple[str, float]]:
     for access in ("on", "off"):
         for workload in WORKLOADS:
             benchmark = _again(access, workload)
-            predicted = {one.candidate.label: one.step_ms or 0.0 for one in benchmark.predictions}
+            predicted = {prediction.candidate.label: prediction.step_ms or 0.0 for prediction in benchmark.predictions}
             for turn in benchmark.turns:
                 label = turn.candidate.label
                 if label != INDEPENDENT and len(turn.round_ms) > 1:
@@ -57,12 +57,12 @@ def _ratios() -> Iterator[tuple[str, float]]:
 def test_regret_is_at_most_2_percent(access: str, workload: str) -> None:
     benchmark = _again(access, workload)
     turns = {turn.candidate.label: turn.round_ms for turn in benchmark.turns if turn.round_ms}
-    finalists = {one.label for one in finalists_of(benchmark.predictions, 3)} | {INDEPENDENT}
+    finalists = {finalist.label for finalist in finalists_of(benchmark.predictions, 3)} | {INDEPENDENT}
     few = tuple(turn for turn in benchmark.turns if turn.candidate.label in finalists)
     chosen = judge(msgspec.structs.replace(benchmark, turns=few)).recommended
     fastest = min((label for label in turns if label != INDEPENDENT), key=lambda label: statistics.fmean(turns[label]))
     beside = mean_of([mine / other for mine, other in zip(turns[chosen], turns[fastest], strict=False)])
-    # Where the rounds tell of no difference there is none to regret (mlp with peer access: 8 ± 33 %).
+    # If the rounds show no difference, there is no regret (mlp with peer access: 8 ± 33 %).
     assert beside.value <= 1.02 or beside.low <= 1.0
 
 
@@ -74,8 +74,9 @@ def test_most_steps_are_predicted_within_15_percent() -> None:
     assert all(0.5 < ratio < 1.5 for ratio in ratios.values())
 
 
-def test_unmeasured_strategy_is_no_loser() -> None:
-    """ResNet-50 without peer access: two of ten strategies had turns, and NCCL is predicted within 3 % of them."""
+def test_unmeasured_strategy_is_not_ranked_as_slower() -> None:
+    """For ResNet-50 without peer access two of ten strategies were measured, and NCCL is predicted within 3 % of
+    them."""
     found = judge(_again("off", "resnet50"))
     assert found.verdict == "tie"
     assert {"nccl", found.recommended} <= set(found.tied)

@@ -26,8 +26,8 @@ def test_different_links_work_in_parallel() -> None:
     assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
 
 
-def test_exposed_time_after_backward() -> None:
-    """Two buckets of 5 ms, ready at 4 and 10 of 10 ms: 5 ms are left; of 8 ms each: 10."""
+def test_exposed_time_is_what_ends_after_backward() -> None:
+    """Two buckets are ready at 4 and 10 of 10 ms: if each takes 5 ms, 5 ms are exposed; if each takes 8 ms, 10 ms."""
     ready = ready_at([2, 3], 10.0)
     assert ready == [4.0, 10.0]
     for takes, exposed in ((5.0, 5.0), (8.0, 10.0)):
@@ -57,11 +57,12 @@ def test_curve_interpolates_extrapolates_and_scales_with_ranks() -> None:
     assert curve.time_ms(50_500_000) == pytest.approx(0.525)
     assert curve.time_ms(200_000_000) == pytest.approx(2.03, rel=0.01)
     assert curve.time_ms(100_000_000, 1) == 0.0
-    # Of two ranks 1 of 1 passes each link, of four 1.5: the rest beyond the latency shrinks by that, the latency by 3.
+    # With two ranks the buffer passes each link once, and with four 1.5 times. Transfer time is divided by 1.5 and
+    # latency by 3.
     assert curve.time_ms(100_000_000, 2) == pytest.approx(0.02 / 3 + 1.0 / 1.5)
 
 
 @given(st.integers(1, 1 << 32), st.integers(2, 16))
-def test_more_bytes_never_take_less(size: int, ranks: int) -> None:
+def test_more_bytes_never_take_less_time(size: int, ranks: int) -> None:
     curve = Curve({1 << 10: 0.02, 1 << 20: 0.04, 1 << 28: 2.0}, 4)
     assert 0 < curve.time_ms(size, ranks) <= curve.time_ms(2 * size, ranks)

@@ -1,7 +1,7 @@
 """Run the probe programs on this machine's memory and processes, and on a fake CUDA driver.
 
-The fake driver (fake_cuda/) has real memory and copies real bytes, so what is tested is everything but time: which
-paths are measured, that data is verified, and that one failure loses nothing else.
+The fake driver (fake_cuda/) has real memory and copies real bytes. The tests cover everything except time: which paths
+are measured, that data is verified, and that one failure loses no other results.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def faked(name: str, *arguments: str, path: str = "", **options: Any) -> Any:
 
 
 class TestHostMemory:
-    def test_every_node_is_measured_and_verified(self) -> None:
+    def test_every_numa_node_is_measured_and_verified(self) -> None:
         found = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
         assert isinstance(found, HostMemoryResult)
         assert found.errors == ()
@@ -70,8 +70,8 @@ class TestGloo:
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
         assert isinstance(found, CollectivesResult)
         assert found.errors == ()
-        assert {one.bytes for one in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
-        assert all(one.wrong_values == 0 and one.time_us > 0 for one in found.collectives)
+        assert {collective.bytes for collective in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
+        assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in found.collectives)
 
     def test_without_gpus_host_staged_fails_alone(self) -> None:
         if shutil.which("nvidia-smi"):
@@ -79,7 +79,7 @@ class TestGloo:
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
         assert isinstance(found, CollectivesResult)
         assert [error.what for error in found.errors] == ["host-staged all-reduce"]
-        assert {one.strategy for one in found.collectives} == {"gloo"}
+        assert {collective.strategy for collective in found.collectives} == {"gloo"}
 
 
 def test_dead_rank_is_an_error(tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ def test_dead_rank_is_an_error(tmp_path: Path) -> None:
 
 
 class TestCopiesOnAFakeDriver:
-    def test_host_paths(self) -> None:
+    def test_host_paths_are_measured(self) -> None:
         found = faked("copy_host.py")
         assert isinstance(found, HostCopies)
         assert found.errors == ()
-        paths = {(one.memory, one.path, one.direction, one.gpus) for one in found.bandwidth}
+        paths = {(rate.memory, rate.path, rate.direction, rate.gpus) for rate in found.bandwidth}
         for memory in ("pinned", "pageable"):
             assert (memory, "host_to_device", "one_way", (0,)) in paths
             assert (memory, "device_to_host", "one_way", (1,)) in paths
@@ -102,19 +102,19 @@ class TestCopiesOnAFakeDriver:
             assert (memory, "host_to_device", "both_ways", (0, 0, 1, 1)) in paths
             assert (memory, "device_to_host", "one_way", (0, 1)) in paths
         assert ("device", "device_to_device", "one_way", (0,)) in paths
-        assert {one.wrong_words for one in found.bandwidth} == {0}
-        assert {(one.kind, one.src, one.dst) for one in found.latency} == {
+        assert {rate.wrong_words for rate in found.bandwidth} == {0}
+        assert {(measured.kind, measured.src, measured.dst) for measured in found.latency} == {
             ("small_copy", "host", "gpu"),
             ("small_copy", "gpu", "host"),
             ("dependent_load", "gpu", "host"),
             ("dependent_load", "gpu", "gpu"),
         }
 
-    def test_peer_paths_off_and_on(self) -> None:
+    def test_peer_paths_are_measured_with_peer_access_off_and_on(self) -> None:
         found = faked("copy_peer.py")
         assert isinstance(found, PeerCopies)
         assert found.errors == ()
-        paths = [(one.src, one.dst, one.direction, one.initiator, one.peer_access) for one in found.bandwidth]
+        paths = [(rate.src, rate.dst, rate.direction, rate.initiator, rate.peer_access) for rate in found.bandwidth]
         one_way = {(a, b, "one_way", who, True) for a, b in ((0, 1), (1, 0)) for who in ("src", "dst")}
         assert set(paths) >= one_way | {(0, 1, "both_ways", "dst", True), (0, 1, "one_way", "src", False)}
         access = [path[-1] for path in paths]
@@ -122,23 +122,23 @@ class TestCopiesOnAFakeDriver:
 
     def test_without_peer_access_only_staged_copies_are_measured(self) -> None:
         found = faked("copy_peer.py", "--quick", peer=False)
-        assert {one.peer_access for one in found.bandwidth} == {False}
+        assert {rate.peer_access for rate in found.bandwidth} == {False}
         assert "no peer access" in found.skipped[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
     def test_damaged_data_is_detected(self, program: str) -> None:
         found = faked(program, "--quick", corrupt=True)
         assert found.bandwidth
-        assert all(one.wrong_words > 0 for one in found.bandwidth)
+        assert all(rate.wrong_words > 0 for rate in found.bandwidth)
 
     def test_one_broken_path_loses_no_other(self) -> None:
         found = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
-        assert {one.path for one in found.bandwidth} == {"host_to_device", "device_to_device"}
-        assert {one.direction for one in found.bandwidth} == {"one_way"}
+        assert {rate.path for rate in found.bandwidth} == {"host_to_device", "device_to_device"}
+        assert {rate.direction for rate in found.bandwidth} == {"one_way"}
         assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in found.errors)
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
-    def test_no_memory_is_an_error_and_no_crash(self, program: str) -> None:
+    def test_missing_memory_is_an_error(self, program: str) -> None:
         found = faked(program, fail="cuMemGetInfo")
         assert found.errors
         assert "cuMemGetInfo" in found.errors[0].why
@@ -153,8 +153,8 @@ class TestCopiesOnAFakeDriver:
 
     def test_rejected_kernels_leave_bandwidths_unverified(self) -> None:
         found = faked("copy_peer.py", "--quick", kernels=False)
-        assert {one.wrong_words for one in found.bandwidth} == {None}
-        assert any("cannot load this probe's kernels" in one.why for one in found.skipped)
+        assert {rate.wrong_words for rate in found.bandwidth} == {None}
+        assert any("cannot load this probe's kernels" in probe.why for probe in found.skipped)
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
@@ -175,8 +175,8 @@ class TestSeveralPartsInOneProcess:
         host, peer = faked_session("--quick", "--parts", "peer,host")
         assert isinstance(host, HostCopies)
         assert isinstance(peer, PeerCopies)
-        assert {one.wrong_words for one in host.bandwidth} == {one.wrong_words for one in peer.bandwidth} == {0}
-        assert [one.peer_access for one in peer.bandwidth] == [False, True, True]
+        assert {rate.wrong_words for rate in host.bandwidth} == {rate.wrong_words for rate in peer.bandwidth} == {0}
+        assert [rate.peer_access for rate in peer.bandwidth] == [False, True, True]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
 
     def test_failed_part_does_not_affect_the_others(self) -> None:
@@ -216,36 +216,39 @@ class TestNcclOnAFakeLibrary:
         assert isinstance(found, CollectivesResult)
         assert found.errors == ()
         assert found.versions["nccl"] == "2.27.7"
-        assert {(one.strategy, one.bytes) for one in found.collectives} >= {("nccl", 1 << 20), ("nccl-ring", 1 << 20)}
-        assert {one.wrong_values for one in found.collectives} == {0}
+        assert {(collective.strategy, collective.bytes) for collective in found.collectives} >= {
+            ("nccl", 1 << 20),
+            ("nccl-ring", 1 << 20),
+        }
+        assert {collective.wrong_values for collective in found.collectives} == {0}
 
     def test_small_messages_are_measured_launched_and_queued(self, library: str) -> None:
         found = faked("allreduce_nccl.py", "--quick", path=library)
-        launched = {one.bytes for one in found.collectives if one.strategy == "nccl"}
-        queued = {one.bytes for one in found.collectives if one.strategy == "nccl-queued"}
+        launched = {collective.bytes for collective in found.collectives if collective.strategy == "nccl"}
+        queued = {collective.bytes for collective in found.collectives if collective.strategy == "nccl-queued"}
         assert queued == {size for size in launched if size <= 1 << 20}
-        assert all(one.time_us > 0 for one in found.collectives)
+        assert all(collective.time_us > 0 for collective in found.collectives)
 
     def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
         documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
         assert [type(document) for document in documents] == [HostCopies, PeerCopies, CollectivesResult]
         assert isinstance(documents[-1], CollectivesResult)
-        assert {one.wrong_values for one in documents[-1].collectives} == {0}
+        assert {collective.wrong_values for collective in documents[-1].collectives} == {0}
         assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
 
-    def test_no_memory_is_an_error_and_no_crash(self, library: str) -> None:
+    def test_missing_memory_is_an_error(self, library: str) -> None:
         found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
         assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
 
     def test_wrong_sum_is_detected(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL", "wrong")
         found = faked("allreduce_nccl.py", "--quick", path=library)
-        assert all(one.wrong_values > 0 for one in found.collectives)
+        assert all(collective.wrong_values > 0 for collective in found.collectives)
 
     def test_failed_strategy_does_not_affect_the_others(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
-        assert {one.strategy for one in found.collectives} == {"nccl", "nccl-queued"}
+        assert {collective.strategy for collective in found.collectives} == {"nccl", "nccl-queued"}
         assert "ncclCommInitAll: fake failure" in found.errors[0].why
 
 
@@ -264,14 +267,14 @@ def test_without_cuda_bindings_the_reason_is_given(tmp_path: Path) -> None:
     assert "cuda-bindings is not installed" in found.unavailable
 
 
-def test_the_compiled_kernels_are_those_of_the_source() -> None:
+def test_compiled_kernels_match_their_source() -> None:
     digest = hashlib.sha256((PROBES / "kernels.cu").read_bytes()).hexdigest()
     compiled = (PROBES / "kernels.ptx").read_text()
     assert digest in compiled.splitlines()[0], "run benchmarks/compile_kernels.py"
 
 
 def test_host_and_device_agree_on_the_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first words of splitmix64 with seed 0, as its author's program prints them (https://prng.di.unimi.it/).
+    # The first values of splitmix64 with seed 0, as its author's program prints them (https://prng.di.unimi.it/).
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_pattern")
 
@@ -289,7 +292,7 @@ def test_rates_count_only_while_all_flows_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_stopwatch")
 
-    # One flow takes 1 s a copy, the other 2 s for the first and 1 s for the second, alone by then.
+    # One flow takes 1 s per copy. The other takes 2 s for its first copy, and 1 s for the second, which runs alone.
     assert shared.rates_while_all_run([[0, 1, 2], [0, 2, 3]], 10) == [10.0, 5.0]
     rows = iter([[100.0], [10.0], [10.0], [10.0], [10.0], [99.0]])
     settled = shared.repeat_until_settled(lambda: next(rows), least=4, most=9)

@@ -1,4 +1,4 @@
-"""An analysis with every optional field: parts, location, alternative, order of fixes, explained buckets."""
+"""Make an analysis with every optional field: parts, location, alternative, order of fixes, explained buckets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consoles that write to a string as a pipe or a terminal of a given width would."""
+"""Make consoles that write to a string as to a pipe or a terminal of a given width."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Colour = Literal["standard", "256", "truecolor"]
 
 
 class _Encoded(io.StringIO):
-    """String stream with an encoding."""
+    """A string stream with an encoding."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Encoded(io.StringIO):
 
 
 def console(width: int, *, colour: Colour | None = None, encoding: str = "utf-8") -> Console:
-    """Return a console as `report_console` makes it, on a string."""
+    """Return a console like that of `report_console`, which writes to a string."""
     return ReportConsole(
         file=_Encoded(encoding),
         width=width,

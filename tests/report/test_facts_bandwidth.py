@@ -93,5 +93,5 @@ def test_text_from_files_has_no_effect() -> None:
     assert "[bold]<script>" in text
 
 
-def test_facts_without_measurements_say_so() -> None:
+def test_missing_measurements_are_reported() -> None:
     assert "nothing was measured" in drawn(Facts(host=Host(name="laptop")), 80)

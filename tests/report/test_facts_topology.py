@@ -40,12 +40,12 @@ def no_gpu() -> Facts:
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 @pytest.mark.parametrize("name", ["h200x4", "7gforce-v2"])
-def test_recorded_machines(name: str, width: int, golden: Callable[[str, str], None]) -> None:
+def test_topology_reports_of_recorded_machines(name: str, width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"topology-{name}-{width}.txt", drawn(machine(name), width))
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_without_a_gpu(width: int, golden: Callable[[str, str], None]) -> None:
+def test_topology_report_without_a_gpu(width: int, golden: Callable[[str, str], None]) -> None:
     golden(f"topology-no-gpu-{width}.txt", drawn(no_gpu(), width))
 
 
@@ -89,7 +89,7 @@ def test_text_from_files_has_no_effect() -> None:
         assert "[bold]" in text
 
 
-def test_a_terminal_without_unicode_boxes() -> None:
+def test_terminal_without_unicode_gets_ascii_boxes() -> None:
     text = drawn(machine("dgx-1"), 100, encoding="ascii")
     assert "+-- GPU 0" in text or "`-- GPU 3" in text
 

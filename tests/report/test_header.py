@@ -1,4 +1,4 @@
-"""The first lines of a report: job, devices, step time."""
+"""Test the first lines of a report: job, devices, step time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headline: the hardware cause if the machine explains the cost of communication."""
+"""Test the headline: it names the hardware cause if the machine explains the cost of communication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile names from traces and records have no effect in terminal, page, table, spreadsheet or viewer."""
+"""Test that hostile names in traces and records have no effect in terminal, page, table, spreadsheet or viewer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PAYLOADS = (
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run whose kernels, operators, modules, device names and record are payloads."""
+    """Make a run whose kernels, operators, modules, device names and record contain payloads."""
     directory = tmp_path_factory.mktemp("hostile")
     (directory / "traces").mkdir()
     for path in (TRACES / "clean").glob("*.gz"):
@@ -120,7 +120,7 @@ def test_csv_cells_are_no_formulas(how: str, hostile: Path, tmp_path: Path) -> N
     for row in csv.reader(io.StringIO(path.read_text())):
         for cell in row:
             if cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-                float(cell)  # a negative figure
+                float(cell)  # negative figures may start with a minus
 
 
 @pytest.mark.parametrize("form", ["chrome", "perfetto"])

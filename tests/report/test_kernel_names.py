@@ -42,7 +42,7 @@ REAL = [
 
 
 @pytest.mark.parametrize(("name", "label"), REAL)
-def test_real_names(name: str, label: str) -> None:
+def test_real_kernel_names_are_shortened(name: str, label: str) -> None:
     assert kernel_label(name, 80) == label
 
 

@@ -1,4 +1,4 @@
-"""Selection of the modules to show; their times add up to those of all modules."""
+"""Test which modules are shown, and that their times sum to those of all modules."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_paths_of_several_models_begin_with_the_root() -> None:
 
 Nested: TypeAlias = "tuple[float, float, list[Nested]]"
 
-#: Self times of forward and backward, and the children.
+#: Self times in forward and backward, and the nested modules.
 NESTED: st.SearchStrategy[Nested] = st.recursive(
     st.tuples(st.floats(0, 9), st.floats(0, 9), st.just([])),
     lambda inner: st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(inner, max_size=3)),
@@ -100,7 +100,7 @@ NESTED: st.SearchStrategy[Nested] = st.recursive(
 
 
 @given(nested=NESTED, most=st.integers(1, 12), devices=st.integers(1, 3))
-def test_rows_and_rest_add_up_to_all_modules(nested: Nested, most: int, devices: int) -> None:
+def test_rows_and_rest_sum_to_all_modules(nested: Nested, most: int, devices: int) -> None:
     times: list[ModuleTime] = []
     total = add(times, nested, "")
     spread = tuple(

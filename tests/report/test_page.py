@@ -1,4 +1,4 @@
-"""The HTML page: one file that loads nothing and executes nothing of what it shows."""
+"""Test the HTML page: it is one file that loads nothing and executes nothing of its content."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 class Page(HTMLParser):
-    """Collects what a page would load or run."""
+    """Collect what a page would load or run."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def test_markdown_and_csv_are_escaped() -> None:
     assert len(run_text.to_csv(analysis).splitlines()) == 1 + len(analysis.devices)
 
 
-def test_nothing_to_show_is_an_error() -> None:
+def test_page_without_content_is_an_error() -> None:
     with pytest.raises(UsageError):
         report()
 
@@ -240,7 +240,7 @@ def test_browser_draws_the_timeline(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to draw with")
 @pytest.mark.processes
 def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> None:
-    """The longest wait is for rank 2; step 4 is decompressed when it is selected."""
+    """The longest wait is for rank 2; step 4 is decompressed only when it is selected."""
     analysis, step = late_rank()
     path = tmp_path / "report.html"
     write_report(path, analysis=analysis, step=step)

@@ -1,4 +1,4 @@
-"""The HTML page of bandwidth: one file that loads nothing and executes nothing from files."""
+"""Test the HTML page of bandwidth: it is one file that loads nothing and executes nothing from files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Page(HTMLParser):
-    """Counts elements, and keeps text and everything that could load or run something."""
+    """Count elements, and keep text and everything that could load or run something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -67,16 +67,16 @@ def test_corrupted_data_is_marked() -> None:
     assert "data corrupted on 1 of" in text
 
 
-def test_page_without_measurements_says_so() -> None:
+def test_missing_measurements_are_reported_on_the_page() -> None:
     assert "nothing was measured" in bandwidth_page(Facts(host=Host()))
 
 
-def test_light_and_dark() -> None:
+def test_page_has_light_and_dark_colours() -> None:
     assert "prefers-color-scheme: dark" in bandwidth_page(measured())
 
 
 @pytest.mark.parametrize(("share", "bucket"), [(None, 0), (-1, 0), (0.04, 0), (0.5, 5), (0.96, 10), (7, 10)])
-def test_heat(share: float | None, bucket: int) -> None:
+def test_heat_colours_follow_the_rate(share: float | None, bucket: int) -> None:
     assert heat_bucket(share) == bucket
 
 

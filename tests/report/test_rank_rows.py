@@ -37,7 +37,7 @@ def test_omitted_outliers_are_counted() -> None:
     assert "more differ" in note
 
 
-def test_all_ranks_on_request() -> None:
+def test_all_ranks_are_shown_on_request() -> None:
     rows, note = rows_of(many_ranks(64).devices, all_ranks=True)
     assert len(rows) == 64
     assert note == ""

@@ -1,4 +1,4 @@
-"""The selftest's table in a terminal and as Markdown."""
+"""Test the selftest's table in a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_whole_table(golden: Callable[[str, str], None]) -> None:
     golden("selftest-100.txt", "".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
 
 
-def test_markdown(golden: Callable[[str, str], None]) -> None:
+def test_selftest_table_as_markdown(golden: Callable[[str, str], None]) -> None:
     golden("selftest.md", markdown(result()))
 
 

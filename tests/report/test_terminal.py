@@ -1,4 +1,4 @@
-"""The terminal report, at several widths and in color."""
+"""Test the terminal report at several widths and in color."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_many_ranks_are_summarized_unless_all_are_requested() -> None:
     assert all(f"rank {rank} " in everything for rank in range(128))
 
 
-def test_report_without_findings_says_what_is_known_and_what_to_record() -> None:
+def test_report_without_findings_says_what_to_record() -> None:
     analysis = builders.analysis(
         builders.device(0, compute=10.0), validity=(Validity(code="few-steps", message="1 step was analysed"),)
     )
@@ -201,7 +201,7 @@ def test_missing_ranks_are_in_the_first_line() -> None:
     assert f"3 {TIMES} NVIDIA H200 (3 of 4 ranks)" in drawn(analysis, 80).splitlines()[0]
 
 
-def test_report_without_devices() -> None:
+def test_report_without_devices_is_valid() -> None:
     analysis = Analysis(
         framework="pytorch",
         world_size=1,

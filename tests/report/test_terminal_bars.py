@@ -31,7 +31,7 @@ def test_invalid_figures_break_no_bar(parts: list[float], cells: int) -> None:
     assert sum(counts) in {0, cells}
 
 
-def test_worked_example() -> None:
+def test_bar_of_the_worked_example() -> None:
     assert apportion([29.4, 0.8, 26.1], 10) == [5, 0, 5]
 
 

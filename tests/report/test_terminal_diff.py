@@ -1,4 +1,4 @@
-"""The terminal report of a difference, at several widths and in color."""
+"""Test the terminal report of a difference, at several widths and in color."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def drawn(diff: Diff, width: int, *, colour: Colour | None = None, encoding: str
     return target.file.getvalue()
 
 
-def test_examples_hold() -> None:
+def test_documented_examples_are_correct() -> None:
     assert doctest.testmod(diff_words).failed == 0
 
 
@@ -86,7 +86,7 @@ def test_verdict_is_in_the_first_lines() -> None:
 
 
 def test_small_difference_is_called_noise() -> None:
-    # Five steps each of variance 0.00625: 0.02 ± t(8) sqrt(2 · 0.00625 / 5) = 0.02 ± 2.306 · 0.05.
+    # Both runs have five steps of variance 0.00625: 0.02 ± t(8) sqrt(2 · 0.00625 / 5) = 0.02 ± 2.306 · 0.05.
     diff = compare(run({"compute": 30.0}), run({"compute": 30.02}))
     (first, *rest) = drawn(diff, 120).splitlines()
     assert first.startswith("NO DIFFERENCE  beyond noise: B's step is +0.02 ms, 95 % interval -0.10 to +0.14 ms.")
@@ -128,7 +128,7 @@ def test_bars_stay_within_their_width_and_are_never_empty(differences: list[floa
         assert set(bar.plain.strip()) <= ({"#", "|"} if difference > 0 else {"=", "|"})
 
 
-def test_table_of_parts_adds_up_to_the_difference() -> None:
+def test_parts_sum_to_the_difference() -> None:
     output = drawn(CASES["late_rank"](), 100)
     table = output.partition("Largest changes\n")[2].split("\n\n")[0].splitlines()[1:]
     figures = [float(line.split()[0]) for line in table]

@@ -39,7 +39,7 @@ def document(*events: Any, **header: Any) -> dict[str, Any]:
 
 
 def write(path: Path, content: Any, *, indent: int | None = None) -> Path:
-    """Write a document (or text or bytes as they are) to a file, gzipped if its name says so."""
+    """Write a document (or text or bytes, unchanged) to a file, with gzip if its name ends in `.gz`."""
     if not isinstance(content, (str, bytes)):
         content = json.dumps(content, indent=indent)
     data = content.encode() if isinstance(content, str) else content
@@ -81,7 +81,7 @@ class Streams:
         self.events.append(event("user_annotation", f"ProfilerStep#{number}", at, until - at))
 
     def launch(self, stream: int, length: float, name: str = "k", thread: int = 11) -> None:
-        """Launch a kernel; it begins at least 3 µs after its launch began, and not within the first `ahead_us`."""
+        """Launch a kernel; it starts at least 3 µs after its launch began, and no sooner than `ahead_us`."""
         correlation = self.call("cudaLaunchKernel", thread)
         start = max(self._free_from(stream), self.now)
         self.free[stream] = start + length
@@ -95,7 +95,7 @@ class Streams:
         return correlation
 
     def wait(self, stream: int, record: int, facts: Mapping[str, Any] = {}) -> None:
-        """Make a stream wait for an event; `facts` replaces the recorded arguments, and a value of None removes one."""
+        """Make a stream wait for an event; `facts` replaces recorded arguments, and a value of None removes one."""
         correlation = self.call("cudaStreamWaitEvent")
         self.free[stream] = max(self._free_from(stream), self.happens.get(record, 0.0))
         self.tell("Stream Wait Event", correlation, record, stream, facts)

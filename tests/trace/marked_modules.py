@@ -1,6 +1,6 @@
 """Build recordings of a job with marked modules and known module times.
 
-`Net` holds `a` and `b`. Each step on a GPU, in µs of kernels:
+`Net` contains `a` and `b`. Each step on a GPU, in µs of kernels:
 
     forward    a: 100, Net itself: 10, b: 50, the loss: 5
     backward   the loss: 5, b: 80 and an all-reduce, a: 60 and 40, accumulating a gradient: 3
@@ -47,9 +47,9 @@ def backward(name: str, start: float, length: float, sequence: int, forward_thre
 
 
 def job(*, operators: bool = True, devices: bool = True, slower: float = 1.0) -> dict[str, Any]:
-    """Return the full trace of the job; without `operators` a kernel-only trace, without `devices` a trace of a CPU.
+    """Return the full trace of the job, the kernel-only trace without `operators`, or a CPU's trace without `devices`.
 
-    `slower` stretches the host's times.
+    `slower` multiplies the host's times.
     """
     events: list[dict[str, Any]] = []
     correlation = count(1)
@@ -98,7 +98,7 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::addmm", 30, 40, first + 1)
     yield operator("aten::add", 85, 10, first + 2)
     yield mark("b", "Linear", 100, 50)
-    yield operator("aten::detach", 101, 1, first + 3)  # makes no node: the next one has this number
+    yield operator("aten::detach", 101, 1, first + 3)  # creates no node, so that the next operator has the same number
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)
     # Each thread numbers its nodes separately, so some have the same numbers.

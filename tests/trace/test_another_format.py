@@ -1,4 +1,4 @@
-"""Analyse an unknown format with a reader in one file of another package."""
+"""Test that a reader in one file of a separate package can add an unknown format."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def read(path, shown, limits):
     )
 '''
 
-#: A step of 18 ms: wait for data, launch, compute, all-reduce, wait for the device; rank 1's data
-#: comes 12 ms late.
+#: A step of 18 ms has a wait for data, a launch, compute, an all-reduce and a wait for the device; rank 1's data is 12
+#: ms late.
 STEP_US, LATE_US = 18_000, 12_000
 
 

@@ -39,7 +39,7 @@ def _refused(path: Path, kind: type[GpudiagError], says: str, **limits: int) -> 
 
 
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
-def test_truncated_gzip(tmp_path: Path, share: float) -> None:
+def test_truncated_gzip_is_refused(tmp_path: Path, share: float) -> None:
     packed = gzip.compress(TEXT.encode())
     path = write(tmp_path / "rank0.pt.trace.json", packed[: int(len(packed) * share)])
     _refused(path, UnreadableInputError, "gzip file cut short: it ends after [0-9]+ bytes")
@@ -47,13 +47,13 @@ def test_truncated_gzip(tmp_path: Path, share: float) -> None:
 
 @pytest.mark.parametrize("share", [0.01, 0.3, 0.7, 0.9999])
 @pytest.mark.parametrize("name", ["rank0.json", "rank0.json.gz"])
-def test_half_written_json(tmp_path: Path, share: float, name: str) -> None:
+def test_half_written_json_is_refused(tmp_path: Path, share: float, name: str) -> None:
     half = TEXT[: int(len(TEXT) * share)].rstrip()
     path = write(tmp_path / name, half)
     _refused(path, UnreadableInputError, f"cut short: its JSON ends unfinished at byte {len(half)}")
 
 
-def test_empty_file(tmp_path: Path) -> None:
+def test_empty_file_is_refused(tmp_path: Path) -> None:
     _refused(write(tmp_path / "rank0.json", b""), UnreadableInputError, "is empty")
 
 
@@ -93,7 +93,7 @@ def test_other_compressions_are_named(tmp_path: Path, magic: bytes, packing: str
     _refused(write(tmp_path / "rank0.json", magic + b"x" * 50), UnreadableInputError, f"packed with {packing}")
 
 
-def test_damaged_gzip(tmp_path: Path) -> None:
+def test_damaged_gzip_is_refused(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(TEXT.encode()))
     packed[len(packed) // 2] ^= 0xFF
     path = write(tmp_path / "rank0.json", bytes(packed))
@@ -101,24 +101,24 @@ def test_damaged_gzip(tmp_path: Path) -> None:
         read_traces([path])
 
 
-def test_a_wrong_checksum(tmp_path: Path) -> None:
+def test_wrong_checksum_is_refused(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(TEXT.encode()))
     packed[-8] ^= 0xFF
     _refused(write(tmp_path / "rank0.json", bytes(packed)), UnreadableInputError, "damaged gzip")
 
 
-def test_bytes_after_gzip(tmp_path: Path) -> None:
+def test_bytes_after_gzip_data_are_reported(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", gzip.compress(TEXT.encode()) + b"more")
     _refused(path, UnreadableInputError, "other bytes after its gzip data")
 
 
-def test_gzip_in_members_and_with_padding(tmp_path: Path) -> None:
+def test_gzip_members_and_padding_are_read(tmp_path: Path) -> None:
     members = gzip.compress(TEXT[:5000].encode()) + b"\0" * 70_000 + gzip.compress(TEXT[5000:].encode()) + b"\0" * 9
     assert len(read_one(tmp_path, members).events) == 400
 
 
 @pytest.mark.parametrize("depth", [2_000, 100_000])
-def test_deep_nesting(tmp_path: Path, depth: int) -> None:
+def test_deep_nesting_is_refused(tmp_path: Path, depth: int) -> None:
     deep = '{"traceEvents": [{"args": ' + "[" * depth + "]" * depth + "}]}"
     _refused(write(tmp_path / "rank0.json", deep), UnreadableInputError, "nested too deep|without events")
 
@@ -146,7 +146,7 @@ def test_repair_keeps_valid_escapes(tmp_path: Path) -> None:
     assert names(trace)[0] == 'quote " slash \\ é 😀'
 
 
-def test_long_text_repaired_in_pieces_equals_text_repaired_at_once(
+def test_long_text_repaired_in_blocks_equals_text_repaired_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = ("\\q", "\\ud800", "\x1b}", "\\\\ \\n", '", "args": {"x": nan}, "cat": "cpu_op')
@@ -170,7 +170,7 @@ def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: 
         _refused(path, UnreadableInputError, "is damaged")
         assert (
             tracemalloc.get_traced_memory()[1] < 3 * size
-        )  # repairing the whole file at once would take 5.6 times as much
+        )  # repairing the whole file would take 5.6 times as much memory
     finally:
         tracemalloc.stop()
 
@@ -229,26 +229,26 @@ def test_pipes_and_devices_are_not_opened(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
-def test_no_permission(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", GOOD)
     path.chmod(0)
     _refused(path, UnreadableInputError, "Permission denied")
 
 
-def test_a_limit_on_size(tmp_path: Path) -> None:
+def test_size_limit_is_enforced(tmp_path: Path) -> None:
     for name in ("rank0.json", "rank1.json.gz"):
         _refused(write(tmp_path / name, TEXT), TooLargeError, "unpacks to more than", max_bytes=10_000)
 
 
-def test_two_traces_of_one_rank(tmp_path: Path) -> None:
+def test_two_traces_of_one_rank_are_refused(tmp_path: Path) -> None:
     paths = [write(tmp_path / directory / "rank3.json", GOOD) for directory in ("a", "b")]
     with pytest.raises(UnreadableInputError, match=r"two traces claim rank 3: .*a/rank3\.json and .*b/rank3\.json"):
         read_traces(paths)
 
 
-@pytest.mark.parametrize("told", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
-def test_sizes_beyond_any_job_are_refused_before_use(tmp_path: Path, told: dict[str, int]) -> None:
-    path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": told})
+@pytest.mark.parametrize("facts", [{"world_size": 2**31 - 1}, {"rank": 2**31 - 1}, {"world_size": MOST_RANKS + 1}])
+def test_sizes_beyond_any_job_are_refused_before_use(tmp_path: Path, facts: dict[str, int]) -> None:
+    path = write(tmp_path / "rank0.json", {**GOOD, "distributedInfo": facts})
     before = time.process_time()
     with pytest.raises(UnreadableInputError, match="no job has more than"):
         read_traces([path])
@@ -265,11 +265,11 @@ def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """10 GB of JSON, spaces in the list of events, in 10 MB of gzip: one packed piece, over and over."""
+    """Return 10 GB of JSON, spaces in the list of events, as 10 MB of gzip: one compressed block, repeated."""
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same bytes every time
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same for each block
     path.write_bytes(first + spaces * 600)
     return path
 

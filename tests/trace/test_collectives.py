@@ -54,7 +54,7 @@ _NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul
         ("", None),
     ],
 )
-def test_kernel_names(name: str, operation: str | None) -> None:
+def test_collectives_are_recognized_by_kernel_name(name: str, operation: str | None) -> None:
     assert kernel_operation(name) == operation
     assert is_communication_kernel(name) is (operation is not None)
 
@@ -79,7 +79,7 @@ def test_kernel_names(name: str, operation: str | None) -> None:
         ("", None),
     ],
 )
-def test_operation_names(word: str, operation: str | None) -> None:
+def test_collectives_are_recognized_by_operation_name(word: str, operation: str | None) -> None:
     assert normal_operation(word) == operation
 
 
@@ -95,7 +95,7 @@ def test_operation_names(word: str, operation: str | None) -> None:
         ("?", None),
     ],
 )
-def test_element_sizes(dtype: str, size: int | None) -> None:
+def test_element_sizes_by_type(dtype: str, size: int | None) -> None:
     assert element_bytes(dtype) == size
 
 
@@ -120,7 +120,7 @@ def _told(operation: str, **more: Any) -> dict[str, Any]:
         ("broadcast", "broadcast", 4000),
     ],
 )
-def test_arguments_on_the_kernel(tmp_path: Path, operation: str, normal: str, size: int) -> None:
+def test_arguments_of_the_kernel_are_read(tmp_path: Path, operation: str, normal: str, size: int) -> None:
     trace = read_one(tmp_path, document(event("cpu_op", "x", 0, 1), kernel(_NCCL, 5, 9, 1, **_told(operation, Seq=17))))
     (call,) = trace.collectives
     assert (call.row, call.operation, call.group, call.sequence) == (1, normal, "tp", 17)
@@ -145,7 +145,7 @@ def test_kernel_name_and_arguments_are_combined(
     assert (call.operation, call.size_bytes) == (operation, size)
 
 
-def test_arguments_on_the_host_operator_around_the_launch(tmp_path: Path) -> None:
+def test_arguments_of_the_host_operator_are_read(tmp_path: Path) -> None:
     trace = read_one(
         tmp_path,
         document(
@@ -154,7 +154,7 @@ def test_arguments_on_the_host_operator_around_the_launch(tmp_path: Path) -> Non
             launch(5, 1),
             kernel(_NCCL, 100, 9, 1),
             event("cpu_op", "record_param_comms", 30, 20, args=_told("broadcast", **{"In msg nelems": 7})),
-            launch(60, 2),  # after the operator, not in it
+            launch(60, 2),  # after the operator instead of inside it
             kernel(_NCCL, 120, 9, 2),
         ),
     )
@@ -164,7 +164,7 @@ def test_arguments_on_the_host_operator_around_the_launch(tmp_path: Path) -> Non
     ]
 
 
-def test_shapes_on_an_old_range_around_the_launch(tmp_path: Path) -> None:
+def test_shapes_of_an_old_range_are_read(tmp_path: Path) -> None:
     shapes = {"Input Dims": [[1024], [2, 8], []], "Input type": ["float", "c10::Half", "Scalar"]}
     trace = read_one(
         tmp_path,
@@ -254,9 +254,9 @@ def test_gloo_ranges_beside_device_work_are_host_collectives(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("blocks", "share"), [(0.181818, 0.181818), (2.5, 1.0), (None, None), (0, None), (-1, None), ("many", None)]
 )
-def test_processor_share_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
+def test_share_of_sms_of_a_collective(tmp_path: Path, blocks: object, share: float | None) -> None:
     arguments: dict[str, Any] = {} if blocks is None else {"blocks per SM": blocks}
-    # Further facts about the collective may be on the host's operator and not on the kernel.
+    # The host's operator may have further arguments that the kernel lacks.
     trace = read_one(tmp_path, document(launch(10, 1), kernel(_NCCL, 30, 9, 1, **arguments)))
     (call,) = trace.collectives
     assert call.processor_share == share

@@ -1,4 +1,5 @@
-"""Read any bytes: the result is a trace with valid columns, or one of gpudiag's errors. Never a traceback."""
+"""Test reading of arbitrary bytes: the result is a trace with valid columns, or one of gpudiag's errors. There is never
+a traceback."""
 
 from __future__ import annotations
 
@@ -105,7 +106,7 @@ def _survives(data: bytes, name: str) -> None:
 
 @examples(400)
 @given(st.lists(st.tuples(st.sampled_from(_PLACES), _anything), min_size=1, max_size=4))
-def test_any_value_anywhere(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
+def test_any_value_is_read_or_refused(changes: list[tuple[tuple[Any, ...], Any]]) -> None:
     changed = _SEED
     for position, other in changes:
         changed = _replaced(changed, position, other)
@@ -117,7 +118,7 @@ _TEXT = json.dumps(_SEED, indent=1).encode()
 
 @examples(300)
 @given(st.integers(0, len(_TEXT)), st.integers(0, 40), st.binary(max_size=12))
-def test_any_bytes_anywhere(position: int, length: int, other: bytes) -> None:
+def test_any_bytes_are_read_or_refused(position: int, length: int, other: bytes) -> None:
     _survives(_TEXT[:position] + other + _TEXT[position + length :], "rank0.json")
 
 
@@ -126,11 +127,11 @@ _PACKED = gzip.compress(_TEXT, mtime=0)
 
 @examples(200)
 @given(st.integers(0, len(_PACKED)), st.integers(0, 9), st.binary(max_size=9))
-def test_any_bytes_anywhere_in_gzip(position: int, length: int, other: bytes) -> None:
+def test_any_gzip_content_is_read_or_refused(position: int, length: int, other: bytes) -> None:
     _survives(_PACKED[:position] + other + _PACKED[position + length :], "rank0.json.gz")
 
 
 @examples(100)
 @given(st.binary(max_size=200), st.sampled_from(["rank0.json", "rank0.json.gz"]))
-def test_any_file(data: bytes, name: str) -> None:
+def test_any_file_is_read_or_refused(data: bytes, name: str) -> None:
     _survives(data, name)

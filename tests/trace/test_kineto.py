@@ -1,4 +1,4 @@
-"""Read Kineto's JSON of different years and vendors into the same columns."""
+"""Test that Kineto's JSON of different years and vendors gives the same columns."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         ("overhead", EventKind.OVERHEAD),
     ],
 )
-def test_categories_of_all_years(tmp_path: Path, category: str, kind: EventKind) -> None:
+def test_categories_of_all_years_are_read(tmp_path: Path, category: str, kind: EventKind) -> None:
     trace = read_one(tmp_path, document(event(category, "x", 5, 2)))
     assert trace.events.kind.tolist() == [kind]
     assert trace.notes == ()
@@ -84,7 +84,7 @@ def test_garbage_collection_marks_are_recognised(tmp_path: Path, category: str, 
     assert trace.events.role.tolist() == [Role.GARBAGE_COLLECTION, Role.OTHER]
 
 
-def test_device_and_stream_come_from_the_arguments_or_else_from_pid_and_tid(tmp_path: Path) -> None:
+def test_device_and_stream_come_from_arguments_or_pid_and_tid(tmp_path: Path) -> None:
     trace = read_one(
         tmp_path,
         document(
@@ -99,7 +99,7 @@ def test_device_and_stream_come_from_the_arguments_or_else_from_pid_and_tid(tmp_
     assert trace.events.correlation.tolist() == [9, 10, NO_CORRELATION, 11]
 
 
-def test_sizes_of_copies(tmp_path: Path) -> None:
+def test_copy_sizes_are_read(tmp_path: Path) -> None:
     copies = [
         event("gpu_memcpy", "known", 1, 1, pid=0, args={"bytes": 4096, "correlation": 1}),
         event("gpu_memcpy", "float", 2, 1, pid=0, args={"bytes": 5e6, "correlation": 2}),
@@ -108,7 +108,7 @@ def test_sizes_of_copies(tmp_path: Path) -> None:
     assert read_one(tmp_path, document(*copies)).events.size_bytes.tolist() == [4096, 5_000_000, NO_SIZE]
 
 
-def test_correlation_zero_is_none(tmp_path: Path) -> None:
+def test_correlation_zero_means_none(tmp_path: Path) -> None:
     trace = read_one(tmp_path, document(launch(1, 0), kernel("k", 2, 1, 0)))
     assert trace.events.correlation.tolist() == [NO_CORRELATION, NO_CORRELATION]
 
@@ -140,7 +140,7 @@ def test_list_of_events_without_header_is_a_trace(tmp_path: Path) -> None:
     assert names(read_one(tmp_path, [event("cpu_op", "aten::add", 1, 1)])) == ["aten::add"]
 
 
-def test_header(tmp_path: Path) -> None:
+def test_header_is_read(tmp_path: Path) -> None:
     trace = read_one(
         tmp_path,
         document(

@@ -1,4 +1,4 @@
-"""Ignore launch calls that run nothing: memsets, captured launches, graphs without kernels."""
+"""Test that launch calls that run nothing are ignored: memsets, captured launches, graphs without kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find the module to which each operator belongs."""
+"""Test which module each operator belongs to."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NET, A, B = Module("Net", "", "Net"), Module("Net", "a", "Linear"), Module("Net"
 
 
 def module_paths(trace: Trace) -> list[tuple[str, str, bool]]:
-    """Return operator, path of its module, and True for backward; by start."""
+    """Return (operator, path of its module, True for backward), sorted by start."""
     work = trace.modules
     assert work is not None
     rows = zip(work.row.tolist(), work.module.tolist(), work.backward.tolist(), strict=True)
@@ -59,7 +59,7 @@ def test_backward_thread_may_come_first_in_the_file(tmp_path: Path) -> None:
     whole = job()["traceEvents"]
     first = [item for item in whole if item["tid"] == BACKWARD]
     others = [item for item in whole if item["tid"] != BACKWARD]
-    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # longer than any piece in which a file is read
+    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # longer than any block in which a file is read
     assert module_paths(read_one(tmp_path, document(*first, *apart, *others))) == module_paths(
         read_one(tmp_path, document(*whole))
     )
@@ -82,7 +82,7 @@ def test_trace_without_marks_has_no_modules(tmp_path: Path) -> None:
 
 
 def test_recomputation_in_backward_belongs_to_its_module(tmp_path: Path) -> None:
-    """A checkpoint repeats forward in the thread of backward, whose nodes are numbered separately."""
+    """A checkpoint repeats forward in backward's thread, which numbers its nodes separately."""
     again = [
         mark("a", "Linear", 112, 8, BACKWARD),
         operator("aten::addmm", 113, 6, 40, tid=BACKWARD),

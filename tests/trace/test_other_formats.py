@@ -1,4 +1,4 @@
-"""Refuse files of other programs with the name of their format and the format to use instead."""
+"""Test that files of other programs are refused with the name of their format and the format to use instead."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_format_search_is_fast_for_any_text() -> None:
     begun = time.perf_counter()
     for text in texts:
         other_format(text * (512 * 1024 // len(text)), "a")
-    assert time.perf_counter() - begun < 20  # some milliseconds; minutes with backtracking patterns
+    assert time.perf_counter() - begun < 20  # takes some milliseconds, but minutes with backtracking patterns
 
 
 def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:

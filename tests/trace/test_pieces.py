@@ -1,4 +1,4 @@
-"""Reading in pieces equals reading whole, for any cut and any layout."""
+"""Test that reading in blocks equals reading the whole file, for any cut and any layout."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _plain(events: list[Event]) -> list[Any]:
     st.integers(1, 400),
     st.booleans(),
 )
-def test_any_layout_decodes_in_any_pieces(words: list[str], indent: int | None, step: int, tail: bool) -> None:
+def test_any_layout_decodes_in_any_blocks(words: list[str], indent: int | None, step: int, tail: bool) -> None:
     whole = document(
         *(
             event("cpu_op", word, position, 1, args={"nested": [{"a": 1}, {"b": word}]})
@@ -68,7 +68,7 @@ def test_headers_on_both_sides_of_the_events_are_read() -> None:
 
 @pytest.mark.parametrize("broken", ["", '{"ph": "X", "ts": "1"},'])
 def test_events_of_all_phases_are_distinguished(broken: str) -> None:
-    """Test decoding all at once, and one by one if one event is malformed."""
+    """Decode all events at once, and one by one if one is malformed."""
     others = ",".join(f'{{"ph": "{phase}", "name": "n", "ts": 2}}' for phase in "BEiICbnestfMPNRv")
     last = '{"name": "no phase", "ts": 2}, {"ts": 1, "ph": "X"}'
     decoded = decode_whole(f'{{"traceEvents": [{others}, {broken} {last}]}}'.encode(), "x", Repairs())
@@ -97,12 +97,12 @@ def test_unfinished_text_is_reported_without_reading_again() -> None:
     assert caught.value.args == (41,)
 
 
-def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_real_trace_is_read_equally_in_any_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     path = TRACES / "public" / "nccl_data.json.gz"
     (expected,) = read_traces([path])
     for piece in (5_000, 40_000, 1 << 30):
         monkeypatch.setattr(unpack, "_PIECE", piece)
-        events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # no need to read whole
+        events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # the file is read only once
         assert len(events) == len(expected.events) + 1  # the profiler's own span
         (trace,) = read_traces([path])
         assert trace.events.names == expected.events.names
@@ -111,7 +111,7 @@ def test_a_real_trace_in_pieces_of_any_size(monkeypatch: pytest.MonkeyPatch) -> 
         assert trace.collectives == expected.collectives
 
 
-def test_undescribed_kernel_finds_its_host_range_in_another_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_finds_its_host_range_in_a_different_block(monkeypatch: pytest.MonkeyPatch) -> None:
     path = TRACES / "public" / "sampled_rank-1.json.gz"
     (expected,) = read_traces([path])
     monkeypatch.setattr(unpack, "_PIECE", 10_000)

@@ -1,4 +1,4 @@
-"""Read several files at once: results are in order, errors are raised, and no process remains."""
+"""Test reading several files in parallel: results are in order, errors are raised, and no process remains."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_interrupt_ends_the_children_at_once(tmp_path: Path, monkeypatch: pytest
 
 
 class Large:
-    """An object of 400 MB that leaves a file when it is pickled."""
+    """An object of 400 MB that creates a file when it is pickled."""
 
     def __init__(self, pickled: Path) -> None:
         self._pickled = pickled

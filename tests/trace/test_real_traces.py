@@ -1,4 +1,4 @@
-"""Read real traces of several years, vendors and kinds with known content."""
+"""Test real traces of several years, vendors and kinds with known content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _steps(trace: Trace) -> list[str]:
 
 
 @pytest.mark.parametrize("run", H200)
-def test_four_ranks_of_h200s(run: str) -> None:
+def test_four_ranks_on_h200(run: str) -> None:
     traces = read_traces([TRACES / run])
     assert [(trace.rank, trace.world_size) for trace in traces] == [(rank, 4) for rank in range(4)]
     for trace in traces:
@@ -57,11 +57,11 @@ def test_four_ranks_of_h200s(run: str) -> None:
             row for row in kernels if is_communication_kernel(table.name_of(row))
         ]
         assert {call.group_ranks for call in trace.collectives} == {(0, 1, 2, 3)}
-    # Recorded at the same time on one host: the absolute times overlap.
+    # The traces were recorded at the same time on one host, so their absolute times overlap.
     assert max(trace.origin_ns for trace in traces) - min(trace.origin_ns for trace in traces) < 10**8
 
 
-def test_sizes_of_gradient_buckets() -> None:
+def test_sizes_of_gradient_buckets_are_read() -> None:
     (trace, *_) = read_traces([TRACES / "vgg_p2poff"])
     sizes = Counter(call.size_bytes for call in trace.collectives)
     assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer, 102 764 544 weights and biases
@@ -74,14 +74,14 @@ def test_collectives_differ_in_number_between_ranks() -> None:
     assert len(set(counts)) > 1
 
 
-def test_loader_ranges() -> None:
+def test_loader_ranges_are_read() -> None:
     (trace, *_) = read_traces([TRACES / "resnet50_dataloader"])
     names = Counter(trace.events.name_of(row) for row in trace.events.rows_of(EventKind.ANNOTATION).tolist())
     assert names["gpudiag.input"] == 4
     assert sum(count for name, count in names.items() if name.startswith("enumerate(DataLoader)#")) == 4
 
 
-def test_gloo_on_cpus() -> None:
+def test_gloo_on_cpus_is_read() -> None:
     traces = read_traces([TRACES / "gloo_dataloader"])
     assert [(trace.rank, trace.world_size, trace.host) for trace in traces] == [(0, 2, "node-a"), (1, 2, "node-a")]
     for trace in traces:
@@ -96,7 +96,7 @@ def test_gloo_on_cpus() -> None:
         assert not training & {int(trace.events.thread[call.row]) for call in trace.collectives}
 
 
-def test_2021() -> None:
+def test_trace_of_2021_is_read() -> None:
     trace = _public("kineto_2021_resnet50_workers4.pt.trace.json.gz")
     kinds = _kinds(trace)
     assert kinds[EventKind.KERNEL] > 1000
@@ -108,7 +108,7 @@ def test_2021() -> None:
     assert _launched(trace.events).all()
 
 
-def test_nccl_217_with_arguments() -> None:
+def test_nccl_217_arguments_are_read() -> None:
     trace = _public("nccl_data.json.gz")
     assert (trace.rank, trace.world_size) == (0, 2)
     assert _operations(trace) == {"all_reduce": 15, "broadcast": 6}
@@ -116,7 +116,7 @@ def test_nccl_217_with_arguments() -> None:
     assert all(call.size_bytes for call in trace.collectives)
 
 
-def test_one_rank_of_128_with_shapes_on_the_host() -> None:
+def test_one_rank_of_128_with_shapes_on_the_host_is_read() -> None:
     trace = _public("sampled_rank-1.json.gz")
     assert (trace.rank, trace.world_size) == (1, 128)
     assert _operations(trace) == {"all_to_all": 4, "all_reduce": 4, "all_gather": 2}
@@ -124,20 +124,20 @@ def test_one_rank_of_128_with_shapes_on_the_host() -> None:
     assert {339_738_624, 394_073_856} <= set(sizes)  # 324 and 376 MiB, according to the shapes of their inputs
 
 
-def test_no_device_work() -> None:
+def test_trace_without_device_work_is_read() -> None:
     trace = _public("rank_non_gpu.json.gz")
     assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
     assert trace.collectives == ()  # its nccl: ranges enqueue collectives that were not recorded
 
 
-def test_a_gpu_without_steps() -> None:
+def test_gpu_trace_without_steps_is_read() -> None:
     trace = _public("benchmark_result_alexnet.json.gz")
     assert _steps(trace) == []
     assert _kinds(trace)[EventKind.DEVICE_SYNC] == 41
     assert trace.device_names == {0: "NVIDIA A100-PG509-200"}
 
 
-def test_amd() -> None:
+def test_amd_trace_is_read() -> None:
     trace = _public("mi250_minitoy_train_ROCm6_2_kineto.json.gz")
     table = trace.events
     assert trace.device_names == {2: "AMD Radeon Graphics"}
@@ -146,7 +146,7 @@ def test_amd() -> None:
     assert trace.notes == ()
 
 
-def test_cpu_only_rank_34_of_300() -> None:
+def test_cpu_only_rank_34_of_300_is_read() -> None:
     trace = _public("rank-34.Jul_15_10_52_41.1074.pt.trace.json.gz")
     assert (trace.rank, trace.world_size) == (34, 300)
     assert _operations(trace) == {"all_reduce": 10}
@@ -183,7 +183,7 @@ def test_cut_down_traces_agree_with_full_ones(
 
 
 def _absolute(trace: Trace, *kinds: EventKind) -> Counter[tuple[int, ...]]:
-    """Count the rows of these events, with all columns but names, in absolute time."""
+    """Count the rows of these events, by all columns except names, in absolute time."""
     table, rows = trace.events, trace.events.rows_of(*kinds)
     columns = (
         table.kind[rows],

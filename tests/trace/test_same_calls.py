@@ -1,4 +1,4 @@
-"""Merge operators between steps that differ in some calls: operators still enclose their launches."""
+"""Test merging operators into steps that differ in some calls: operators still enclose their launches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls: names that begin with `cuda` are calls, all others are launched kernels."""
+        """Add a step with these calls: names that begin with `cuda` are runtime calls, and others launched kernels."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -47,7 +47,7 @@ class Recording:
         return self
 
     def beside(self, *calls: str) -> Recording:
-        """Add calls of another thread to the last step, outside of any operator."""
+        """Add calls of a second thread to the last step, outside of any operator."""
         at = STEP_US * (self.steps - 1)
         self.events += [event("cuda_runtime", name, at + 7 * i, 1, tid=99) for i, name in enumerate(calls, 1)]
         return self
@@ -83,7 +83,7 @@ def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
 
 
 def assert_nested(trace: Trace) -> None:
-    """Assert that operators lie in their step and in `model`, and that none crosses another."""
+    """Assert that operators are inside their step and inside `model`, and that none overlaps another partly."""
     events = trace.events
     marks = trace.step_marks[0].row
     spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]
@@ -98,7 +98,7 @@ def assert_nested(trace: Trace) -> None:
 
 
 def around(trace: Trace) -> Counter[tuple[str, str]]:
-    """Count the launches in an operator of their thread, except `model`, by (kernel, operator or "")."""
+    """Count the launches inside an operator of their thread, except `model`, by (kernel, operator or "")."""
     events = trace.events
     launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
     operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
@@ -118,7 +118,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Return a count with each launch in its own operator."""
+    """Return a count in which each launch is inside an operator of its name."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
@@ -180,27 +180,27 @@ def test_threads_match_despite_different_numbers(tmp_path: Path) -> None:
 
 
 def on_pool(recording: Recording, *threads: int) -> Recording:
-    """Run each step on another thread of an executor's pool."""
+    """Run each step on a different thread of an executor's pool."""
     for thread in threads:
         recording.thread = thread
         recording.step(*LONG).beside("cudaMemcpyAsync", "cudaMemsetAsync")
     return recording
 
 
-def test_an_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
+def test_executor_runs_each_step_on_any_thread_of_its_pool(tmp_path: Path) -> None:
     light, full = on_pool(Recording(full=False), 11, 12, 13, 12), on_pool(Recording(full=True), 12, 14, 14, 11)
     merged = joined(tmp_path, light, full)
     assert merged is not None
     assert around(merged) == each(*LONG, times=4)
 
 
-def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -> None:
+def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) -> None:
     recordings = []
     for full in (False, True):
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # the same steps, each a little later
+        two.apart += 13  # the same steps, each slightly later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]
@@ -216,8 +216,8 @@ def test_two_threads_that_launch_the_same_keep_their_operators(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("others", "usable"), [(3, True), (4, False)])
-def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) -> None:
-    """Test the minimum share of common calls from just above and just below."""
+def test_threshold_of_common_calls_separates_its_cases(tmp_path: Path, others: int, usable: bool) -> None:
+    """Test just below and just above the minimum share of common calls."""
     assert (20 - 3) / 20 >= SAME_STEPS > (20 - 4) / 20
     here = [*MANY[:-others], *(f"other{index}" for index in range(others))]
     light, full = Recording(full=False), Recording(full=True)
@@ -227,7 +227,7 @@ def test_threshold_of_common_calls(tmp_path: Path, others: int, usable: bool) ->
     assert (joined(tmp_path, light, full) is not None) == usable
 
 
-def test_another_job_is_refused(tmp_path: Path) -> None:
+def test_different_job_is_refused(tmp_path: Path) -> None:
     light = Recording(full=False).step(*LONG, *LONG).step(*LONG, *LONG)
     full = Recording(full=True).step(*MANY).step(*MANY)
     assert joined(tmp_path, light, full) is None

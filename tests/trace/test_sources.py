@@ -1,4 +1,4 @@
-"""Find trace files in every common directory layout."""
+"""Test that trace files are found in every common directory layout."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def _found(*paths: Path | str) -> list[str]:
         ("rank99999999999999.json", None),
     ],
 )
-def test_ranks_in_names(name: str, rank: int | None) -> None:
+def test_ranks_are_read_from_names(name: str, rank: int | None) -> None:
     assert parse_name(Path(name)).rank == rank
 
 
-def test_host_worker_and_world_size_in_names() -> None:
+def test_host_worker_and_world_size_are_read_from_names() -> None:
     facts = parse_name(Path("gpu-node-3_4711.1712345678901234567.pt.trace.json.gz"))
     assert (facts.host, facts.worker, facts.stamp) == ("gpu-node-3", "gpu-node-3_4711", 1712345678901234567)
     assert parse_name(Path("world_size8_rank3.json")).world_size == 8
@@ -67,7 +67,7 @@ def test_traces_are_sorted_by_rank_with_unranked_last(tmp_path: Path) -> None:
     assert [trace.rank for trace in read_traces([tmp_path])] == [2, 10, None]
 
 
-def test_a_directory_of_traces_among_other_files(tmp_path: Path) -> None:
+def test_directory_of_traces_among_other_files_is_read(tmp_path: Path) -> None:
     write(tmp_path / "rank0.json", TRACE)
     write(tmp_path / "oddly-named.json.gz", TRACE)
     write(tmp_path / "truth.json", {"step_ms_clean": 30.8})
@@ -92,7 +92,7 @@ def test_named_file_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
         read_traces([path])
 
 
-def test_a_run_directory(tmp_path: Path) -> None:
+def test_run_directory_is_read(tmp_path: Path) -> None:
     write(tmp_path / "run.json", {"schema": "gpudiag/run/1"})
     write(tmp_path / "analysis.json", {"schema": "gpudiag/analysis/1"})
     write(tmp_path / "traces" / "rank0.pt.trace.json.gz", TRACE)
@@ -119,7 +119,7 @@ def test_latest_recording_of_tensorboard_is_read(tmp_path: Path) -> None:
     assert trace.notes == ("of 2 recordings the latest was read: 2024_02_01",)
 
 
-def test_directory_per_rank(tmp_path: Path) -> None:
+def test_directory_per_rank_is_read(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
         write(tmp_path / f"rank_{rank}" / "host_1.1712345678901.pt.trace.json", TRACE)
     assert [trace.rank for trace in read_traces([tmp_path])] == [0, 1, 2]

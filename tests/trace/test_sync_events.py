@@ -1,4 +1,4 @@
-"""Read from `cuda_sync` events the event for which each stream or host call waits, as far as recorded."""
+"""Test reading `cuda_sync` events: the event for which each stream or host call waits, as far as recorded."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_host_waits_in_synchronizations_but_not_in_queries(tmp_path: Path) -> No
     streams.tell("Context Sync", streams.call("cudaDeviceSynchronize"), -1, -1, {})
     assert waits(read_one(tmp_path, streams.document())) == [
         ("cudaEventSynchronize", NO_NUMBER, "cudaEventRecord", 7, 6),
-        # Equivalent to a call that records an event in the stream and waits for it.
+        # Equivalent to recording an event in the stream and waiting for it.
         ("cudaStreamSynchronize", NO_NUMBER, "cudaStreamSynchronize", 20, NO_NUMBER),
     ]
 

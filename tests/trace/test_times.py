@@ -1,4 +1,4 @@
-"""Convert microseconds to ordered exact nanoseconds; impossible times are repaired or removed, with a note."""
+"""Test conversion of microseconds to exact nanoseconds; impossible times are repaired or removed, with a note."""
 
 from __future__ import annotations
 

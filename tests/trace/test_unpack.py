@@ -1,4 +1,4 @@
-"""Unpack files in pieces of any size, and check limits."""
+"""Test decompression of files in blocks of any size, and its limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.examples import examples
     st.integers(1, 9_000),
     st.booleans(),
 )
-def test_any_gzip_unpacks_in_any_pieces(
+def test_any_gzip_is_unpacked_in_any_blocks(
     seed: int, members: list[tuple[int, int]], packed_piece: int, piece: int, plainly: bool
 ) -> None:
     make = random.Random(seed)  # noqa: S311 - data to pack, not a secret

@@ -1,4 +1,4 @@
-"""Merge the operators of a full trace into the kernel-only trace of the same job."""
+"""Test merging the operators of a full trace into the kernel-only trace of the same job."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_operators_keep_their_position_between_calls(tmp_path: Path) -> None:
     assert merged.operators_merged
     assert (light.workload, full.workload, merged.workload) == ("unknown", "inference", "inference")
     assert [name for name in names(merged) if not name.startswith("aten::")] == names(light)
-    # From the end of the first launch to the begin of the second: 202 to 400 µs in the full trace, 102 to 200 µs in the
-    # kernel-only trace.
+    # From the end of the first launch to the start of the second is 202 to 400 µs in the full trace, and 102 to 200 µs
+    # in the kernel-only trace.
     assert times_us(merged, "aten::add")[0] == pytest.approx((102 + 99 * 98 / 198, 102 + 179 * 98 / 198), abs=0.001)
     (begin, end), *_ = times_us(merged, "aten::mm")
     assert begin < 100
-    assert end > 102  # the operator launched the first kernel, and still does
+    assert end > 102  # the operator still encloses the first launch
     marks = merged.step_marks[0]
     assert [merged.events.name_of(row) for row in marks.row.tolist()] == [f"ProfilerStep#{n}" for n in (3, 4, 5)]
 
@@ -83,7 +83,7 @@ def test_steps_with_different_calls_are_not_merged(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_real_recordings(tmp_path: Path) -> None:
+def test_real_recordings_are_merged(tmp_path: Path) -> None:
     for name, directory in (("gpt-nccl-light", "light"), ("gpt-nccl", "")):
         unpack(WHOLE / "exchanges" / f"{name}.npz", tmp_path / "traces" / directory)
     (tmp_path / "run.json").write_text(json.dumps({"schema": "gpudiag/run/1"}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Read the workload, the framework and unread accelerators from a trace."""
+"""Test that the workload, the framework and unread accelerators are read from a trace."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ OTHERS = TRACES / "others"
         ("tensorflow_exchange/cpu-reduce.xplane.pb.gz", "tensorflow", "training"),
     ],
 )
-def test_workload_of_real_recordings(path: str, framework: str, workload: str) -> None:
+def test_workload_of_real_recordings_is_recognized(path: str, framework: str, workload: str) -> None:
     traces = read_traces([TRACES / path])
     assert {(trace.framework, trace.workload) for trace in traces} == {(framework, workload)}
 
@@ -88,7 +88,7 @@ def test_transposed_convolutions_of_a_forward_pass_are_not_training(tmp_path: Pa
     assert read_one(tmp_path, document(operator, launch(1, 1), convolution)).workload == "inference"
 
 
-def test_a_job_trains_if_any_rank_does() -> None:
+def test_job_trains_if_any_rank_does() -> None:
     (trace,) = read_traces([OTHERS / "h100_falcon.json.gz"])
     others = [replace(trace, workload=kind) for kind in ("unknown", "inference", "training")]
     assert workload_of(others[:1]) == "unknown"

@@ -1,10 +1,11 @@
-"""Make small copies of real traces for the tests: what gpudiag reads stays exactly as it was, the rest goes.
+"""Make small copies of real traces for the tests: everything that gpudiag reads is kept, and the rest is removed.
 
     python tests/traces/minify.py IN.json.gz OUT.json.gz [--top-level] [--steps N] [--first-ms N] [--forget-host]
         [--without CATEGORY]
 
-Always dropped: flow, counter, and metadata events, arguments that are not read, most of the device properties. Names of
-kernels are cut to 48 characters and a checksum, but for communication kernels. Times are not touched.
+Always removed: flow, counter and metadata events, arguments that gpudiag does not read, and most of the device
+properties. Names of kernels are cut to 48 characters and a checksum, except for communication kernels. Times are
+unchanged.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _LONGEST_NAME = 48
 
 
 def read_arguments(event: Event) -> Event:
-    """The arguments of an event that gpudiag reads."""
+    """Return the arguments of an event that gpudiag reads."""
     told = event.get("args")
     if not isinstance(told, dict):
         return {}
@@ -53,7 +54,7 @@ def read_arguments(event: Event) -> Event:
 
 
 def header_of(document: Event) -> Event:
-    """What stands beside a trace's events and gpudiag reads."""
+    """Return the fields beside a trace's events that gpudiag reads."""
     header = {key: document[key] for key in _HEADER if key in document}
     devices = document.get("deviceProperties", [])
     return header | {
@@ -77,7 +78,7 @@ def _slim(event: Event) -> Event:
 
 
 def _without_nested(events: list[Event]) -> list[Event]:
-    """Drop operators inside operators of the same thread, and calls that neither launch work nor wait for it."""
+    """Remove operators nested in operators of the same thread, and calls that neither launch work nor wait for it."""
     launching = {
         event["args"]["correlation"] for event in events if event["cat"].lower() in _DEVICE_WORK and event.get("args")
     }
@@ -101,7 +102,7 @@ def _without_nested(events: list[Event]) -> list[Event]:
 
 
 def _first_steps(events: list[Event], steps: int) -> list[Event]:
-    """Keep what the host did until the end of the first steps, and the device work launched until then."""
+    """Keep host events until the end of the first steps, and the device work launched until then."""
     ends = sorted(
         event["ts"] + event["dur"]
         for event in events
@@ -122,7 +123,7 @@ def _first_steps(events: list[Event], steps: int) -> list[Event]:
 
 
 def _packed(text: bytes) -> bytes:
-    """Gzip, by zopfli where it is installed (15 % smaller)."""
+    """Compress with zopfli if it is installed (15 % smaller), otherwise with gzip."""
     try:
         from zopfli.gzip import compress
     except ImportError:
@@ -157,7 +158,7 @@ def minify(
     small = header_of(document)
     if forget_host and "host_name" in small:
         small["host_name"] = "node-a"
-    # One thread after another compresses best; readers sort anyhow.
+    # Sorting by thread compresses best; readers sort events by time.
     events.sort(key=lambda event: (event["cat"], str(event["tid"]), event["ts"]))
     small["traceEvents"] = [_slim(event) for event in events]
     text = json.dumps(small, separators=(",", ":")).replace('},{"ph"', '},\n{"ph"').encode()

@@ -1,11 +1,11 @@
-"""Make small copies of real XSpaces for the tests: what gpudiag reads stays exactly as it was, the rest goes.
+"""Make small copies of real XSpaces for the tests: everything that gpudiag reads is kept, and the rest is removed.
 
     python tests/traces/minify_xspace.py IN.xplane.pb.gz OUT.xplane.pb.gz [--steps N] [--shortest US]
 
-Always dropped: stats that are not read, events that last no time, threads that neither launch, nor train, nor hold the
-profiler's own overhead. With --shortest also short kernels and their launches and, on GPUs, what executors
-did for so short, with --gpus all but the first GPUs. Names of kernels are cut to 48
-characters and a checksum, but for communication kernels. Times are not touched.
+Always removed: stats that gpudiag does not read, events of zero duration, and threads that neither launch, nor train,
+nor contain profiler overhead. `--shortest` also removes short kernels with their launches and, on GPUs, short executor
+events. `--gpus` removes all but the first GPUs. Names of kernels are cut to 48 characters and a checksum, except for
+communication kernels. Times are unchanged.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from typing import Any
 from gpudiag.model.protobuf import message_type
 
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
-#: Read of GPUs alone, and of these events of hosts alone.
+#: Stats that are read on GPUs only, and host events whose stats are read.
 _READ_OF_DEVICES = {"tf_op", "name"}
-#: What JAX's main thread does to launch, without which a recording does not say that it is of JAX.
+#: JAX's main thread launches through this call, by which JAX is recognized.
 _DISPATCH = "PjitFunction("
 _READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
-#: An op and its type, by which exchanges are known.
+#: An op and its type, by which communication is recognized.
 _OP = re.compile(r"[^:\s(]+:\w+")
 
 
 def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus: int | None = None) -> None:
-    """Write a small copy."""
+    """Write a small copy of an XSpace."""
     data = source.read_bytes()
     space = message_type("xplane", "XSpace").FromString(gzip.decompress(data) if source.suffix == ".gz" else data)
     last_ps = _end_of_steps(space, steps)
@@ -41,7 +41,7 @@ def minify(source: Path, target: Path, steps: int | None, shortest_ps: int, gpus
         if plane.name == "/host:__ScopeRangeCallStack__":
             space.planes.remove(plane)
             continue
-        devices = any(one.name.startswith("/device:") for one in space.planes)
+        devices = any(plane.name.startswith("/device:") for plane in space.planes)
         _slim(plane, last_ps, late, shortest_ps, devices=devices)
     del space.hostnames[:]
     space.hostnames.append("node-a")
@@ -61,7 +61,7 @@ def _begin_ps(line: Any, event: Any) -> int:
 
 
 def _end_of_steps(space: Any, steps: int | None) -> int:
-    """When the last of the steps that stay has ended on the host."""
+    """Return when the last remaining step ends on the host."""
     ends: list[int] = []
     for plane in space.planes:
         names = _stat_names(plane)
@@ -73,7 +73,7 @@ def _end_of_steps(space: Any, steps: int | None) -> int:
 
 
 def _launched_after(space: Any, last_ps: int) -> set[int]:
-    """Correlation ids of what the host launched later."""
+    """Return the correlation ids of launches after this time."""
     late: set[int] = set()
     for plane in space.planes:
         if plane.name.startswith("/device:"):
@@ -87,7 +87,7 @@ def _launched_after(space: Any, last_ps: int) -> set[int]:
 
 
 def _without(space: Any, gpus: int | None) -> set[int]:
-    """Drop the planes of all GPUs but the first ones. Returns the correlation ids of their work."""
+    """Remove the planes of all GPUs but the first ones. Return the correlation ids of their work."""
     others = [
         plane
         for plane in space.planes
@@ -103,7 +103,7 @@ def _without(space: Any, gpus: int | None) -> set[int]:
 
 
 def _short_kernels(space: Any, shortest_ps: int) -> set[int]:
-    """Correlation ids of the kernels that are shorter; copies and communication stay."""
+    """Return the correlation ids of kernels shorter than this; copies and communication are kept."""
     short: set[int] = set()
     for plane in space.planes:
         if not plane.name.startswith("/device:"):
@@ -127,7 +127,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
     for line in list(plane.lines):
         kept = []
         for event in line.events:
-            if plane.event_metadata[event.metadata_id].name.startswith("$"):  # Python's functions
+            if plane.event_metadata[event.metadata_id].name.startswith("$"):  # Python functions
                 continue
             if devices and _is_executors(plane, event) and event.duration_ps < shortest_ps:
                 continue
@@ -153,7 +153,7 @@ def _slim(plane: Any, last_ps: int, late: set[int], shortest_ps: int, *, devices
 
 
 def _forget_unused(plane: Any) -> None:
-    """Drop the names that no event has any more, and number the others from 1, the most used first."""
+    """Remove unused names, and number the others from 1, the most used first."""
     events = [event for line in plane.lines for event in line.events]
     used = [ident for ident, _ in Counter(event.metadata_id for event in events).most_common()]
     number = {ident: place for place, ident in enumerate(used, start=1)}
@@ -190,7 +190,7 @@ def _forget_paths(plane: Any) -> None:
 
 
 def _packed(data: bytes) -> bytes:
-    """Gzip, by zopfli where it is installed."""
+    """Compress with zopfli if it is installed."""
     try:
         from zopfli.gzip import compress
     except ImportError:

@@ -1,16 +1,16 @@
-"""Pack the whole recording of one job into a single small file, and unpack it again.
+"""Pack the full recording of one job into a single small file, and unpack it.
 
     python -m tests.traces.pack pack DIRECTORY_OR_TRACE TARGET.npz
     python -m tests.traces.pack unpack SOURCE.npz DIRECTORY
 
-Nothing that gpudiag reads is lost, so that `gpudiag analyze --json` says of what was unpacked what it says of the
-recording, to the byte. Gone are phases other than X (arrows, instants, names of processes) and the arguments and
-headers that no reader reads.
+Everything that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
+recording. Phases other than X (arrows, instants, names of processes) are removed, and arguments and headers that no
+reader reads.
 
-Events of all ranks become columns: an index into a list of distinct events without times, the start in nanoseconds as
-the distance from the event before, the duration, and the correlation, likewise as a distance. The columns are members
-of a NumPy archive, each packed with LZMA: a seventh of the gzip-packed JSON. Threads follow one another, as neighbours
-of one thread are most alike; readers put events in order anyhow.
+Events of all ranks become columns: an index into a list of distinct events without times, the difference of the start
+in nanoseconds to the previous event, the duration, and the difference of the correlation. The columns are members of a
+NumPy archive, each compressed with LZMA, which takes a seventh of the gzip-compressed JSON. Events are sorted by
+thread, because neighbours in one thread are most similar; readers sort events by time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_WRITTEN = (1980, 1, 1, 0, 0, 0)  # one time for all, so that the same recording is the same file
+_WRITTEN = (1980, 1, 1, 0, 0, 0)  # a constant time, so that the same recording gives the same file
 
 
 def _in_order(event: dict[str, Any]) -> tuple[str, str, Decimal]:
@@ -48,7 +48,7 @@ def _nanoseconds(microseconds: Decimal | int) -> int:
 
 
 def _differences(values: list[int]) -> NDArray[np.int64]:
-    """Each number less the one before, the first as it is."""
+    """Return each number minus the previous one, and the first number unchanged."""
     column = np.array(values, dtype=np.int64)
     column[1:] -= column[:-1].copy()
     return column
@@ -84,7 +84,8 @@ def pack(source: Path, target: Path) -> None:
         about = json.dumps({"files": files, "events": [json.loads(text) for text in texts]}, default=float)
         _add(archive, "about.json", about.encode())
         for name, values in members.items():
-            # The first bytes of all numbers, then the second, and so on: those that are always 0 then cost nothing.
+            # The first bytes of all numbers come first, then the second bytes, and so on, so that bytes that are always
+            # 0 compress well.
             planes = np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
             content = io.BytesIO()
             np.save(content, planes)
@@ -98,7 +99,7 @@ def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def unpack(source: Path, directory: Path) -> None:
-    """Write the traces of a packed recording into a directory, under the names that they had."""
+    """Write the traces of a packed recording into a directory, under their original names."""
     with zipfile.ZipFile(source) as archive:
         about = json.loads(archive.read("about.json"))
         event, duration_ns = _column(archive, "event", np.int32), _column(archive, "duration_ns", np.int64)

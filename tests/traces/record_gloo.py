@@ -1,4 +1,4 @@
-"""Record the traces in `gloo_dataloader/`: two CPU processes, DistributedDataParallel, a DataLoader, one all-reduce.
+"""Record the traces in `gloo_dataloader/`: two CPU processes with DDP, a DataLoader, and one all-reduce.
 
 torchrun --nproc-per-node 2 tests/traces/record_gloo.py OUT_DIRECTORY
 python tests/traces/minify.py OUT_DIRECTORY/rank0.pt.trace.json.gz … --forget-host

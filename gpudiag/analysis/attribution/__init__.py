@@ -1,4 +1,4 @@
-"""Attribute device time: exclusive buckets, hidden communication, and who waited for whom."""
+"""Attribute device time: exclusive buckets, hidden communication, and waits of ranks for each other."""
 
 from gpudiag.analysis.attribution.attribute import attribute
 

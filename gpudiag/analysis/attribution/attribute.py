@@ -10,8 +10,8 @@ the launching thread is untraced:
                                     ^ sync, as long as the time lost in the call, then launch
 
 * `input`: the thread waited for data.
-* `sync`: the thread was blocked on the device, or caught up afterwards. Catching up lasts at most as long as the block,
-  because without the block the launches would have been earlier by at most that time.
+* `sync`: the thread was blocked on the device, or caught up after such a block. Catching up lasts at most as long as
+  the block, because without the block the launches would have been earlier by at most that time.
 * `launch`: the thread ran framework ops, Python between them, or the launch itself.
 * `idle`: the activity is unknown, or the profiler delayed the host.
 
@@ -265,7 +265,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return raw intervals of communication that is no collective: copies and, on CPU tracks, enqueues."""
+    """Return raw intervals of communication other than collectives: copies and, on CPU tracks, enqueues."""
     ops = track.ops
     chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[chosen], ops.end[chosen])

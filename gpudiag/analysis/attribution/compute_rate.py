@@ -42,7 +42,7 @@ def compute_rate(run: RunRecord) -> ComputeRate | None:
 
 
 def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons: dict[str, str]) -> float | None:
-    """Return the rate on the slowest rank; None, with a reason added, without unprofiled steps."""
+    """Return the rate on the slowest rank. Without unprofiled steps, return None and add a reason."""
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
     if step_ms > 0:
         return flops_per_step / step_ms / 1e9
@@ -51,7 +51,7 @@ def _tflops_per_s(ranks: tuple[RankRecord, ...], flops_per_step: float, reasons:
 
 
 def _share_percent(rate: float | None, peak: float | None, reasons: dict[str, str]) -> float | None:
-    """Return the share of the peak; None, with a reason added, if it is more than all of it."""
+    """Return the share of the peak. If it exceeds 100 %, return None and add a reason."""
     share = None if rate is None or peak is None else 100 * rate / peak
     if share is not None and share > _WHOLE_PERCENT:
         share, reasons["mfu_percent"] = None, "more than the peak: the peak or the count of operations is wrong"

@@ -32,7 +32,7 @@ class _TrackWork(NamedTuple):
 
 
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    """Return the modules of all tracks; without any, the reason if the run has one, else None.
+    """Return the modules of all tracks. Without modules, return the reason from the run record, or None.
 
     Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. `net` adds 1 ms forward.
     The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. Including `net.a`, `net` takes 4 and 5 ms.

@@ -119,7 +119,7 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
     """Return the collectives in the analysed windows by operation, group and size, most time first.
 
-    Traces of different runs give none.
+    The result is empty if the traces are of different runs.
     """
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()

@@ -19,16 +19,16 @@ Portions = dict[Key, tuple[float, float]]
 
 #: Thirty years in milliseconds. gpudiag wrote no file with a longer step.
 _LONGEST_MS = 1e12
-#: Portions kept of one rank: the largest say what it did; all of them would be most of the file.
+#: Portions kept of each rank; the largest describe its work, and all of them would be most of the file.
 MOST_PARTS = 5
 
 
 @dataclass(frozen=True)
 class ComparedAnalysis:
-    """An analysis and its means.
+    """An analysis with its means.
 
     Raises:
-        UnreadableInputError: it has no device with a step, or values out of range.
+        UnreadableInputError: the analysis has no device with a step, or values out of range.
     """
 
     analysis: Analysis
@@ -66,11 +66,11 @@ class ComparedAnalysis:
 
     @cached_property
     def hidden_ms(self) -> float:
-        """Communication beside compute, averaged over the live devices."""
+        """Communication during compute, averaged over devices with steps."""
         return self.mean(device.hidden_communication_ms for _, device in self.live.values())
 
     def bucket_ms(self, bucket: str) -> float:
-        """Return one bucket, averaged over the live devices."""
+        """Return one bucket, averaged over devices with steps."""
         return self.mean(device.buckets_ms.get(bucket, 0.0) for _, device in self.live.values())
 
     @cached_property
@@ -149,7 +149,7 @@ def rank_changes(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[Ran
 
 
 def wait_changes(before: Analysis, after: Analysis) -> tuple[WaitChange, ...]:
-    """Return the change of waiting by pair of ranks that both runs have, largest difference first."""
+    """Return the change of waits by pair of ranks that both runs have, largest difference first."""
     common = set(before.ranks_present) & set(after.ranks_present)
     waits: dict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     for side, analysis in enumerate((before, after)):
@@ -168,7 +168,7 @@ def _both_have_portions(before: ComparedAnalysis, after: ComparedAnalysis) -> bo
 
 
 def _portion_changes(before: Portions, after: Portions) -> tuple[PartChange, ...]:
-    """Return every portion of either side, largest difference first; a missing one took 0 ms."""
+    """Return every portion of either side, largest difference first; a missing portion counts as 0 ms."""
     changes = []
     for key in before.keys() | after.keys():
         bucket, name, group, size_bytes = key

@@ -44,7 +44,7 @@ _SAME: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: From this share of the difference on, it is mostly about waiting: a straggler of two ranks makes half of it.
+#: From this share of the difference on, the difference is mostly waiting: with a straggler of two ranks it is half.
 _WAIT_SHARE = 0.4
 #: From this share of something on, it is most of it.
 _MOST = 0.5
@@ -54,7 +54,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
     """Return the difference `after - before`.
 
     Raises:
-        UnreadableInputError: one of them has no step to compare, or values out of range.
+        UnreadableInputError: an analysis has no step to compare, or values out of range.
     """
     old, new = ComparedAnalysis(before), ComparedAnalysis(after)
     steps = _step_changes(old, new)
@@ -193,13 +193,13 @@ def find_cause(
     """Find the cause of a difference of mean step times, in its direction.
 
     Args:
-        difference_ms: of the profiled step.
+        difference_ms: difference of the profiled step.
         buckets: all eight.
         ranks: every device of both runs, or none if the runs have different ones.
         waits: the waits that changed.
 
     Returns:
-        None if nothing changed in the direction of the difference.
+        Return None if nothing changed in the direction of the difference.
     """
     sign = 1.0 if difference_ms > 0 else -1.0
     waiting = sign * next(bucket.difference_ms for bucket in buckets if bucket.bucket == WAIT)

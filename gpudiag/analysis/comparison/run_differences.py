@@ -1,4 +1,4 @@
-"""Find what differs between two runs apart from their times, and what it means for the comparison."""
+"""Find differences between two runs other than step times, and what they mean for the comparison."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from math import fsum
 from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: In recordings of one model (4 x H200, with various faults and strategies), at least 80 % of either's compute is in
-#: kernels of both; in recordings of different models, mostly under 50 % of one's.
+#: In two recordings of one model (4 x H200, with various faults and strategies), at least 80 % of the compute of each
+#: is in kernels that both have; in recordings of different models, mostly under 50 % for at least one of the two.
 SAME_KERNELS = 0.5
 #: What a difference means; that of a version alone may explain the difference of times.
 _MESSAGES = {

@@ -1,7 +1,7 @@
 """Provide the facts that every rule reads, each computed once, without outlier steps.
 
-A mean over unlike steps describes none of them. If one of 147 ms is among steps of 29 ms, the mean suggests that each
-step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
+A mean over steps of different kinds describes no step. If one of 147 ms is among steps of 29 ms, the mean suggests that
+each step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from gpudiag.units import milliseconds
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One job: its timeline and attribution, and the facts of its machine and run.
+    """A job: its timeline and attribution, and the facts of its machine and run.
 
     Attributes:
         timeline: device tracks of all ranks on one clock.
@@ -103,7 +103,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return the exposed ms per step in these buckets by rank, of the rank's device with most."""
+        """Return the exposed ms per step in these buckets by rank; of several devices, the one with most."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -140,7 +140,8 @@ class Case:
 def without_outlier_steps(case: Case) -> Case:
     """Return the case reduced to the longest run without outliers if outliers are few, else the whole case.
 
-    With an unprofiled step time, outliers may be many, but the reduced case must be nearer to that time than the whole.
+    With an unprofiled step time there may be many outliers, but the reduced case must be nearer to that time than the
+    whole case.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:

@@ -44,11 +44,11 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
-#: What recording does not lengthen, as it is the device's, but may leave without compute beside it.
+#: Buckets of device time, which recording does not lengthen; but it may leave them without overlapping compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
-#: Buckets that a stall accounts for only by a part of its place (`one_place`).
+#: Buckets for which a stall accounts only by a part of its location (`one_place`).
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
-#: Which findings account for a bucket, and what takes all of it away.
+#: The findings that account for a bucket, and the edits that remove all of it.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
     "communication_wait": (("straggler", "communication-bound"), (without_communication,)),
@@ -308,7 +308,7 @@ def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None)
 
 
 def path_of_fixes(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> tuple[Fix, ...]:
-    """Return the fixes in the order reported, without those that save nothing after the ones before them."""
+    """Return the fixes in the reported order, without fixes that save nothing after the previous ones."""
     costs, chain = what_if.corrected, []
     for scored in findings:
         costs = scored.proposal.edit(what_if, costs)

@@ -1,9 +1,9 @@
-"""Merge findings at one place of the step into one finding.
+"""Merge findings at one location of the step into one finding.
 
 A place is the host time between two consecutive ranges of the training thread. For example, saving a checkpoint copies
-tensors to the host, waits for the copies, and runs Python in between. Each of these is a finding, but none can be fixed
-alone. If removing one place from the step removes a stall together with other findings, they are merged into one
-finding, whose `parts_ms` lists its components.
+tensors to the host, waits for the copies, and runs Python in between. Each of these causes is a finding, but none can
+be fixed alone. If removing one place from the step removes a stall together with other findings, they are merged into
+one finding, whose `parts_ms` lists its components.
 
     training thread   │forward│ backward │Optimizer.step│ copy, wait, Python, copy, wait, Python │next(loader)│
                                                          └────────────── one place ─────────────┘
@@ -40,7 +40,7 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import DeviceTrack, OpClass
 
 _STALL = HostStall.code
-#: Codes of findings that may be merged: the host itself causes them at some instant of the step.
+#: Codes of findings that may be merged, because the host causes them at one location of the step.
 MERGED_CODES = frozenset({_STALL, "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
 _FORWARD = "the model's forward pass"
 SAVING = pytorch(
@@ -94,7 +94,7 @@ def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
 
 
 def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Return the finding; lower the savings of launch overhead to what it saves once the place is gone.
+    """Return the finding; reduce the savings of launch overhead to its savings after the location is removed.
 
     Launch overhead is always scored after waste is removed.
     """
@@ -107,7 +107,7 @@ def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFi
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
     """Return description and nodes of the place with the most untraced host time; None if no place has any.
 
-    Places that launch much of the model's compute are ignored, because they are the training itself.
+    Locations that launch much of the model's compute are ignored, because they are the training.
     """
     device = what_if.graph.device
     computes = (device.op_class == OpClass.COMPUTE) & (device.launch != NONE)
@@ -139,7 +139,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # the same range in two steps: the whole step lies between
+                continue  # the same range in two steps: a whole step is between them
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)

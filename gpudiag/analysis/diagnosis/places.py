@@ -58,7 +58,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
     Args:
         events: one process's events.
         thread: the thread.
-        begin_ns, end_ns: the span, on the events' own clock.
+        begin_ns, end_ns: the span, on the events' clock.
     """
     frames = np.flatnonzero((events.role == Role.USER_FUNCTION) & (events.thread == thread))
     frames = frames[(events.end_ns[frames] > begin_ns) & (events.start_ns[frames] < end_ns)]
@@ -70,7 +70,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
         while open_frames and open_frames[-1][0] <= start:
             open_frames.pop()
         name = events.name_of(row)
-        # A broken record may have a frame end after the one around it: cut it there.
+        # In a broken record a frame may end after its enclosing frame; cut it there.
         stop = min(end, open_frames[-1][0]) if open_frames else end
         total[name] += stop - start
         if open_frames:
@@ -175,7 +175,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
     """Return the slow operators if a few names have most of their time, else an empty dict.
 
-    Many names show a thread that sometimes loses its core, which slows whichever operator runs at that time.
+    Many names show a thread that sometimes loses its core, which slows any operator that runs at that time.
     """
     slow = slow_operators(case, ranks)
     first = list(slow.values())[:FEW_SLOW_CALLS]

@@ -1,4 +1,5 @@
-"""The registry of all that makes findings of traces. A rule that is not listed here is not asked."""
+"""Register all rules, and all other code that makes findings from traces. A rule that is not listed here is not
+asked."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ RULES: tuple[type[Rule], ...] = (
 )
 #: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, and by traces that are missing.
 REVISIONS = (with_unprofiled_input, with_unseen_communication)
-#: Makes findings of a recording that cannot be simulated, from shares of its step.
+#: Makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes
 #: The rule that concludes from all other findings.
 CONCLUSION = ComputeBound

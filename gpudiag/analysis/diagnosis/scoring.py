@@ -2,8 +2,8 @@
 
 Savings alone say what to believe, not what to do. A host that spends 30 ms in its loader and 15 ms launching, for a
 device that needs 31 ms, is 14 ms faster without the loader and 14 ms faster without launching. But nobody can do
-without launching, and once the loader is fixed the device hides it. Waste is therefore scored as it is, and launching
-in a job without the waste that was found, with communication and without it.
+without launching, and once the loader is fixed the device hides it. Therefore waste is scored in the recorded job, and
+launch overhead in a job without the found waste, both with and without communication.
 
 Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, removing either
 lets the device set the pace. Both are findings, each with its own savings, and each names the other in `instead`.
@@ -59,7 +59,7 @@ class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
 def score(
     what_if: WhatIf, proposals: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the findings in the order in which they are reported, and the doubts about those that may be chance."""
+    """Return the findings in the reported order, and the doubts about findings that may be chance."""
     # Insignificant waste is not subtracted when launching is scored, so waste goes first.
     wastes, doubts = _significant(what_if, [p for p in proposals if p.kind == "waste"], (), significance)
     kept = [scored.proposal for scored in wastes]
@@ -70,8 +70,8 @@ def score(
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     """Return what each proposal saves, in ms of a step.
 
-    A proposal saves nothing if all of its savings are those of `beyond` (communication that costs only calls of the
-    host), and launching saves clearly more: then it is a matter of launching.
+    A proposal saves nothing if all of its savings are those of `beyond` (communication that costs only host calls) and
+    removing launch overhead saves clearly more, because then launch overhead is the cause.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -103,7 +103,7 @@ def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], saving
 
 
 def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
-    """Return the costs of a host that only launches: without waste and without communication."""
+    """Return the scenario of a host that only launches: without waste and without communication."""
     costs = without_waste(what_if, proposals, savings)
     return _without_kind("communication", costs, what_if, proposals, savings)
 
@@ -125,7 +125,8 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the proposals that save something beside these wastes, and doubts about those that may be chance."""
+    """Return the proposals that save time in addition to these wastes, and doubts about proposals that may be
+    chance."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -173,12 +174,12 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:
         return True
     if sooner.proposal.kind != "launching" or later.finding.cause == "launch":
-        return False  # a straggler that launches slowly is a matter of launching, too
+        return False  # a straggler that launches slowly counts as launch overhead too
     return worth_it
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Return the findings, each with the codes of the others that need not be fixed once it is."""
+    """Return the findings, each with the codes of those findings that need no fix after it is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -212,7 +213,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
     reported = np.array([scored.savings_ms for scored in findings])
     variations = [*_without_each_step(what_if, findings), *_at_other_costs(what_if, findings)]
     kept = np.array([_stays(findings, reported, savings) for savings in variations]).reshape(-1, len(findings))
-    # A single step does not tell how steps vary.
+    # A single step does not show how steps vary.
     share = kept.mean(axis=0) if len(kept) and what_if.graph.steps > 1 else np.zeros(len(findings))
     if len(findings) > 1 and findings[0].finding.code not in findings[1].finding.instead:
         tie = findings[1].savings_ms >= (1 - AS_RECORDED) * findings[0].savings_ms
@@ -257,7 +258,7 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
 
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return what each finding saves with the profiler's cost at either end of its interval."""
+    """Return the savings of each finding with the profiler's cost at either end of its interval."""
     if (
         what_if.unprofiled_ms is not None
         or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms
@@ -271,8 +272,8 @@ def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[
 def settled(case: Case, finding: Finding) -> Finding:
     """Return the finding with high confidence if the unprofiled steps show the same wait for input.
 
-    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of them, and if half its
-    95 % interval is at most that.
+    The waits are the same if the unprofiled wait differs from the savings by at most a quarter of the savings, and if
+    half its 95 % interval is at most that quarter.
     """
     saved = finding.recoverable_ms_per_step
     wait_ms, half_width_ms = _unprofiled_wait(case, finding) or (None, 0.0)

@@ -1,7 +1,7 @@
 """Test whether a finding about hosts is due to chance or to recording, and bound the step time without the profiler.
 
-The profiler does not slow kernels and copies. It slows host work by a cost that is known to about 15 % and differs by
-host, rank and step. A finding about hosts asks for action only if it passes two tests:
+The profiler does not slow kernels and copies. It slows host work by a cost that is known to about 15 % and differs
+between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
   and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
@@ -66,7 +66,7 @@ class Significance(msgspec.Struct, frozen=True):
     what_if: WhatIf
 
     def doubt(self, finding: Finding, gain_ms: float, before: Sequence[Edit], edit: Edit) -> str | None:
-        """Return the reason to doubt the finding; None without doubt, or if it asks for no action.
+        """Return the reason to doubt the finding; None if there is none, or if the finding asks for no action.
 
         Args:
             finding: the finding.
@@ -106,10 +106,10 @@ class Significance(msgspec.Struct, frozen=True):
         return self.what_if.per_event_ns / NS_PER_US
 
     def _recording_doubt(self, finding: Finding, saved_ms: float) -> str:
-        """Return the reason why the profiler may have caused the difference between hosts; "" without doubt.
+        """Return the reason why the profiler may have caused the difference between hosts; "" if there is none.
 
         A rank may do the same work as its peers and be slower because its recording cost more. If recording took more
-        of the step than the finding saves, only unprofiled steps distinguish a slow host from a costly recording. A
+        of the step than the finding saves, only unprofiled steps can distinguish a slow host from a costly recording. A
         host without a core is so slow that no doubt remains.
         """
         gain_ms = finding.recoverable_ms_per_step or 0.0
@@ -143,7 +143,8 @@ class Significance(msgspec.Struct, frozen=True):
         )
 
     def _does_more_work(self, ranks: tuple[int, ...], gain_ms: float) -> bool:
-        """Return whether a host of these ranks records more events than most, or is as slow as one without a core."""
+        """Return whether a host of these ranks records more events than most, or is as slow as a host without a
+        core."""
         host, steps = self.what_if.graph.host, max(self.what_if.graph.steps, 1)
         ranked = self.what_if.graph.ranks
         busy = {

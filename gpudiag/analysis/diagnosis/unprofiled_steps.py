@@ -124,7 +124,7 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """Warn that there is no kernel-only trace, with the reason, if a rank has one."""
+    """Warn if a rank has no kernel-only trace and its record has the reason."""
     notes = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((note for note in notes if note), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
@@ -136,8 +136,8 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
     While the host fetches, the device still works for the `lead_ms` of the previous step. Only a longer fetch makes the
     device wait. On a CPU the training thread is the device and waits for the whole fetch.
 
-    Worked example. The host is 5 ms ahead after it enqueued a step. It fetches the next batch for 8 ms. The device
-    waits for 3 ms.
+    Worked example. The host is 5 ms ahead after it enqueued a step. The host fetches the next batch for 8 ms. The
+    device waits for 3 ms.
     """
     timed = rank.timed
     if timed is None or timed.input_ms is None:
@@ -189,9 +189,9 @@ def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
     - If the workers of all loaders are known, the bound is the excess of the step over the time that most ranks'
       workers need for its batches, because without this rank's input the step would still take that time.
 
-    Worked example. Each of two ranks has one worker, which takes 20.2 ms for a batch, in steps of 20.5 ms. The worker
-    of rank 1 runs 13 ms behind that of rank 0, so that rank 1 waits in every step and rank 0 in none. Rank 1's input
-    lengthens the step by at most 0.3 ms.
+    Worked example. Example: each of two ranks has one worker, which takes 20.2 ms per batch, in steps of 20.5 ms. The
+    worker of rank 1 runs 13 ms behind that of rank 0, so that rank 1 waits in every step and rank 0 in none. Rank 1's
+    input lengthens the step by at most 0.3 ms.
     """
     ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
@@ -230,10 +230,10 @@ def alone_waited_for(
 
     A host that runs ahead fills its device's launch queue and then waits as long as the device waits for other ranks.
     Its step takes as long as that of the host that delays all, so that only their leads distinguish them. Steps that
-    the other hosts delayed are subtracted, because hosts that delay each other in turns are slow by chance.
+    the other hosts delayed are subtracted, because hosts that alternate in delaying each other are slow by chance.
 
-    Worked example. Both hosts take 50 ms for each of 20 steps. One runs ahead of its device by 45 ms. The other never
-    runs ahead and delays the steps.
+    Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
+    host never runs ahead, and delays the steps.
 
     Args:
         run: the record.

@@ -38,7 +38,7 @@ GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "
 _DRAWS = 400
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Minimum number of measured device counts for an extrapolation, because two determine no shape.
+#: Minimum number of measured device counts for an extrapolation, because two do not determine a shape.
 _FEWEST = 3
 #: Multiples of the largest measured number of devices to forecast if no network is given.
 _TIMES = (2, 4, 8)
@@ -96,7 +96,7 @@ def fit(step_ms: Mapping[int, Estimate]) -> Fit:
         raise ValueError("a fit needs the step time of one device and of at least one larger number")
     values = np.array([step_ms[n].value for n in sizes])
     scatter = np.array([step_ms[n].standard_error for n in sizes])
-    # Runs do not repeat better than this, regardless of their number of steps.
+    # Repeated runs differ by at least this much, regardless of their number of steps.
     errors = np.maximum(scatter, 0.005 * values)
     candidates = [_solve(sizes, values[None, :], errors, growth) for growth in GROWTHS]
     best = min(candidates, key=lambda solution: solution[1][0])[0][0]

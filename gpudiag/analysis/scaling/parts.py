@@ -2,8 +2,8 @@
 
 Recorded steps take up to twice as long as unprofiled ones. The profiler slows the ranks' hosts unequally, so that ranks
 wait for each other, and waiting collectives slow concurrent kernels. Therefore the parts are not read off the trace.
-The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then one
-cause after the other is removed, and the resulting reduction of the step time is the part of that cause:
+The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then the
+causes are removed in sequence, and the resulting reduction of the step time is the part of that cause:
 
     as timed                                                            40 ms
     no rank later than the others, in any step         waiting           38
@@ -55,7 +55,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         timed_ms: mean time of the same job's unprofiled steps.
         staged: gradients are communicated through host memory. Copies to and from it, and waiting for the threads that
             reduce them, then count as transfer.
-        fed: the job loads batches. If not, unexplained waiting counts as host time.
+        fed: the job loads batches. If it does not, unexplained waiting counts as host time.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:

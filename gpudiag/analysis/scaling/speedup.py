@@ -195,7 +195,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether two points differ in the strategy alone; on one device that changes the time by a few percent."""
+    """Return whether two points differ only in the strategy, which on one device changes the time by a few percent."""
     same = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same and a.strategy != b.strategy and a.device_indices == b.device_indices
 

@@ -1,4 +1,4 @@
-"""Arrange many results in one table, and rank only results that differ in nothing but the strategy.
+"""Arrange many results in one table, and rank only results that differ only in the strategy.
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
 options, on the same number of devices, on the same machine with the same software. All others are listed without a

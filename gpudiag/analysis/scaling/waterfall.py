@@ -52,7 +52,7 @@ def waterfall(
         point: N devices, measured.
         baseline: one device, measured, of the same curve.
         several, one: the parts of a step of `point` and of `baseline`.
-        independent: N devices and one of the same job without communication, if measured.
+        independent: N devices and one device without communication, if measured.
 
     Raises:
         ValueError: a figure is missing.
@@ -91,7 +91,7 @@ def measured_waterfall(
 
     Args:
         point, baseline: as for `waterfall`.
-        independent: N devices and one of the same job without communication.
+        independent: N devices and one device without communication.
 
     Raises:
         ValueError: a figure is missing.
@@ -142,7 +142,7 @@ def pace_ms(point: PointRecord) -> float:
     If devices run independently, this follows from their total throughput, not from the slowest device.
 
     Raises:
-        ValueError: it was not measured.
+        ValueError: the step time was not measured.
     """
     if point.samples_per_s is None:
         raise ValueError(f"{point.id} has no throughput")

@@ -32,14 +32,14 @@ from gpudiag.intervals import median
 
 #: Maximum number of collectives by which one capture may begin later than another.
 _WIDEST_LAG = 256
-#: Maximum number of collectives that vote on the offset; bounds the time for long captures.
+#: Maximum number of collectives that vote on the offset, which limits the time for long captures.
 _VOTERS = 512
 #: Number of candidate offsets that are evaluated in full.
 _MOST_CANDIDATES = 8
 
 
 class CollectiveSequence(msgspec.Struct, frozen=True):
-    """One rank's collectives in one group, in order of start.
+    """A rank's collectives in one group, in order of start.
 
     Attributes:
         start, end: int64[n], ns.
@@ -80,8 +80,8 @@ def align(a: CollectiveSequence, b: CollectiveSequence, *, clocks_comparable: bo
 
     Args:
         a, b: the collectives of the two ranks.
-        clocks_comparable: True if both clocks count from a known common origin, up to a small error. Of pairings that
-            fit equally well, the one with the smallest offset is then chosen.
+        clocks_comparable: True if both clocks count from a known common origin, up to a small error. If several
+            pairings fit equally well, the pairing with the smallest offset is then chosen.
     """
     candidates = _offsets(a, b, LEAST_TOLERANCE_NS, clocks_comparable)
     fits = [_fit(a, b, offset, LEAST_TOLERANCE_NS) for offset in candidates]
@@ -131,7 +131,7 @@ def _offsets(a: CollectiveSequence, b: CollectiveSequence, tolerance: int, clock
 class _Fit(msgspec.Struct, frozen=True):
     """A pairing of symmetric collectives under one offset, in order of a.
 
-    `coverage` is the matched share of the collectives that both captures recorded, of the rank with fewer of them.
+    `coverage` is the matched share of the collectives that both captures recorded, for the rank with fewer collectives.
     """
 
     a: NDArray[np.intp]
@@ -205,8 +205,8 @@ def _by_overlap(a: CollectiveSequence, b: CollectiveSequence) -> _Fit:
     """Pair the collectives that overlap in time, in order, within each signature, on one clock.
 
     No participant of a symmetric collective leaves before all have arrived, so its records on two ranks must overlap.
-    On busy processors host-side collectives (gloo) end milliseconds apart, so that only the overlap is reliable. These
-    ends do not determine the clocks, which stay unchanged; the whole distance is residual.
+    On busy CPUs host-side collectives (gloo) end milliseconds apart, so only their overlap is reliable. These ends do
+    not determine the clocks, which stay unchanged; the whole distance is residual.
     """
     indices_a, indices_b = [], []
     for signature in sorted({*a.signature[a.symmetric].tolist()} & {*b.signature[b.symmetric].tolist()}):
@@ -262,7 +262,7 @@ def _finish(a: CollectiveSequence, b: CollectiveSequence, good: list[_Fit], cloc
 def _between(a: CollectiveSequence, b: CollectiveSequence, fit: _Fit) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Pair rooted collectives between two matched neighbours, if both ranks recorded the same sequence there.
 
-    Before the first match and after the last, a capture may lack collectives. There, collectives are paired outwards
+    A capture may lack collectives before the first match and after the last. There, collectives are paired outwards
     from the match, as long as the signatures agree.
     """
     rooted_a, rooted_b = np.flatnonzero(~a.symmetric), np.flatnonzero(~b.symmetric)

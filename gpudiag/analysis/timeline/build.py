@@ -183,12 +183,12 @@ class _Host:
         self.communication, self.calls_beside = communication_spans(trace, self._threads, self.steps)
 
     def _launches(self) -> tuple[NDArray[np.intp], NDArray[np.int32]]:
-        """Return the calls that launched device work (on CPUs: top-level ops), and the name of what each launched."""
+        """Return the calls that launched device work (on CPUs: top-level ops), and the name of each call's work."""
         events, known = self.events, self.calls != UNKNOWN
         if len(self.device_rows) == 0:
             tops = _top_level(events.rows_of(EventKind.OPERATOR), events.start_ns, events.end_ns, events.thread)
             return tops, events.name[tops]
-        # A launch is named by what it launched, because most calls are named cudaLaunchKernel.
+        # A launch is named after its work, because most calls are named cudaLaunchKernel.
         launches, first = np.unique(self.calls[known], return_index=True)
         return launches, events.name[self.device_rows[known][first]]
 

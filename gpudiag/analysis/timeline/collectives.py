@@ -21,7 +21,7 @@ from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
-#: Operations whose participants all leave together. The others (rooted, point to point) may leave early.
+#: Operations that all participants leave together. The others (rooted, point to point) may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 #: Operations between two ranks, which are matched neither by order nor by end.
 POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
@@ -167,7 +167,7 @@ def _align_groups(tracks: list[TrackCalls], groups: dict[GroupKey, dict[int, NDA
 
 
 def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[int], list[ClockAlignment]]:
-    """Return the offset to add to each track's times, going from clock to clock along the pairs with most matches.
+    """Return the offset to add to each track's times, following pairs of clocks with most matches.
 
     Processes may have no collective path to the first process, for example stages of pipeline parallelism. These are
     aligned among themselves: the first process of each connected component keeps its clock.
@@ -274,7 +274,7 @@ def _is_alone(traces: Sequence[Trace], trace: Trace, world_size: int | None) -> 
         return False
     if stated == 1:
         return True
-    # A collective of an unknown group may belong to a job whose other traces are missing.
+    # If the group of a collective is unknown, it may belong to a job whose other traces are missing.
     return all(len(call.group_ranks) == 1 for call in trace.collectives)
 
 

@@ -66,10 +66,10 @@ def ranks_in_words(ranks: Iterable[int | None]) -> str:
 def covered_share(track: DeviceTrack) -> float:
     """Return the share of the device's busy time in the recording that the track's steps represent, 0 to 1.
 
-    Counted are the analysed windows, and the step before and the step after them. Those two are not analysed because
-    their bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that
-    follows the start of the last step counts as one step at most, because its end is not known. On a CPU, operators of
-    the training thread and collectives stand in for device work.
+    The analysed windows count, and the step before and the step after them. Those two are not analysed because their
+    bounds are not known, so each counts at most as much as the longest analysed step holds. Everything that follows the
+    start of the last step counts as one step at most, because its end is not known. On a CPU, operators of the training
+    thread and collectives replace device work.
 
         recording   ··██··│ #1  │ #2  │ #3  │ #4 │████████      first and last step left out: #2 and #3 analysed
         busy ms       4      20    21    20   9    60           (20 + 21 + 20 + 21) of 130 ms: 63 %
@@ -94,7 +94,7 @@ def _recorded_work(track: DeviceTrack) -> tuple[Intervals, NDArray[np.bool_]]:
     """Return the recorded device work as raw intervals, and for each whether a recorded step launched it.
 
     Work before the windows whose launch was not captured is left out: it was queued before the recording began. On a
-    CPU these are the training thread's operators, and the collectives, which run on threads of their own.
+    CPU, the training thread's operators count, and the collectives, which run on separate threads.
     """
     ops, calls = track.ops, track.collectives
     if not track.is_cpu:
@@ -170,7 +170,7 @@ def _recorded_share(trace: Trace, track: DeviceTrack) -> float:
 
 
 class DeviceActivity(msgspec.Struct, frozen=True):
-    """Launches of one process, and how much of their device work was recorded.
+    """Launches of one process, and the amount of their device work that was recorded.
 
     Attributes:
         launches: calls that put work into a device's queue, of such names as led to device work at least once; those
@@ -191,7 +191,7 @@ class DeviceActivity(msgspec.Struct, frozen=True):
 
     @property
     def lossy(self) -> bool:
-        """Return whether device ops were lost, or those of graphs not recorded."""
+        """Return whether device ops were lost, or the ops of graphs were not recorded."""
         return self.loses_launches or (self.graphs > 0 and not self.missing)
 
     @property
@@ -223,14 +223,14 @@ def _activity(trace: Trace, *, uses_devices: bool) -> DeviceActivity:
     answered = among(events.correlation[calls], events.correlation[work])
     if not (events.kind[work] == EventKind.KERNEL).any():
         launching = events.role[calls] == Role.LAUNCH
-        # Memsets are launches too; a process that only sets and copies has lost nothing.
+        # Memsets are launches too, so a process that only sets and copies has lost nothing.
         lost = 2 * np.count_nonzero(launching & ~answered) > np.count_nonzero(launching)
         missing = bool(lost or (uses_devices and not len(work)))
         if not missing and not len(work) and not len(events.rows_of(EventKind.OPERATOR)):
             marks = () if trace.step_marks else ("step marks",)
             return DeviceActivity(0, 0, missing=True, absent=("device activity", "host operators", *marks))
         return DeviceActivity(len(calls), int(np.count_nonzero(~answered)), missing=missing, graphs=graphs)
-    # Host functions are launched too, and never lead to device work.
+    # Host functions are launched too, but have no device work.
     names = events.name[calls]
     leads_to_work = np.bincount(names[answered], minlength=len(events.names)) > 0
     counted = leads_to_work[names] & _between_edges(answered)

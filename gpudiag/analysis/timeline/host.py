@@ -71,7 +71,7 @@ def pageable_copy_calls(events: EventTable, copy_rows: NDArray[np.intp], calls: 
     if len(copy_rows) == 0:
         return np.empty(0, np.intp)
     pageable = (events.host_memory[copy_rows] == HostMemory.PAGEABLE) & (calls >= 0)
-    # The driver buffers copies of a few kilobytes: they begin after their call has returned.
+    # The driver buffers copies of a few kilobytes, which begin after their call has returned.
     pageable &= events.start_ns[copy_rows] < events.end_ns[calls]
     candidates = distinct(calls[pageable])
     blocking: NDArray[np.intp] = candidates[events.role[candidates] == Role.COPY]
@@ -195,7 +195,7 @@ def _spans(events: EventTable, rows: NDArray[np.intp]) -> Intervals:
 
 
 def awaited_inside(trace: Trace, thread: int) -> Intervals:
-    """Return the training thread's waits as a set, on the trace's own clock. The process must compute on the host."""
+    """Return the training thread's waits as intervals, in the trace's clock. The process must compute on the host."""
     events = trace.events
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.thread[rows] == thread]
@@ -226,7 +226,7 @@ def _enclosed_enqueues(events: EventTable, rows: NDArray[np.intp]) -> list[tuple
 def _waits(
     events: EventTable, rows: NDArray[np.intp], outer: int, enqueue: int, executed: NDArray[np.intp]
 ) -> Intervals:
-    """Return the pauses of the operator at `outer`, after its enqueue, that were ended by one of its collectives."""
+    """Return the pauses after the enqueue in the operator at `outer` that ended with one of its collectives."""
     begin, end = int(events.start_ns[rows[enqueue]]), int(events.end_ns[rows[outer]])
     after = int(np.searchsorted(events.start_ns[rows], end, side="left"))
     inner = rows[enqueue:after]
@@ -237,7 +237,7 @@ def _waits(
     for pause, until in zip(start.tolist(), stop.tolist(), strict=True):
         if until - pause < WAITED_NS:
             continue
-        # A collective's thread may be preempted before it records its end, so that a slightly later end counts too.
+        # A collective's thread may be preempted before it records its end, so a slightly later end counts too.
         first, last = np.searchsorted(ended, [pause, until], side="right")
         late = last < len(ended) and ended[last] - until < until - pause
         if first < last or late:
@@ -250,7 +250,7 @@ def runtime_call_of(events: EventTable, device_rows: NDArray[np.intp]) -> NDArra
     """Return for each device row the row of the runtime call with its correlation id, or `UNKNOWN`.
 
     Several device ops may share one call (a CUDA graph launch). If several calls have the same id (a runtime call and
-    the driver call inside it), the call that starts first is used, which is the outer call.
+    the driver call inside it), the first to start is used, which is the outer call.
     """
     calls = events.rows_of(EventKind.RUNTIME)
     calls = calls[events.correlation[calls] != NO_CORRELATION]

@@ -1,10 +1,11 @@
 """Leave out copies of traces, and detect traces of several runs that were given as one job.
 
-Ranks that communicate in every step cannot drift apart: over the same steps none takes longer than another by more than
-the longest of them. A collective ends together on all ranks, so that the collectives of one rank match another's.
-Measured on 18 sound recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the
-time over three or four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two
-busy CPUs. Of two runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
+Ranks that communicate in every step cannot drift apart: over the same steps, their times differ by at most the longest
+step. A collective ends at the same time on all ranks, so the collectives of two ranks of one run match. Measured on 18
+sound
+recordings: all collectives seen by two captures match, except for up to 3 % at the edges, and the time over three or
+four steps differs by up to 0.1 of a step on GPUs (one rank in garbage collection), and 0.7 on two busy CPUs. Of two
+runs or two models mixed nothing matches. Recordings of two runs may also follow each other:
 
     run A   ├ rank 0 ┤
             ├ rank 1 ┤
@@ -46,7 +47,7 @@ class Deduplicated(msgspec.Struct, frozen=True):
 
 
 def without_copies(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out the traces that hold the events of an earlier one; those that know their rank come first.
+    """Leave out traces with the events of an earlier trace; traces that know their rank come first.
 
     Call this before giving ranks to traces that do not know theirs, because a copy takes no rank.
     """
@@ -75,7 +76,8 @@ def without_copies(traces: Sequence[Trace]) -> Deduplicated:
 
 
 def without_claims(traces: Sequence[Trace]) -> Deduplicated:
-    """Leave out the traces that claim the rank of an earlier one, and warn: the first may be the one of another run."""
+    """Leave out traces that claim the rank of an earlier one, and warn, because the first may be from a different
+    run."""
     kept: dict[int | None, Trace] = {}
     warnings = []
     for trace in traces:
@@ -95,7 +97,7 @@ def _left_out(kept: str, copy: str, reason: str) -> Validity:
 def _original(trace: Trace, candidates: Sequence[Trace]) -> Trace | None:
     """Return the trace with the same events to the nanosecond, among those with the same origin and event count.
 
-    The devices of one process have a trace each, of one file, and are no copies of each other.
+    The devices of one process have a trace each from one file, so these are not copies.
     """
     events = trace.events
     if not candidates or len(distinct(events.end_ns - events.start_ns)) < FEWEST_DURATIONS:
@@ -166,7 +168,7 @@ def _world_sizes(traces: Sequence[Trace]) -> list[str]:
 def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> list[str]:
     """Describe the longest pause between two recordings, if they cannot be of one run.
 
-    Recordings whose collectives match are of one run, whatever their clocks show.
+    Recordings whose collectives match are of one run, regardless of their clocks.
     """
     timed = [index for index, trace in enumerate(traces) if trace.origin_ns >= LEAST_UNIX_NS and len(trace.events)]
     timed.sort(key=lambda index: traces[index].origin_ns)
@@ -184,7 +186,7 @@ def _recorded_apart(traces: Sequence[Trace], tracks: Sequence[DeviceTrack]) -> l
 
 
 def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]:
-    """Return the collectives of these traces that match others."""
+    """Return the matched collectives of the chosen traces."""
     instances: set[int] = set()
     for track in tracks:
         if track.trace in chosen:
@@ -194,7 +196,7 @@ def _instances(tracks: Sequence[DeviceTrack], chosen: Sequence[int]) -> set[int]
 
 
 def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
-    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one of them."""
+    """Compare ranks that communicate in every step: the same steps must not take a whole step longer on one rank."""
     for members in groups:
         tracks = [member.track for member in members]
         steps = min(len(track.window_steps) for track in tracks)
@@ -203,7 +205,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
             continue
         mean = {track.rank: float(np.diff(track.bounds).mean()) for track in tracks}
         shortest, longest = min(mean, key=lambda rank: mean[rank]), max(mean, key=lambda rank: mean[rank])
-        # A pause in the first or the last step is in one rank's windows and may be outside of another's.
+        # A pause in the first or the last step is in one rank's windows and may be outside of another rank's.
         most = max(int(np.diff(track.bounds).max()) for track in tracks)
         if steps * (mean[longest] - mean[shortest]) > most:
             ms = {rank: f"{milliseconds(mean[rank]):.1f} ms on rank {rank}" for rank in (longest, shortest)}
@@ -212,7 +214,7 @@ def _step_lengths(groups: Sequence[Sequence[_Member]]) -> list[str]:
 
 
 def _unmatched_collectives(groups: Sequence[Sequence[_Member]], lossy: set[int | None]) -> list[str]:
-    """Name the ranks most of whose collectives match no other rank's of their group."""
+    """Name ranks whose collectives mostly match no other rank's in their group."""
     alone: set[int] = set()
     for members in groups:
         # Too few collectives of a lossy rank match because they were lost.
@@ -250,6 +252,6 @@ def _matches(member: _Member, seen: NDArray[np.bool_], *, few_others: bool) -> b
         return True
     matched = member.instances != UNKNOWN
     if np.count_nonzero(seen) < FEWEST_SEEN:
-        # The captures do not overlap: other ranks recorded as many, at another time.
+        # The captures do not overlap: the other ranks recorded as many collectives at a different time.
         return bool(matched.any()) or few_others
     return bool(np.count_nonzero(matched & seen) >= MATCHED_SHARE * np.count_nonzero(seen))

@@ -61,7 +61,7 @@ def _enclosing(events: EventTable, launches: NDArray[np.intp]) -> HostSteps | No
             total = np.bincount(position, weights=events.end_ns[rows] - events.start_ns[rows])
             rows = rows[position == int(np.argmax(np.where(counts > 1, total, -1.0)))]
         held = within(union(Intervals(events.start_ns[rows], events.end_ns[rows])), launched)
-        # Work between a range and the next one belongs to the first, for example its backward pass and update.
+        # Work between a range and the next range belongs to the first, for example its backward pass and update.
         tiled = _launch_alike(events.start_ns[rows], launched) and np.count_nonzero(
             launched >= events.start_ns[rows[0]]
         )
@@ -107,7 +107,7 @@ def _marked(events: EventTable, marks: StepMarks) -> HostSteps:
 def _after_optimizer(events: EventTable) -> HostSteps | None:
     """Return steps that begin where an optimizer step ends, which every training loop has.
 
-    The period is correct with gradient accumulation too. Of several optimizers, the most frequent is used.
+    The period is correct with gradient accumulation too. If there are several optimizers, the most frequent is used.
     """
     rows = np.flatnonzero(events.role == Role.OPTIMIZER)
     if len(rows) == 0:
@@ -191,7 +191,7 @@ def device_windows(ops: DeviceOps, steps: HostSteps) -> Windows:
         step      #3        #4        #5        #6        #7
         first op  21.8 ms   53.1      84.3      115.5     146.7
 
-    the windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
+    The windows are [53.1, 84.3) for #4, [84.3, 115.5) for #5 and [115.5, 146.7) for #6. If no step remains, because
     there are fewer than three, the recorded work is one window. If only one of two or three steps remains, an edge step
     with known bounds is used too (`_two_steps`).
     """
@@ -272,10 +272,10 @@ def _everything(start: Times, end: Times) -> Windows:
 
 
 def common_steps(all_windows: list[Windows]) -> list[Windows]:
-    """Return the windows of the steps that every device track has, so that tracks are compared over the same work.
+    """Return the windows of the steps that all device tracks have, so that tracks are compared over the same work.
 
-    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or count
-    their own), the windows stay unchanged.
+    Captures start and end at different times on different ranks. If the tracks have no common step numbers (or only
+    counted ones), the windows stay unchanged.
     """
     if len(all_windows) < 2 or any(len(windows.steps) == 0 for windows in all_windows):
         return all_windows

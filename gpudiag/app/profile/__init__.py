@@ -1,1 +1,1 @@
-"""`gpudiag profile`: prepare a run, carry it out, and analyse it."""
+"""Implement `gpudiag profile`: prepare a run, carry it out, and analyse it."""

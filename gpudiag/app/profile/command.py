@@ -79,7 +79,7 @@ def profile_command(
         settings = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
         early = EarlyAnalysis(lambda analysis: measured(analysis, run_dir))
         try:
-            # With `stop` the command ends now, and its final report comes as early.
+            # With `stop` the command ends now, and its final report comes equally early.
             code, run = run_command(
                 settings, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
             )

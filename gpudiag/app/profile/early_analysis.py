@@ -1,4 +1,4 @@
-"""Analyse a command's recording while the command goes on, in a process of low priority.
+"""Analyse a command's recording while the command continues, in a process of low priority.
 
 A job may run for days after the measurement, and its user wants the diagnosis at once.
 """
@@ -19,15 +19,15 @@ import msgspec
 import gpudiag
 from gpudiag.model.analysis import Analysis
 
-#: Niceness, of at most 19, so that the job comes first where both need a core.
+#: Niceness (at most 19), so that the job has priority if both need a core.
 _NICE = 15
 _MOST_BYTES = 64 * 1024 * 1024
-#: Imports gpudiag from where this process did, and nothing from the command's directory (`-P`).
+#: Import gpudiag from the location of this process's gpudiag, and nothing from the command's directory (`-P`).
 _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 class EarlyAnalysis:
-    """One analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
+    """An analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready
@@ -50,7 +50,7 @@ class EarlyAnalysis:
             self._ended = True
             if self._pid is not None:
                 with contextlib.suppress(OSError):
-                    os.killpg(self._pid, signal.SIGKILL)  # with its child processes that read traces
+                    os.killpg(self._pid, signal.SIGKILL)  # includes child processes that read traces
         if self._thread is not None:
             self._thread.join()
 
@@ -74,7 +74,7 @@ def _start(run_dir: Path, output: int) -> int:
     command = [sys.executable, "-P", "-c", program, "analyze", str(run_dir), "--json"]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     try:
-        # This process blocks the signals that are for the command; the analysis must not.
+        # This process blocks the signals that are forwarded to the command; the analysis must not block them.
         pid = os.posix_spawn(
             sys.executable,
             command,

@@ -55,8 +55,8 @@ def prepare(options: RunOptions) -> Prepared:
     """Choose what the options leave open, and refuse what is impossible.
 
     Raises:
-        UsageError: a name that does not exist, or options that do not go together.
-        HardwareMissingError: more devices than there are, or a strategy that needs GPUs without any.
+        UsageError: a name does not exist, or options conflict.
+        HardwareMissingError: there are fewer devices than requested, or a strategy needs GPUs and there are none.
         FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
     """
     options = check_options(options)
@@ -75,10 +75,10 @@ def prepare(options: RunOptions) -> Prepared:
 
 
 def prepare_program(options: RunOptions) -> Prepared:
-    """Prepare one process per device for one of gpudiag's own training programs, whose plan says what it trains.
+    """Prepare one process per device for one of gpudiag's training programs; the program's plan says what it trains.
 
     Raises:
-        HardwareMissingError: more devices than there are.
+        HardwareMissingError: there are fewer devices than requested.
         FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
     """
     interpreter, facts = _inspect(options)
@@ -87,7 +87,7 @@ def prepare_program(options: RunOptions) -> Prepared:
 
 
 def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
-    """Inspect the interpreter and the machine, and check that they go together."""
+    """Inspect the interpreter and the machine, and check that they fit."""
     interpreter = inspect_interpreter(options.python, options.framework)
     facts = gather_inventory()
     _check_framework(options, interpreter, usable_gpus(facts))
@@ -97,7 +97,7 @@ def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
 def _prepared(
     options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
 ) -> Prepared:
-    """Put the choices together."""
+    """Combine the choices."""
     job = Job.chosen(
         options,
         devices=devices // processes,

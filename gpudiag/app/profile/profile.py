@@ -21,7 +21,7 @@ from gpudiag.training.session.progress import Progress
 
 
 class Watcher(Protocol):
-    """Shows the progress of a run."""
+    """An observer that shows the progress of a run."""
 
     def prepared(self, prepared: Prepared) -> None:
         """Called when every choice is made and before anything starts."""
@@ -33,7 +33,7 @@ class Watcher(Protocol):
         """Called with each message of a training process."""
 
     def say(self, phase: str) -> None:
-        """Called when another phase begins."""
+        """Called when a new phase begins."""
 
 
 class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +44,7 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
-    """Train, record and analyse; after a failure the run directory has what was measured.
+    """Train, record and analyse; after a failure the run directory keeps what was measured.
 
     Raises:
         UsageError, HardwareMissingError, FrameworkMissingError: as `prepare`, before anything starts; UsageError also

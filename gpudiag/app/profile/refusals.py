@@ -1,4 +1,4 @@
-"""Refuse options of a run that do not go together on any machine."""
+"""Refuse options of a run that conflict on any machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def check_options(options: RunOptions) -> RunOptions:
     """Return the options, with the strategy that the workload implies.
 
     Raises:
-        UsageError: a workload that does not exist, or options that do not go together.
+        UsageError: the workload does not exist, or options conflict.
     """
     framework_named(options.framework).check(options)
     if is_own(options.workload):
@@ -28,7 +28,7 @@ def check_options(options: RunOptions) -> RunOptions:
 
 
 def _check_input(options: RunOptions) -> None:
-    """Refuse input options that do not go together."""
+    """Refuse input options that conflict."""
     if options.data in {"device", "host"} and options.loader_workers is not None:
         raise UsageError(f"--loader-workers does not go with --data {options.data}", "Leave one of them out.")
     if options.data == "zmq" and options.loader_workers == 0:

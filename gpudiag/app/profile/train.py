@@ -24,18 +24,18 @@ def train(prepared: Prepared, observer: Callable[[Progress], None], program: Pro
         observer: called with each message of each process.
         program: the program to run instead of the job's workload, if it was prepared by `prepare_program`.
 
-    Raises as `gpudiag.training.launch.launch`; what was measured before is kept.
+    Raise the same errors as `gpudiag.training.launch.launch`; earlier measurements are kept.
     """
     plan = msgspec.structs.replace(prepared.plan, program=program)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
     if plan.has_rank_0:
-        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # from an earlier run
+        (plan.run_dir / INFERENCE_FILE).unlink(missing_ok=True)  # left by an earlier run
         write_json(plan.run_dir / FACTS_FILE, prepared.facts)
     try:
         return launch(plan, observer, has_gpudiag=prepared.interpreter.has_gpudiag)
     except BaseException:
         entry = WORKLOADS.get(plan.job.workload)
         if program is None and entry is not None and not entry.trains:
-            # A partial volume is gigabytes and no measurement, and a killed process could not remove it.
+            # A partial volume takes gigabytes and is no measurement, and a killed process could not remove it.
             remove_volumes(plan.run_dir)
         raise

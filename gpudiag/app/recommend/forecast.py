@@ -21,9 +21,10 @@ def expected_scaling(
 ) -> tuple[ExpectedStep, ...]:
     """Step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
 
-    The batch per device stays (weak scaling), so the speedup is devices x step on one / step on many, and efficiency
-    is that over the number of devices. Empty where the compute is not known, or the prediction for all devices is not
-    what was measured on them (`measured_ms`), which then is no measure of fewer.
+    The batch per device is constant (weak scaling), so the speedup is devices x step on one / step on many, and the
+    efficiency is the speedup divided by the number of devices. The result is empty if the compute is unknown, or if the
+    prediction for all devices differs from the measured step (`measured_ms`), because it then says nothing about fewer
+    devices.
     """
     if model.compute is None:
         return ()

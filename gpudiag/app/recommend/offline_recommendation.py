@@ -88,7 +88,7 @@ def read_gradients(path: Path) -> Model:
     """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
 
     Raises:
-        UnreadableInputError: it is none of these, or its sizes are out of range.
+        UnreadableInputError: the file has an unknown format, or its sizes are out of range.
     """
     data = read_bounded(path)
     try:
@@ -149,7 +149,7 @@ def recommend_offline(
         compute_ms: the step without communication, if known.
 
     Raises:
-        UsageError: a name that does not exist, or more devices than there are.
+        UsageError: a name does not exist, or there are fewer devices than requested.
         HardwareMissingError: no strategy can run.
         UnreadableInputError: a file cannot be read.
     """

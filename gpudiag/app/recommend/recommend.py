@@ -1,4 +1,4 @@
-"""`gpudiag recommend`: measure strategies by turns, and choose one."""
+"""Implement `gpudiag recommend`: measure strategies in alternation, and choose one."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def recommend(
     say: Callable[[str], None],
     on_probe: Callable[[ProbeStep], None] | None = None,
 ) -> Recommendation:
-    """Predict, measure the best few by turns, and choose; measurements are kept in the run directory.
+    """Predict, measure the best few in alternation, and choose; measurements are kept in the run directory.
 
     `on_probe` is called from several threads.
 
     Raises:
-        UsageError: a name that does not exist, or a user-defined function.
+        UsageError: a name does not exist, or the workload is a user-defined function.
         HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     began = time.time()  # wall-clock time, because the training processes compare with it
@@ -133,7 +133,7 @@ def _scaling(facts: Facts, benchmark: StrategyBenchmark, verdict: Recommendation
 
 
 def _over_budget(request: RecommendRequest, benchmark: StrategyBenchmark, verdict: Recommendation) -> tuple[str, ...]:
-    """Say that it took a tenth longer than the budget."""
+    """Report that the command took a tenth longer than the budget."""
     if (verdict.seconds or 0.0) <= 1.1 * request.budget_s:
         return ()
     start = f"starting the processes took {benchmark.seconds.get('start', 0.0):.0f} s"

@@ -16,9 +16,9 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
 from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
-#: Measured strategies closer than this are a tie even if the interval is narrower, because a second run would differ.
+#: Measured strategies closer than this are a tie even if the interval is narrower, because repeated runs differ.
 TIE_MEASURED = 0.005
-#: Predictions closer than this are a tie, because they are not more exact.
+#: Predictions closer than this are a tie, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
 #: Width of an interval, in percent, from which the report says that turns scattered.
 _SCATTERED = 10.0
@@ -51,8 +51,8 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
     """Choose by measurement, or by prediction alone if no strategy was measured.
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
-    fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate without
-    enough rounds to say whether it is slower is not ranked, and there is no winner over it.
+    fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
+    few rounds to compare is not ranked, and its presence prevents a winner.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -244,7 +244,7 @@ def _is_tied(row: Ranked) -> bool:
 
 
 def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
-    """Return the fastest strategy, those tied with it, and those that may be as fast."""
+    """Return the fastest strategy, the strategies tied with it, and those that may be as fast."""
     racing = measured.racing
     tied = [row.strategy for row in ranking if row.strategy in racing and row.unranked is None and _is_tied(row)]
     tied = tied or [measured.fastest]
@@ -266,10 +266,10 @@ def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
 
 
 def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidate, str]:
-    """Choose among tied candidates the one with the lowest preference rank, and say so.
+    """Choose the tied candidate with the lowest preference rank, and report the reason.
 
-    The usual strategies may be chosen even if their turns scattered, others only if they are steady. If no candidate
-    qualifies, choose the fastest.
+    A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
+    candidate qualifies, choose the fastest.
     """
     eligible = [tie for tie in tied if tie.label in measured.steady or tie.label in usual_strategies()]
     if not eligible:
@@ -303,7 +303,7 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the gain over the first usual strategy that is slower, else over the next slower strategy."""
+    """Return the savings over the first usual strategy that is slower, else over the next slower strategy."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None
@@ -323,7 +323,7 @@ def _predicted_gain(best: Prediction, possible: Sequence[Prediction], tied: Sequ
 
 
 def _measured_ceiling(benchmark: StrategyBenchmark, measured: _Measured, chosen: Ranked) -> StepCeiling | None:
-    """Return the step without communication; how much is left to save only if both steps are steady."""
+    """Return the step without communication, and the remaining savings if both steps are steady."""
     independent = measured.turns.get(INDEPENDENT)
     if independent is None or chosen.measured_step_ms is None:
         return None
@@ -352,7 +352,7 @@ def _predicted_ceiling(
 
 
 def _measurement_notes(benchmark: StrategyBenchmark, ranking: Sequence[Ranked], racing: Collection[str]) -> list[str]:
-    """Say what was not measured, or not long enough, and how much turns scattered."""
+    """Report what was not measured, or not long enough, and how much turns scattered."""
     notes = []
     left_out = [turn.candidate.label for turn in benchmark.turns if turn.cannot == NO_TIME]
     if left_out:

@@ -1,1 +1,1 @@
-"""`gpudiag scale`: which points to measure, how they are kept, and their recorded steps."""
+"""Implement `gpudiag scale`: choose the points to measure, save them, and read their recorded steps."""

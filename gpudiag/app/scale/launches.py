@@ -1,4 +1,4 @@
-"""Group points into launches, and choose the points that are started again.
+"""Group points into launches, and choose the points to start again.
 
 Points whose processes have the same environment share one launch, which has as many processes as its largest point;
 the others wait while a smaller point trains. Profiled windows come last, because the profiler's library stays loaded

@@ -1,8 +1,8 @@
 """List the requested points, most important first.
 
 Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs: first nccl on 4 and its baseline on 1, which give
-one efficiency; then `independent` on 4, the floor; then cpu-reduce on 4 and on 1; then the sizes between. Of several
-batch sizes, precisions and so on, all points of the first come before those of the second.
+one efficiency; then `independent` on 4, the floor; then cpu-reduce on 4 and on 1; then the sizes between. If there are
+several batch sizes, precisions and so on, all points of the first come before those of the second.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ NEED_PEERS = frozenset(
     if strategy.least_devices > 1
 )
 
-#: Fields of a job that define what is trained, in addition to a point's own fields.
+#: Fields of a job that define the training, in addition to a point's fields.
 _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", "steps", "warmup", "compile")
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """One point to measure.
+    """A point to measure.
 
     Attributes:
         record: its record so far.
@@ -66,7 +66,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_itself(self) -> bool:
-        """True if it needs its own launch: one process drives all devices, or jobs cannot share processes."""
+        """True if the point needs a separate launch: one process drives all devices, or jobs cannot share processes."""
         shared = framework_named(self.job.framework).shares_launches
         return not shared or strategy_entry(self.job.strategy, self.job.framework).one_process
 
@@ -88,7 +88,7 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 
     Raises:
         UsageError: a name that does not exist, or options that do not go together.
-        HardwareMissingError: more devices than there are.
+        HardwareMissingError: more devices were requested than the machine has.
     """
     sizes = _sizes(request, site)
     chosen = _strategies(request, site)
@@ -109,7 +109,8 @@ def all_points(request: ScaleRequest, site: Site) -> list[Point]:
 def in_order(points: Iterable[Point]) -> list[Point]:
     """Sort by priority, then by devices, most first, so that all processes load their libraries at once.
 
-    On 4 H200s a process's first three steps of ResNet-50 took 9 s, which one device before four would pay twice.
+    On 4 H200s a process's first three steps of ResNet-50 took 9 s, which would be spent twice if one device came before
+    four.
     """
     return sorted(points, key=lambda point: (point.priority, -point.record.devices))
 
@@ -167,7 +168,7 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
     framework = framework_named(request.run.framework)
     chosen = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
     for name in chosen:
-        # Peer access is a setting of a launch, so it is compared only where jobs share launches.
+        # Peer access is a setting of a launch, so it is compared only if jobs share launches.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -190,7 +191,7 @@ def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequenc
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
-    """Add a point, or raise the priority of the one that is there."""
+    """Add a point, or raise the priority of an existing one."""
     known = points.get(point.record.id)
     if known is None:
         points[point.record.id] = point
@@ -203,7 +204,7 @@ def _add_subsets(
 ) -> None:
     """Add each GPU alone, and each pair."""
     if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
-        return  # jobs with their own launch take the first devices; single devices are compared in weak scaling only
+        return  # jobs with separate launches take the first devices; single devices are compared in weak scaling only
     devices = range(site.most if site.gpus else max(_sizes(request, site)))
     if (request.alone and site.gpus > 1) or request.pairs:
         for device in devices:
@@ -238,7 +239,7 @@ def _point(
                 "choose --batch-size as a multiple of every number of devices"
             )
             batch = max(1, batch)
-    # One device has no peer access to switch off, and some strategies need peers.
+    # One device has no peer access to switch off, and some strategies need several devices.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
     bare = on_one_device(strategy, request.run.framework) if devices == 1 else strategy.removesuffix(NO_P2P)
     job = Job.chosen(
@@ -313,7 +314,7 @@ def halved(point: Point) -> Point:
 def point_id(record: PointRecord) -> str:
     """Return a readable name with a digest of the point's settings: `resnet50-nccl-4x64-bf16-1f3a9c42`.
 
-    It does not depend on the order of points, so that a later call finds what an earlier one measured.
+    The id does not depend on the order of points, so that a later call finds earlier measurements.
     """
     identity = (
         record.workload,
@@ -335,7 +336,7 @@ def point_id(record: PointRecord) -> str:
 
 
 def _options(job: Job) -> dict[str, str]:
-    """Return the options of a job that are no fields of a point and differ from the defaults."""
+    """Return the options of a job that are not fields of a point and differ from the defaults."""
     default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
     changed = {name: str(getattr(job, name)) for name in _OPTIONS if getattr(job, name) != getattr(default, name)}
     return {**changed, **job.exchange.given()}

@@ -33,7 +33,7 @@ _SAME = 0.001
 
 
 class _RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """One recorded point to analyse, possibly in another process."""
+    """A recorded point to analyse, possibly in another process."""
 
     point: PointRecord
     directory: Path
@@ -47,7 +47,7 @@ def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, Rec
         points: its points.
 
     Returns:
-        The recorded steps by point id, and remarks on failures.
+        Return the recorded steps by point id, and remarks on failures.
     """
     recorded_points = [
         _RecordedPoint(point=point, directory=directory)
@@ -92,7 +92,7 @@ def _analyse(recorded: _RecordedPoint) -> str | None:
     point = recorded.point
 
     strategy = strategies(point.framework).get(point.strategy.removesuffix(NO_P2P))
-    staged = strategy is None or strategy.through_host  # an unknown one may be
+    staged = strategy is None or strategy.through_host  # unknown strategies may be staged
     try:
         timeline = analyze_run_traces(recorded.directory).timeline
         parts = step_parts(timeline, pace_ms(point), staged=staged, fed=point.data != "device")

@@ -35,7 +35,7 @@ from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
 
-#: Time to start processes; with less of the budget left nothing is launched.
+#: Time to start processes; if less of the budget is left, nothing is launched.
 _START_S = 12.0
 
 #: Called with each message of a training process and the points of its launch.
@@ -46,15 +46,15 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
     """Measure the requested points that are missing, and write `scaling.json`; None if only measuring.
 
     Raises:
-        UsageError: a name that does not exist, or an output directory with points of another machine.
+        UsageError: a name does not exist, or the output directory has points of another machine.
         HardwareMissingError: more devices than there are.
         FrameworkMissingError: the interpreter cannot train.
-        GpudiagError: results cannot be written; what was measured is kept.
+        GpudiagError: results cannot be written; measurements are kept.
         WorkerFailedError: no point could be measured.
     """
     store = Store(request.output)
     with locked(request.output):
-        # The plans say what is trained, so the launch itself has no options of it.
+        # The plans say what is trained, so the launch has no training options.
         run = msgspec.structs.replace(request.run, output=str(request.output / "launch-0"))
         benchmark = _ScalingBenchmark(request, store, prepare_program(run), observer, say)
         benchmark.measure()
@@ -164,7 +164,7 @@ class _ScalingBenchmark:
             self.timed.append(point)
 
     def _harvest(self, point: Point) -> bool:
-        """Take the result of a job that was complete when an earlier call ended before it could save the point."""
+        """Read the result of a job that was complete when an earlier call ended before it could save the point."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False
@@ -202,7 +202,7 @@ class _ScalingBenchmark:
             self._run(launch, below(self.request.output, f"launch-{launches}"), left_s)
 
     def _next_alone(self) -> Point | None:
-        """Return a point that needs its own processes, if it is first in the queue or only such points are left."""
+        """Return a point that needs separate processes, if it is first in the queue or only such points are left."""
         alone = next((point for point in self.timed if point.by_itself), None)
         if alone is not None and (alone is self.timed[0] or all(point.by_itself for point in self.timed)):
             return alone
@@ -215,7 +215,7 @@ class _ScalingBenchmark:
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, and remove each point from the queue whose turn came."""
+        """Run one launch, and remove each point whose turn came from the queue."""
         prepared = _for_launch(self.first, launch, directory)
         with writing(self.request.output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -236,7 +236,7 @@ class _ScalingBenchmark:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run_alone(self, point: Point) -> None:
-        """Time and record a point in its own processes, as `gpudiag profile` does."""
+        """Time and record a point in separate processes, as `gpudiag profile` does."""
         record, job, store = point.record, point.job, self.store
         self.timed.remove(point)
         directory = store.directory(record.id, start=point.start)
@@ -263,7 +263,7 @@ class _ScalingBenchmark:
         self._note_start(point, with_figures(timed, run, None, self.machine, volume))
 
     def _take_in(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Take the results of a launch; give up its points if none of them began."""
+        """Read the results of a launch; give up its points if none of them began."""
         error = str(failure) if failure else "its processes were ended"
         begun = [self._take_in_timed(point, error) for point in launch.timed]
         begun += [self._take_in_profiled(point, error) for point in launch.profiled]
@@ -298,7 +298,7 @@ class _ScalingBenchmark:
         return True
 
     def _give_up(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Drop a launch's points, because another attempt would fail the same way."""
+        """Drop a launch's points, because a second attempt would fail in the same way."""
         if failure is not None and not any(record.status == "measured" for record in self.points.values()):
             raise failure
         error = str(failure) if failure is not None else "no time was left for it"

@@ -66,7 +66,7 @@ class Store:
         """Return the run directory of a point, of a later start, or of its profiled steps.
 
         Raises:
-            UnreadableInputError: it would be outside of the output directory.
+            UnreadableInputError: the directory would be outside of the output directory.
         """
         return below(self.output, self.relative(point_id, profile=profile, start=start))
 
@@ -132,7 +132,7 @@ class Store:
         return readable_json(self.directory(point_id, start=start) / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
     def command(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that measured, as the result or the record of a point says."""
+        """Return the command that measured, according to the result or the record of a point."""
         known = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
         if known is not None:
             return known.command or default
@@ -155,7 +155,7 @@ def recorded_directory(output: Path, point_id: str) -> Path | None:
 
 
 def check_machine(points: dict[str, PointRecord], machine: Machine, output: Path) -> None:
-    """Raise UsageError if saved points were measured on another machine or with other software."""
+    """Raise UsageError if saved points were measured on a different machine or with different software."""
     for point in points.values():
         if point.status != "measured":
             continue
@@ -169,7 +169,7 @@ def check_machine(points: dict[str, PointRecord], machine: Machine, output: Path
 
 @contextlib.contextmanager
 def writing(output: Path) -> Iterator[None]:
-    """Turn an OSError of writing results into a GpudiagError that says what to do."""
+    """Turn an OSError while writing results into a GpudiagError with a hint."""
     try:
         yield
     except OSError as error:

@@ -8,7 +8,7 @@ from gpudiag.model.benchmarks.selftest import ExpectedFinding
 
 
 class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault or job.
+    """A fault or job.
 
     Attributes:
         name: as on the command line.

@@ -65,7 +65,7 @@ QUICK = (
         causes=("pageable memory",),
         gpu_amount=0.4,
     ),
-    # Its size is the number of layers.
+    # The amount is the number of layers.
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
@@ -73,7 +73,7 @@ QUICK = (
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
-        # Functions on a CPU end when their work is done, so that this costs nothing and must raise no alarm.
+        # Functions on a CPU end when their work is complete, so the fault costs nothing and must raise no alarm.
         cpu_amount_in={"tensorflow": 1.0},
     ),
     CatalogueEntry(
@@ -92,7 +92,7 @@ QUICK = (
         cpu_amount=0.8,
         several=True,
     ),
-    # Its size is the number of busy programs on that core.
+    # The amount is the number of busy programs on that core.
     CatalogueEntry(
         name="pinned-core-one",
         summary="one rank shares a single core with busy programs",
@@ -118,7 +118,7 @@ QUICK = (
 )
 
 MORE = (
-    # Each sample waits for storage, so that the workers supply batches slower than training takes them.
+    # Each sample waits for storage, so the workers supply batches more slowly than training takes them.
     CatalogueEntry(
         name="too-few-workers",
         summary="a DataLoader's workers cannot keep up",
@@ -140,7 +140,7 @@ MORE = (
         several=True,
         workloads=IMAGES,
     ),
-    # From a GPU a checkpoint is copied first.
+    # On a GPU the checkpoint is first copied to the host.
     CatalogueEntry(
         name="rank0-saves",
         summary="rank 0 saves a checkpoint after each step",
@@ -194,7 +194,7 @@ MORE = (
         gpu_amount=1.2,
         workloads=("resnet50",),
     ),
-    # Its size is that of the batch.
+    # The amount is the size of the batch.
     CatalogueEntry(
         name="float64-batches",
         summary="batches come in float64 from pageable memory, and the device converts them",
@@ -204,7 +204,7 @@ MORE = (
         gpu_amount=1.0,
         workloads=("resnet50",),
     ),
-    # Each copy waits for the device; copied together and from pinned memory they would cost nothing.
+    # Each copy waits for the device; as one copy from pinned memory they would cost nothing.
     CatalogueEntry(
         name="many-small-copies",
         summary="hundreds of small tensors are copied to the GPU one by one each step",
@@ -237,7 +237,7 @@ MORE = (
         several=True,
         workloads=("resnet50",),
     ),
-    # Its size is that of the model's memory.
+    # The amount is the size of the model's memory.
     CatalogueEntry(
         name="emptied-cache",
         summary="free memory is returned to the driver after each step and allocated again in the next",

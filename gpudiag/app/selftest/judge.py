@@ -22,17 +22,17 @@ from gpudiag.statistics import mean_of, wilson
 
 #: On GPUs found and true cost may differ by this share of the true cost or by this many ms, whichever is more.
 GPU_SHARE, GPU_MS = 0.10, 1.0
-#: On CPU processes, which share cores with other work, by this share or by this many standard errors.
+#: On CPU processes, which share cores with other work, the difference may be this share or this many standard errors.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 #: A finding that saves less than this share of the step is no alarm.
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A clean loss may be found from this share of the alarm level on.
+#: A loss of the clean job may be reported from this share of the alarm level on.
 _NEARLY = 0.5
-#: Share of each block's steps that is left out at either end, so that a single disturbance is no cost.
+#: Share of each block's steps that is left out at either end, so that a single disturbance does not count as cost.
 _TRIMMED = 0.1
-#: Accepted errors of the amount: a share of the true cost, but at least so many ms.
+#: Accepted errors of the amount: a share of the true cost, but at least this many ms.
 _WITHIN = ((0.10, 1.0), (0.25, 2.0))
 
 
@@ -43,7 +43,7 @@ def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
     form a pair; the cost is the mean difference of pairs.
 
     Raises:
-        ValueError: there is no pair.
+        ValueError: there is no pair of blocks.
     """
     off = [_step_ms(block) for block in blocks if not block.on]
     on = [_step_ms(block) for block in blocks if block.on]
@@ -181,7 +181,7 @@ def judge(
 
 
 def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None, alarm_ms: float) -> tuple[Found, ...]:
-    """Return the other findings that still save more than the alarm level once the first one is fixed."""
+    """Return the other findings that still save more than the alarm level after the first one is fixed."""
     left_ms = _left_ms(analysis, alarms[0] if alarms else None)
     return tuple(
         _found(finding)
@@ -193,8 +193,7 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
 def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
     """Return the clean job's loss that removing the found cause also removes.
 
-    Removing all launch overhead or all communication includes the clean job's share, unless communication is the
-    fault itself.
+    Removing all launch overhead or all communication includes the clean job's share, unless communication is the fault.
     """
     if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
         return 0.0
@@ -286,7 +285,7 @@ def _score(name: str, right: list[bool]) -> Score:
 
 
 def _excess_ms(primary: Found, cost: FaultCost, included_ms: float) -> float:
-    """Return by how much the found amount exceeds the true one, which may contain `included_ms` or not."""
+    """Return by how much the found amount exceeds the true one, which may or may not contain `included_ms`."""
     return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
@@ -301,7 +300,7 @@ def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | No
 def _left_ms(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
     """Return a function that gives the ms per step that a finding saves after the first one is fixed.
 
-    The path of fixes says this. If it does not begin with the first finding, each finding counts alone.
+    The order of fixes contains these savings. If it does not begin with the first finding, each finding counts alone.
     """
     path = analysis.next
     if first is None or not path or not _fixes(path[0], first):
@@ -319,7 +318,7 @@ def _fixes(fix: Fix, finding: Finding) -> bool:
 
 
 def _are_alternatives(finding: Finding, other: Finding | None) -> bool:
-    """Return whether removing either suffices."""
+    """Return whether removing either is enough."""
     return other is not None and (finding.code in other.instead or other.code in finding.instead)
 
 

@@ -59,8 +59,9 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: One with much compute, one with many gradients; both keep a recent GPU busier than its host. The batch of the second
-#: is so large that the exposed communication of its last 150 MB of gradients is no finding.
+#: The first workload has much compute and the second many gradients; both keep a recent GPU busier than its host. The
+#: batch of the second training is so large that the exposed communication of its last 150 MB of gradients is no
+#: finding.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
@@ -89,11 +90,11 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
-    """Train, record, analyse and judge. What was measured is in the output directory, also after a failure.
+    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure.
 
     Raises:
-        UsageError: a name that does not exist, or no fault can run here.
-        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as `gpudiag profile`.
+        UsageError: a name does not exist, or no fault can run here.
+        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     first = _prepared(request, request.output, p2p=True)
     device, world_size = first.plan.job.device, first.plan.world_size
@@ -184,13 +185,13 @@ def _failures(output: Path) -> tuple[LeftOut, ...]:
 
 
 def _losses(job: Ablation) -> dict[str, FaultCost]:
-    """Return what a whole job loses to its own communication and launch overhead, by finding code."""
+    """Return the losses of a whole job to communication and launch overhead, by finding code."""
     launching = {LAUNCHING: ablation_cost(job.held)} if job.held else {}
     return {COMMUNICATION: ablation_cost(job.blocks)} | launching
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return what each workload's clean job loses to communication and launch overhead, by finding code."""
+    """Return the losses of each workload's clean job to communication and launch overhead, by finding code."""
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
         background = read_json(path, Ablation, ABLATION_SCHEMA)
@@ -224,7 +225,7 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCos
 def _losses_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
     """Return the launch overhead of each clean job against the same job as a CUDA graph.
 
-    A device's queue holds a thousand ops of work launched ahead; a graph holds all of a step.
+    A device's launch queue holds a thousand ops, but a graph holds all ops of a step.
     """
     costs = _gpu_costs(ablations)
     losses = {}

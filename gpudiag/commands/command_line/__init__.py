@@ -1,1 +1,1 @@
-"""Options that verbs share, and the parser of the whole command line."""
+"""Define options that commands share, and the parser of the whole command line."""

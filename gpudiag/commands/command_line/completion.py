@@ -22,12 +22,12 @@ def complete_values(verb: Callable[..., Any]) -> None:
 
 
 def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[str]] | None:
-    # `gpudiag diff --fail-on` takes `regression=5%`, and no codes.
+    # `gpudiag diff --fail-on` takes `regression=5%` instead of codes.
     known = None if metavar.startswith("regression") else _KNOWN.get(name)
     if known is not None:
         return lambda ctx, incomplete: _matching(known(ctx), incomplete)
     if _WORDS.fullmatch(metavar):
-        return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005  # as typer calls it
+        return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005 # typer calls it
     return None
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=str)
 
 MAX_TRACE_GB = 4.0
-#: A narrower table cannot be read; no line is wider.
+#: A narrower table is unreadable; no line is wider.
 NARROWEST, WIDEST = 40, 1000
 
 Traces = Annotated[
@@ -71,7 +71,7 @@ def known_word(option: str, word: str | None, words: tuple[Word, ...]) -> Word |
     """Return the option's value as one of the known words.
 
     Raises:
-        UsageError: it is none of them.
+        UsageError: the value is not one of the choices.
     """
     if word is None:
         return None

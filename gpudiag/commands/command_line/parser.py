@@ -14,7 +14,7 @@ from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-# typer has carried click's exceptions under changing private names; BadParameter's parent is their usage error.
+# typer exposes click's exceptions under changing private names; BadParameter's parent is their usage error.
 _PARSER_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
 
 
@@ -25,7 +25,7 @@ AFTER_SEPARATOR = "gpudiag.after-separator"
 
 
 class VerbGroup(TyperGroup):
-    """The verbs, each imported only when it is called, so that help of one does not import the others."""
+    """The commands, each imported only when it is called, so that help of one command does not import the others."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
         """Return the verbs."""
@@ -111,7 +111,7 @@ def dispatch(words: list[str]) -> int:
     """
     group = typer.main.get_command(app)
     if COMPLETE in os.environ:
-        group.main(words, prog_name="gpudiag")  # prints the completions, and exits
+        group.main(words, prog_name="gpudiag")  # prints the completions and exits
     try:
         with group.make_context("gpudiag", words) as context:
             group.invoke(context)

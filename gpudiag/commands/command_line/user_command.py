@@ -1,4 +1,4 @@
-"""`gpudiag profile -- COMMAND`: its report goes to standard error, because standard output is the command's."""
+"""Implement `gpudiag profile -- COMMAND`, which reports on standard error, because standard output is the command's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def command_after_separator(context: typer.Context) -> list[str] | None:
     """Return the words after `--`, or None if there is no `--`.
 
     Raises:
-        UsageError: nothing follows it, or a workload precedes it.
+        UsageError: no word follows `--`, or a workload precedes it.
     """
     command: list[str] | None = context.meta.get(AFTER_SEPARATOR)
     if command is None:
@@ -58,7 +58,7 @@ def command_after_separator(context: typer.Context) -> list[str] | None:
 
 
 def refuse_other_options(context: typer.Context) -> None:
-    """Raise UsageError if an option is given that the user's own command decides itself."""
+    """Raise UsageError if an option is given that the user's command decides."""
     for parameter in context.command.get_params(context):
         name = parameter.name or ""
         source = context.get_parameter_source(name)

@@ -1,4 +1,4 @@
-"""`gpudiag profile torchrun … train.py`: the user's own command without `--` before it."""
+"""Implement `gpudiag profile torchrun … train.py`: the user's command without `--` before it."""
 
 from __future__ import annotations
 

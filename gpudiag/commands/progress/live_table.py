@@ -41,7 +41,7 @@ _PHASES: dict[Phase, str] = {
 class LiveTable:
     """Ranks: phase, steps, recent step time, time to fetch batches. GPUs: utilization, clock, power, memory.
 
-    Step times are computed here from the arrival of messages, so that they cost the ranks nothing.
+    Step times are computed here from the arrival of messages, so that the ranks have no overhead.
 
     Args:
         read_gpus: called once a second to read the GPUs.

@@ -31,7 +31,7 @@ class StatusLine:
             self._status.stop()
 
     def say(self, line: str, *, lasting: bool = True) -> None:
-        """Show a line; in a pipe only if it is lasting and new."""
+        """Show a line; in a pipe only if it is permanent and new."""
         if self._status is None and sys.stderr.isatty():
             from rich.console import Console
 
@@ -45,7 +45,7 @@ class StatusLine:
 
 
 class StrategyBenchmarkProgress(StatusLine):
-    """Progress of `gpudiag recommend`. Only rank 0 is read, because all ranks go in step."""
+    """Progress of `gpudiag recommend`. Only rank 0's messages are read, because all ranks are in the same phase."""
 
     _PHASES: ClassVar = {
         "starting": "starting",
@@ -75,7 +75,7 @@ class StrategyBenchmarkProgress(StatusLine):
 
 
 class FaultProgress(StatusLine):
-    """Progress of `gpudiag selftest`. Only rank 0 is read, because all ranks go in step."""
+    """Progress of `gpudiag selftest`. Only rank 0's messages are read, because all ranks are in the same phase."""
 
     _PHASES: ClassVar = {
         "starting": "starting",
@@ -100,7 +100,7 @@ class PointProgress(StatusLine):
     """Progress of `gpudiag scale`: the point that is being measured."""
 
     def heard(self, message: Progress, launch: Launch) -> None:
-        """Show the point that a sweep begins; only such messages say how many points there are."""
+        """Show the point that a sweep begins; only such messages state the number of points."""
         if message.phase != "starting" or message.of is None or not 0 <= message.steps < len(launch.points):
             return
         record = launch.points[message.steps].record

@@ -52,14 +52,14 @@ def gather_inventory(
     """Return the inventory from NVML, /proc and /sys, in well under a second and without raising.
 
     Args:
-        nvml: instead of the module `pynvml`: an object with its functions and error classes.
-        root: instead of "/": a recorded tree of /proc, /sys and /etc.
-        environment: instead of this process's environment variables.
+        nvml: a replacement for the module `pynvml`, with its functions and error classes.
+        root: a recorded tree of /proc, /sys and /etc to read instead of "/".
+        environment: a replacement for this process's environment variables.
 
     Returns:
-        Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` says why.
-        Strings contain no control characters. PCIe generation and width are current values (`under_load` False),
-        because an idle link trains down.
+        Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the
+        reason. Strings contain no control characters. PCIe generation and width are current values (`under_load`
+        False), because an idle link trains down.
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}

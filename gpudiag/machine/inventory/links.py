@@ -28,14 +28,14 @@ _LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> int:
-    """Count the lanes that join two GPUs, directly or else through switches that both are attached to."""
+    """Count the lanes that connect two GPUs, directly or else through switches to which both are attached."""
     direct = sum(lane.active and lane.remote is not None and lane.remote == b.pci_id for lane in a.nvlinks)
     if direct:
         return direct
     through = [sum(lane.active and lane.remote_kind == "switch" for lane in gpu.nvlinks) for gpu in (a, b)]
     if all(through):
         return min(through)
-    # A virtual machine may hide the far end of every lane; then the driver's NVLink status must suffice.
+    # A virtual machine may hide the remote end of every lane; then the driver's NVLink status is used.
     hidden = [sum(lane.active and lane.remote_kind == "unknown" for lane in gpu.nvlinks) for gpu in (a, b)]
     joined = all(hidden) and session.ask({}, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, _NVLINK) == _STATUS_OK
     return min(hidden) if joined else 0
@@ -90,9 +90,9 @@ def reaches_directly(link: Link) -> bool:
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
     """Group the GPUs into islands, in which every pair is linked directly; each GPU belongs to one.
 
-    GPUs are taken in order, and each joins the first island whose every member it reaches; NVLink has precedence over
-    PCIe, so that a bridged pair stays together. On a hybrid cube mesh of eight this gives the two quads. A GPU whose
-    peer access is unknown is an island of its own.
+    GPUs are taken in order, and each joins the first island in which it reaches every member. NVLink has precedence
+    over PCIe, so that a bridged pair stays together. On a hybrid cube mesh of eight this gives the two quads. A GPU
+    with unknown peer access is a separate island.
     """
     direct = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
     islands: list[list[int]] = []

@@ -31,7 +31,7 @@ from gpudiag.units import bus_factor
 
 
 class _Machine:
-    """The inventory; resolves CUDA ordinals to its indices."""
+    """The inventory, with a mapping from CUDA ordinals to its indices."""
 
     def __init__(self, facts: Facts) -> None:
         self.gpus = {gpu.index: gpu for gpu in facts.gpus}
@@ -50,7 +50,7 @@ class _Machine:
         return indices
 
     def gpu(self, index: int) -> Gpu:
-        """Return the inventory's GPU, or an unknown one."""
+        """Return the inventory's GPU, or a placeholder if the GPU is unknown."""
         return self.gpus.get(index, Gpu(index=index, name=""))
 
     def link(self, a: int, b: int) -> Link | None:
@@ -94,7 +94,7 @@ def assemble(facts: Facts, outcomes: Sequence[ProbeOutcome], skipped: Sequence[S
 
 
 def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> Facts:
-    """Add PCIe links that were read while data moved, and memory bus widths that NVML does not report."""
+    """Add PCIe links that were read under load, and memory bus widths that NVML does not report."""
     machine = _Machine(facts)
     gpus = dict(machine.gpus)
     for document in documents:

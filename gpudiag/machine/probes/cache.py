@@ -1,6 +1,6 @@
-"""Cache the measurements of this machine, because a profile needs the links' bandwidths but not new ones each time.
+"""Cache the measurements of this machine, because a profile needs link bandwidths, but they rarely change.
 
-Measurements apply to the same GPUs, driver and communication variables. They are kept for a day, because links and
+Measurements apply to the same GPUs, driver and communication variables. Results are kept for a day, because links and
 neighbours change, in files that only the user can read and write.
 """
 
@@ -20,9 +20,9 @@ from gpudiag.machine.facts_file import load_facts
 from gpudiag.model.facts import Facts, Gpu
 from gpudiag.model.run_directory import cache_home, encode_json, is_private, write_whole
 
-#: Seconds for which measurements are used.
+#: Seconds for which measurements stay valid.
 MAX_AGE_S = 24 * 3600
-#: Files kept; the oldest are deleted.
+#: Maximum number of files; the oldest are deleted.
 MOST_FILES = 16
 #: Transports that a training run may need; facts are kept under each that was measured.
 _TRANSPORTS = ("nccl", "nccl-no-p2p")
@@ -44,7 +44,7 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
         if not is_private(directory) or not 0 <= time.time() - path.stat().st_mtime <= MAX_AGE_S:
             return None
         measured = load_facts(path)
-    except (OSError, RuntimeError, GpudiagError):  # RuntimeError: this user has no home directory
+    except (OSError, RuntimeError, GpudiagError):  # RuntimeError means that this user has no home directory
         return None
     if _machine(measured) != _machine(inventory) or not _has(measured, transport):
         return None
@@ -52,7 +52,7 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
-    """Keep measurements for `cached_measurements`; failures to write are ignored, because they can be repeated."""
+    """Save measurements for `cached_measurements`; write errors are ignored, because measurements can be repeated."""
     transports = [transport for transport in _TRANSPORTS if _has(facts, transport)]
     if not transports:
         return

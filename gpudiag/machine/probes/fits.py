@@ -9,8 +9,8 @@ import numpy as np
 from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
 from gpudiag.units import bus_factor
 
-#: Relative error beyond which a point loses weight (Huber's bound): NCCL changes protocol between sizes, and sizes near
-#: a change fit no line.
+#: Relative error beyond which a point loses weight (Huber's bound), because NCCL changes its protocol between sizes,
+#: and sizes near a change do not fit a line.
 _BOUND = 0.1
 _ROUNDS = 60
 
@@ -18,9 +18,9 @@ _ROUNDS = 60
 def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
     """Return (a, b) of time = a + b x size, with a, b ≥ 0, that minimise *relative* errors.
 
-    Least squares of relative errors by iterated weights: each point is divided by its own time, so that 20 µs at 1 KiB
-    count as much as 2 ms at 512 MiB, and points with an error above 10 % weigh less, so that one outlier does not
-    change the fit.
+    The relative errors are minimised by iteratively reweighted least squares. Each point is divided by its time, so
+    that 20 µs at 1 KiB count as much as 2 ms at 512 MiB. Points with an error above 10 % have less weight, so that one
+    outlier does not change the fit.
 
     Args:
         sizes: at least two different ones, positive.
@@ -47,7 +47,7 @@ def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) ->
 def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Solve weighted least squares of (a + b x)/y = 1 with a, b ≥ 0."""
     root = np.sqrt(weights)
-    # Columns are scaled to their largest entry, as sizes span six orders of magnitude.
+    # Columns are scaled to their largest entry, because sizes span six orders of magnitude.
     columns = np.stack([root / y, root * x / y])
     scale = columns.max(axis=1)
     both, *_ = np.linalg.lstsq((columns / scale[:, None]).T, root, rcond=None)
@@ -68,7 +68,7 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
         if measured.strategy.endswith(QUEUED):
-            continue  # small messages only, which show no bandwidth
+            continue  # small messages do not show a bandwidth
         groups.setdefault((measured.operation, measured.strategy, measured.ranks), []).append(measured)
     fits = []
     for (operation, strategy, ranks), members in groups.items():
@@ -79,10 +79,10 @@ def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, .
             continue
         latency_us, per_byte = fit_latency_and_bandwidth(sizes, times)
         if per_byte * max(sizes) <= latency_us:
-            continue  # latency dominates all sizes, so that none shows a bandwidth
+            continue  # latency dominates all sizes, so no size shows a bandwidth
         errors = [abs((latency_us + per_byte * n) / t - 1) for n, t in zip(sizes, times, strict=True)]
         if errors[sizes.index(max(sizes))] > 2 * _BOUND:
-            continue  # the largest size, which shows the bandwidth best, had less than half its weight
+            continue  # the largest size, which shows the bandwidth best, lost more than half of its weight
         fits.append(
             CollectiveFit(
                 operation=operation,

@@ -13,7 +13,7 @@ from gpudiag.model.facts import Facts, Skipped
 _CPU_RANKS = 2
 #: Largest message between processes without GPUs: larger than caches, and fast enough on a laptop.
 _CPU_LARGEST_MIB = 64
-#: Cores per rank from which on importing PyTorch does not disturb the measuring programs.
+#: If each rank has this many cores, importing PyTorch does not disturb the measuring programs.
 _CPUS_PER_IMPORT = 4
 #: Results of gpu_paths.py: schema and name.
 _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
@@ -44,7 +44,7 @@ class _Plan:
         )
 
     def skip(self, what: str, why: str) -> None:
-        """Record that a measurement is left out, and why."""
+        """Record that a measurement is left out, with the reason."""
         self.skipped.append(Skipped(what=what, why=why))
 
 
@@ -62,7 +62,7 @@ def plan_probes(
 
     Returns:
         Programs in the order in which they measure. Copies come first, because the rest is judged by them. Programs
-        without GPUs come last, because GPU contexts are destroyed meanwhile.
+        without GPUs come last, because GPU contexts are destroyed at the same time.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)
@@ -83,7 +83,7 @@ def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return
-    # NCCL reads the variable once, so that each choice of transports needs its own process.
+    # NCCL reads the variable only once, so each choice of transports needs a separate process.
     off = {"environment": {"NCCL_P2P_DISABLE": "1"}, "holds_gpus": True}
     if plan.quick and not p2p:
         plan.add(*_QUICK, "--parts", "host,peer", parts=(_HOST, _PEER), holds_gpus=True)
@@ -104,7 +104,7 @@ def _plan_gloo(plan: _Plan, gpus: int, cpus: int) -> None:
     if not installed("torch"):
         plan.skip("gloo all-reduce", "PyTorch is not installed (in a clone: pip install '.[torch]')")
     elif gpus > 1:
-        # Importing PyTorch takes seconds of one core per rank, which disturbs no copy if there are enough cores.
+        # Importing PyTorch takes seconds of one core per rank, which does not disturb copies if there are enough cores.
         aside = cpus >= _CPUS_PER_IMPORT * gpus
         arguments = ("--ranks", str(gpus), "--strategies", "gloo,host-staged")
         plan.add("gloo all-reduce", "allreduce_gloo.py", 2.4, *arguments, loads_aside=aside)
@@ -117,5 +117,5 @@ def installed(module: str) -> bool:
     """Return whether a module could be imported, without importing it."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):  # its parent package is missing or odd
+    except (ImportError, ValueError):  # its parent package is missing or invalid
         return False

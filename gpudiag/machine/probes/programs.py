@@ -139,7 +139,7 @@ class HostMemoryResult(ProbeDocument, frozen=True, kw_only=True):
 
 
 class MeasuredCollective(msgspec.Struct, frozen=True, kw_only=True):
-    """One collective of one size; `bytes` is the size of one rank's buffer."""
+    """A collective of one size; `bytes` is the size of one rank's buffer."""
 
     operation: str
     strategy: str
@@ -188,7 +188,8 @@ def decode_document(output: bytes) -> ProbeDocument:
     """Decode and validate a program's output.
 
     Raises:
-        ValueError: it is no JSON, of an unknown schema, or lacks fields of its schema; the message says which.
+        ValueError: the output is not JSON, has an unknown schema, or lacks fields of its schema; the message says
+            which.
     """
     try:
         schema = msgspec.json.decode(output, type=_SchemaOnly).schema

@@ -1,11 +1,11 @@
-"""Run probe programs: each in its own process, with a time limit, and with untrusted output.
+"""Run probe programs, each in a separate process with a time limit; their output is untrusted.
 
 A program first loads (imports, CUDA contexts, buffers, communicators), reports that it is ready, and measures on
 command. So programs load at the same time, no GPU context is created or destroyed while copies are measured, and a
 program that hangs or crashes loses only its own results.
 
-Two activities overlap with measuring, because they do not disturb it: programs that load only on the CPU (importing
-PyTorch) may get ready late, and programs that hold GPUs are ended when the last of them has measured, while the host is
+Two activities overlap with measuring, because they do not disturb it. Programs that load only on the CPU (importing
+PyTorch) may become ready late. Programs that hold GPUs are ended while the host is measured, after the last of them has
 measured.
 """
 
@@ -28,7 +28,7 @@ import msgspec
 
 from gpudiag.machine.probes.programs import ProbeDocument, decode_document
 
-#: More than any probe prints; a program that prints more is ended before it fills memory.
+#: Far more than any probe prints; a program that prints more is ended before it fills memory.
 MAX_OUTPUT_BYTES = 16 << 20
 #: Lines of standard error kept for the error message.
 _KEPT_LINES = 20
@@ -41,11 +41,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run.
 
     Attributes:
-        name: for people, and as a key.
-        setup_timeout_s, timeout_s: bounds on loading and on measuring.
-        parts: schema and name of each result of a program that prints several.
-        holds_gpus: it creates CUDA contexts while it loads.
-        loads_aside: it loads only on the CPU, so that others may measure meanwhile.
+        name: for messages, and as a key.
+        setup_timeout_s, timeout_s: limits on loading and on measuring.
+        parts: schema and name of each result of a program with several results.
+        holds_gpus: whether it creates CUDA contexts during loading.
+        loads_aside: whether it loads only on the CPU, so that other programs may measure at the same time.
     """
 
     name: str
@@ -82,7 +82,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """One started program. Use as a context manager, which ends its process group."""
+    """A started program. Use as a context manager, which ends its process group."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
@@ -94,7 +94,7 @@ class RunningProbe:
         self._ready_seen = False
         self._done = threading.Event()
         environment = {**os.environ, **planned.environment}
-        # This variable would keep the programs from importing the modules beside them.
+        # This variable would prevent the programs from importing the modules in their directory.
         environment.pop("PYTHONSAFEPATH", None)
         self._started = time.perf_counter()
         self._go_at: float | None = None
@@ -120,7 +120,7 @@ class RunningProbe:
         self.kill()
 
     def end(self) -> None:
-        """Send SIGKILL to the program and everything that it started, without waiting as `kill` does."""
+        """Send SIGKILL to the program and everything that it started, without waiting."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -161,7 +161,7 @@ class RunningProbe:
                 return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
-            # The result precedes the message that it is complete, but another thread reads it.
+            # A separate thread reads the result, which was written before the message that it is complete.
             self._readers[0].join(5)
             return self._judge()
         code = self._process.wait()
@@ -173,7 +173,7 @@ class RunningProbe:
         return self._judge()
 
     def give_up(self) -> list[ProbeOutcome]:
-        """End a program that did not get ready in time."""
+        """End a program that was not ready in time."""
         self.kill()
         limit = self.planned.setup_timeout_s
         return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
@@ -196,7 +196,7 @@ class RunningProbe:
     def _judge_parts(self, documents: list[ProbeDocument], status: Status, reason: str | None) -> list[ProbeOutcome]:
         by_schema = {document.schema: document for document in documents}
         if status == "ok" and documents and documents[-1].unavailable is not None:
-            # The reason that prevents one part (no driver, no GPU) prevents the parts after it too.
+            # The reason that prevents one part (no driver, no GPU) also prevents the parts after it.
             status, reason = "unavailable", documents[-1].unavailable
         elif status == "ok":
             status, reason = "garbage", "printed no result"
@@ -208,7 +208,7 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output, only `whole` ones of a program that may have been cut off."""
+        """Return the lines of the output; only `whole` lines if the program may have been cut off."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
@@ -228,7 +228,7 @@ class RunningProbe:
         )
 
     def _last(self) -> str:
-        """Return the last line of standard error that was no progress message, as the end of a sentence."""
+        """Return the last line of standard error that is not a progress message, as the end of a sentence."""
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
@@ -287,11 +287,11 @@ def signal_name(number: int) -> str:
 
 
 def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None] | None = None) -> list[ProbeOutcome]:
-    """Load the programs at once, then let them measure one after another, in the order of the plan.
+    """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. Every process group that was started has ended when
-        this returns or raises, also after Ctrl-C.
+        Outcomes in that order, one per program or per part of it. When this returns or raises, also after Ctrl-C, every
+        started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -310,7 +310,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # at once, because a driver takes a while to destroy each program's contexts
+                _end_all(holding)  # immediately, because a driver takes time to destroy each program's contexts
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

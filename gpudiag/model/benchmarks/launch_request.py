@@ -1,4 +1,4 @@
-"""LaunchRequest: what the launcher tells each training process that it starts."""
+"""LaunchRequest: the request of the launcher to each training process that it starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ProgramPlan = StrategyBenchmarkPlan | GradientBandwidthPlan | SweepPlan | Selfte
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch, as a training process reads it.
+    """A launch, as a training process reads it.
 
     Attributes:
         program: the program to run; None to train the job's workload.

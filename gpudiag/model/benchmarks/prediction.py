@@ -15,14 +15,14 @@ Compress = Literal["bf16", "fp16"]
 
 
 class Compute(msgspec.Struct, frozen=True, kw_only=True):
-    """One step without communication, in ms of one device, at the batch to be trained.
+    """A step without communication, in ms of one device, at the batch to be trained.
 
     Attributes:
         forward_ms: forward and loss, device time.
         backward_ms: backward, device time.
         update_ms: the optimizer, device time.
-        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the rest the device waits
-            for the host, and communication costs nothing.
+        step_ms: the whole step with input and launch gaps; at least the sum of the three. In the remaining time the
+            device waits for the host, so that communication costs nothing.
         source: `measured`, `given`, or how it was estimated, in words.
     """
 

@@ -16,7 +16,7 @@ RECOMMENDATION_FILE = "recommendation.json"
 
 
 class Ranked(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy with its options, fastest first.
+    """A strategy with its options, fastest first.
 
     Attributes:
         strategy: name and options, as in `gpudiag profile --strategy`.

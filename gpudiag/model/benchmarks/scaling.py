@@ -82,9 +82,9 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     def differences(self, other: Machine) -> list[str]:
         """Return what makes two machines' points incomparable, in words (`torch 2.11 and not 2.13`).
 
-        Unknown values count as equal. Two machines of one kind are two machines: ResNet-50 took 18 ms on one GPU of one
-        and 33 ms on one of another, whose host was busy. An efficiency computed from points of both would be of
-        neither.
+        Unknown values count as equal. Two machines of one kind have different hosts: ResNet-50 took 18 ms on one
+        machine's GPU and 33 ms on another's, whose host was busy. An efficiency computed from points of both machines
+        would describe neither.
         """
         pairs = (
             ("GPUs", ", ".join(self.gpus), ", ".join(other.gpus)),
@@ -109,7 +109,7 @@ class StartResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PointRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One point. Missing figures are None, and `error` says why.
+    """A point. Missing figures are None, and `error` says why.
 
     Attributes:
         id: names its run directory, `points/<id>`; made of the fields up to `threads`.
@@ -225,7 +225,7 @@ class RecordedSteps(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):
-    """One loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
+    """A loss: in percent of the ideal throughput, in samples per second, and per step in milliseconds.
 
     A negative loss is a gain: with N devices this part took less than with one.
     """
@@ -325,7 +325,7 @@ class Duration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AloneGpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
+    """A GPU alone: its throughput relative to the median of all, and whether it is an outlier."""
 
     index: Ordinal
     name: str
@@ -359,7 +359,7 @@ class LinkComparison(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """A fact to know before using the figures: `code` for scripts, `message` for people."""
+    """A fact that matters for the use of the figures: `code` for scripts, `message` for people."""
 
     code: str
     message: str

@@ -13,9 +13,9 @@ SELFTEST_SCHEMA = "gpudiag/selftest/1"
 ABLATION_SCHEMA = "gpudiag/ablation/1"
 FAILURE_SCHEMA = "gpudiag/selftest-failure/1"
 
-#: Within a fault's run directory, what it costs.
+#: File in a fault's run directory with the cost of the fault.
 ABLATION_FILE = "ablation.json"
-#: In place of the cost if a fault could not be injected.
+#: File that replaces the cost if a fault could not be injected.
 FAILURE_FILE = "failed.json"
 #: Name and directory of the cost of the clean job's communication.
 CLEAN_COMMUNICATION = "clean-exchange"
@@ -25,7 +25,7 @@ Verdict = Literal["right", "wrong", "too small"]
 
 
 class FaultPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault to inject.
+    """A fault to inject.
 
     Attributes:
         name: names its run directory.
@@ -80,9 +80,9 @@ class StepBlock(msgspec.Struct, frozen=True, kw_only=True):
 class Ablation(msgspec.Struct, frozen=True, kw_only=True):
     """The true cost of one fault: blocks of steps with it and without it, alternating, without the profiler.
 
-    For a whole job, `blocks` compare it with and without its communication. `held` compare it as it is and with each
-    step's work launched before the device begins it: the difference is the job's loss to its host's launching.
-    `amount_ms` is the intended size of the fault (time late, time of extra work); its cost follows from the blocks.
+    For a whole job, `blocks` compare the job with and without communication. `held` compare the unchanged job with
+    steps whose work is launched before the device begins; the difference is the launch overhead. `amount_ms` is the
+    intended size of the fault (time late, time of extra work); its cost follows from the blocks.
     """
 
     schema: str = ABLATION_SCHEMA
@@ -106,9 +106,10 @@ class FaultCost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
-    """The finding that the diagnosis should have; no code for a clean run. `causes` are the right ones, empty for any.
+    """The finding that the diagnosis should report; no code for a clean run. `causes` are the right ones, empty for
+    any.
 
-    `or_else` are other right findings with their causes, because the remedy is the same, or because both are true.
+    `or_else` are alternative right findings with their causes, because the remedy is the same or because both are true.
     """
 
     code: str | None
@@ -127,7 +128,7 @@ class ExpectedFinding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One finding, in short."""
+    """A finding, in short."""
 
     code: str
     ranks: tuple[Ordinal, ...]
@@ -137,7 +138,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SelftestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault: the true cost beside the finding.
+    """A fault: the true cost beside the finding.
 
     Attributes:
         found: the actionable finding with the largest savings; None without one.
@@ -188,7 +189,7 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
-    """Number of right rows among those that can show one aspect, and the share's 95 % Wilson interval."""
+    """Number of right rows among the rows that can show one aspect, and the share's 95 % Wilson interval."""
 
     name: str
     right: Count
@@ -212,6 +213,6 @@ class Selftest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Return whether there are rows, none of them is wrong, and nothing failed."""
+        """Return whether there are rows, no row is wrong, and nothing failed."""
         failed = any(fault.failed for fault in self.left_out)
         return bool(self.rows) and not failed and all(row.verdict != "wrong" for row in self.rows)

@@ -14,11 +14,11 @@ from gpudiag.model.quantities import Count, Devices, Milliseconds, Seconds
 STRATEGY_BENCHMARK_SCHEMA = "gpudiag/contest/1"
 
 
-#: Reason of a candidate without turns because no time was left.
+#: Reason for a candidate without turns: no time was left.
 NO_TIME = "there was no time left to measure it"
 
 
-#: Fewest rounds for a rank: intervals of fewer are not informative.
+#: Fewest rounds for a rank: intervals of fewer rounds are not informative.
 RANKED_ROUNDS = 3
 
 
@@ -28,7 +28,7 @@ def benchmark_file(workload: str) -> str:
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload and its candidates.
+    """A workload and its candidates.
 
     Attributes:
         workload: a built-in name.
@@ -92,7 +92,7 @@ class Turns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StrategyBenchmark(msgspec.Struct, frozen=True, kw_only=True):
-    """One workload's result (`gpudiag/contest/1`).
+    """A workload's result (`gpudiag/contest/1`).
 
     Attributes:
         p2p: False if peer access was switched off.

@@ -1,4 +1,4 @@
-"""A sweep: several training jobs that one set of processes goes through, one after the other."""
+"""A sweep: several training jobs that run in sequence in one set of processes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import msgspec
 from gpudiag.model.job import Job
 from gpudiag.model.quantities import Ordinal, Rate, Seconds
 
-#: Beside a job's own record: written when its turn came, with what became of it.
+#: File beside a job's record, written when its turn came, with the outcome.
 OUTCOME_SCHEMA = "gpudiag/outcome/1"
 OUTCOME_FILE = "outcome.json"
 
 
 class SweepEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """One job of a sweep.
+    """A job of a sweep.
 
     Attributes:
         directory: its run directory, relative to the directory above the sweep's.
@@ -41,7 +41,7 @@ class SweepPlan(msgspec.Struct, frozen=True, kw_only=True, tag="sweep"):
 
 
 class EntryOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Outcome of one entry; with `began` alone it did not end.
+    """Outcome of one entry; an outcome with only `began` means that the entry did not end.
 
     Attributes:
         seconds: duration, set-up included.

@@ -13,7 +13,7 @@ FORM_TABLES_SCHEMA = "gpudiag/form-tables/1"
 
 
 class ResultRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One result.
+    """A result.
 
     Attributes:
         source: the path that the user gave.
@@ -45,7 +45,7 @@ class Comparable(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultsTable(msgspec.Struct, frozen=True, kw_only=True):
-    """All given results.
+    """A table of all given results.
 
     `refusals` say why groups of one workload are not ranked together; `left_out` are unreadable inputs, one line each.
     """
@@ -84,7 +84,7 @@ class Column(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormTable(msgspec.Struct, frozen=True, kw_only=True):
-    """One form; None in a row is unknown. Without rows, `missing` says what would have to be measured."""
+    """A form; None in a row is unknown. Without rows, `missing` names the measurements that the form needs."""
 
     form: str
     columns: tuple[Column, ...]

@@ -1,7 +1,8 @@
 """Protobuf messages, built at run time from the descriptors beside this file: XSpace, Perfetto's traces, summaries.
 
-Classes that protoc generates require a protobuf runtime of about their own age, and TensorFlow pins one; a descriptor
-works with all of them. A separate descriptor pool avoids collisions with what TensorFlow registers in one process.
+Classes that protoc generates require a protobuf runtime of about the same version, and TensorFlow pins a version;
+descriptors work with all versions. A separate descriptor pool avoids collisions with what TensorFlow registers in one
+process.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ def message_type(schema: str, message: str, undecoded: str = "") -> Any:
 
     Args:
         schema: `xplane`, `perfetto` or `summary`.
-        message: its name there.
-        undecoded: `Message.field` to be left as `bytes`, because reading many small messages as Python objects takes
+        message: its name in the schema.
+        undecoded: `Message.field` to keep as `bytes`, because decoding many small messages as Python objects takes
             longer than everything else.
     """
     data = Path(__file__).with_name(f"{schema}.binpb").read_bytes()

@@ -14,7 +14,7 @@ else:
     try:
         import msgspec
 
-        msgspec.convert, msgspec.structs, msgspec.Meta  # noqa: B018  # another version, or another package of the name
+        msgspec.convert, msgspec.structs, msgspec.Meta  # noqa: B018 # checks for an incompatible msgspec
     except (ImportError, AttributeError):
         from gpudiag.model.structs import standard_library as msgspec
 

@@ -1,8 +1,8 @@
 """Implement the part of msgspec's interface that a training process uses, with the standard library alone.
 
-Structs are dataclasses; JSON is that of the `json` module. Files and messages are the same to their readers: NaN and
-infinity become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads
-only records of its own job.
+Structs are dataclasses; JSON uses the `json` module. Files and messages are the same to their readers: NaN and infinity
+become null, and wrong types are refused. Bounds (`Meta`) are not checked, because a training process reads only records
+of its own job.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from typing import dataclass_transform
-else:  # Python 3.10 has none
+else:  # Python 3.10 does not have it
 
     def dataclass_transform(**_options: Any) -> Callable[[Any], Any]:
         return lambda kind: kind
@@ -31,7 +31,7 @@ class MsgspecError(Exception):
 
 
 class DecodeError(MsgspecError):
-    """The data is no JSON."""
+    """The data is not JSON."""
 
 
 class ValidationError(DecodeError):
@@ -62,7 +62,7 @@ def convert(value: Any, type: Any) -> Any:  # noqa: A002  # as in msgspec
     """Convert a JSON value to an object of this type.
 
     Raises:
-        ValidationError: it is of another type.
+        ValidationError: the value has a different type.
     """
     if dataclasses.is_dataclass(type):
         return _struct(value, type)
@@ -161,7 +161,7 @@ class json:  # noqa: N801  # as in msgspec
         """Decode JSON as an object of this type.
 
         Raises:
-            DecodeError: it is no JSON, or of another type.
+            DecodeError: the data is not JSON, or has a different type.
         """
         try:
             value = _json.loads(text)
@@ -180,5 +180,5 @@ class structs:  # noqa: N801  # as in msgspec
 
     @staticmethod
     def asdict(struct: Any) -> dict[str, Any]:
-        """Return the fields by name; structs within them stay structs."""
+        """Return the fields by name; nested structs stay structs."""
         return {field.name: getattr(struct, field.name) for field in dataclasses.fields(struct)}

@@ -1,1 +1,1 @@
-"""The difference between two runs in a terminal: `terminal` (the report), `tables`, `words`."""
+"""Show the difference between two runs in a terminal: `terminal` (the report), `tables`, `words`."""

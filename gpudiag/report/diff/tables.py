@@ -1,4 +1,4 @@
-"""Tables of a difference: a waterfall over buckets, and the kernels, collectives and copies that changed most."""
+"""Make tables of a difference: a waterfall over buckets, and the kernels, collectives and copies that changed most."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NARROWEST_BAR = 12
 _WIDEST_BAR = 60
 MOST_PARTS = 10
 _ROOM_FOR_TIMES = 70
-#: A smaller difference in calls per step comes from where the capture was cut.
+#: A smaller difference in calls per step is an effect of where the captures begin and end.
 _SAME_CALLS = 0.5
 
 
@@ -68,7 +68,7 @@ def _glyphs(console: Console) -> BarGlyphs:
 
 
 def waterfall(diff: Diff, console: Console) -> Table:
-    """Return a line with a bar per bucket, and one for the step, which is their sum."""
+    """Return a line with a bar per bucket, and a line for the step, which is the sum of the buckets."""
     rows = [
         _row(LABELS[change.bucket], change)
         for change in diff.buckets
@@ -125,12 +125,12 @@ def _bar(begin: int, end: int, width: int, difference: float, glyphs: BarGlyphs)
 
 
 def _room(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> int:
-    """Return the characters left beside these columns."""
+    """Return the number of characters left beside these columns."""
     return width - sum(GAP + max(map(len, column)) for column in zip(headings, *rows, strict=True))
 
 
 def parts_table(diff: Diff, width: int) -> Table:
-    """Return the largest changes over all buckets, the remainder, and their sum: the change of the step."""
+    """Return the largest changes over all buckets, the remainder, and their sum, which is the change of the step."""
     step = _row("step", diff.step("profiled"))
     by_size = sorted(_part_rows(diff), key=lambda pair: -abs(pair[1].difference_ms))
     shown = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= SEEN_MS][:MOST_PARTS]

@@ -25,7 +25,7 @@ MOST_RANKS = 8
 MOST_WAITS = 5
 MOST_FINDINGS = 12
 _LONGEST = 300
-#: A rank differs from the others if this share of its step changed in other buckets than on the median rank.
+#: A rank is an outlier if this share of its step changed in other buckets than on the median rank.
 _UNLIKE_SHARE = 0.05
 #: Changes below this share of the step are jitter of arrival or rounding.
 _NEWS_SHARE = 0.01
@@ -57,7 +57,7 @@ def _overlapped(diff: Diff) -> list[Text]:
 
 
 def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
-    """Return a line per rank with the buckets that changed; of many ranks the median and those that differ from it."""
+    """Return a line per rank with the buckets that changed; if there are many ranks, only the median and outliers."""
     table = plain_grid({"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {})
     names = labels(ranks)
     largest = max(abs(rank.difference_ms) for rank in ranks)
@@ -104,7 +104,7 @@ def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
 
 
 def findings_table(findings: Sequence[FindingChange]) -> Table:
-    """Return a line per finding: appeared, changed or disappeared, severity, savings, title."""
+    """Return a line per finding with its change (appeared, changed, disappeared), severity, savings and title."""
     table = plain_grid({"no_wrap": True}, {})
     for change in findings[:MOST_FINDINGS]:
         table.add_row(Text(change.status), _finding_line(change))

@@ -25,7 +25,7 @@ _KINDS: dict[StepKind, str] = {
     "corrected": "estimated without profiling",
 }
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
-#: Added in the verdict: a loader without marks leaves only this pause.
+#: Suffix of the verdict, because a loader without marks leaves only this pause.
 _UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
@@ -75,7 +75,7 @@ def verdict(diff: Diff) -> list[Text]:
 
 
 def _unlike(diff: Diff) -> list[Text]:
-    """Warn if the runs do not, or probably do not, do the same work."""
+    """Warn if the runs certainly or probably do different work."""
     for difference in diff.run_differences:
         if difference.what == OTHER_KERNELS or not difference.same_work:
             values = f"{_short(difference.before)} → {_short(difference.after)}"
@@ -126,7 +126,7 @@ def interval(step: StepChange) -> str:
 
 
 def header(diff: Diff, width: int) -> list[Text]:
-    """Return both runs, and each kind of step time that both have."""
+    """Return lines for both runs, and for each kind of step time that both have."""
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"

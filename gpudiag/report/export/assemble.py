@@ -16,7 +16,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"
-#: Two parts of the bucket `idle` with a separate name on the track.
+#: Two parts of the bucket `idle` that have separate names on the track.
 UNMARKED_INPUT, QUEUED = "idle: input without marks", "idle: the next op is queued"
 
 
@@ -26,8 +26,9 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
     Args:
         timeline: the job.
         attribution: its windows, divided into buckets.
-        recordings: one trace per process. These are the timeline's traces, except where it has several from one process
-            (TensorFlow: one per GPU): then it is the whole trace, which has the same source.
+        recordings: one trace per process. The recordings are the timeline's traces, except if the timeline has several
+            traces of one process (TensorFlow: one per GPU). Then the recording is the whole trace, which has the same
+            source.
     """
     devices: list[TrackGroup] = []
     hosts: list[TrackGroup] = []
@@ -51,7 +52,7 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
 
 
 def _same_file(trace: Trace, recording: Trace) -> bool:
-    """Return whether the trace is the recording or one rank's share of it."""
+    """Return whether the trace is the recording, or one rank's part of it."""
     return trace is recording or (trace.source == recording.source and trace.rank != recording.rank)
 
 
@@ -94,7 +95,7 @@ def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind
         return []
     order = rows[np.argsort(events.thread[rows], kind="stable")]
     threads, first = np.unique(events.thread[order], return_index=True)
-    names = tuple(map(printable, events.names))  # viewers may interpret what a terminal interprets
+    names = tuple(map(printable, events.names))  # viewers may interpret control characters like a terminal
     tracks = []
     for thread, indices in zip(threads.tolist(), np.split(order, first[1:]), strict=True):
         step = numbers[indices]
@@ -184,7 +185,8 @@ def _buckets(attributed: TrackAttribution) -> ExportTrack:
 
 
 def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
-    """Return waits from each arrival at a collective until the last rank's; overlaps are cut from the later wait."""
+    """Return waits from each arrival at a collective to the last rank's arrival; overlaps are cut from the later
+    wait."""
     table = device_track.collectives
     waits = (
         (table.last_arrival > table.start)

@@ -59,7 +59,7 @@ class ExportTrack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrackGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One device with its streams, or the threads of one process.
+    """A device with its streams, or the threads of one process.
 
     Attributes:
         title: `rank 2 · cuda:0 · NVIDIA H200` or `rank 2 · host`.

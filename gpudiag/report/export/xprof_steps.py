@@ -1,10 +1,10 @@
 """Step events that make xprof's overview show gpudiag's figures.
 
-xprof finds steps by following launches from step marks, and sums per step what devices did, by priority and over all
-devices together. For four ranks in one file that yields four times the steps, ops of one rank hide that another waited,
-and time without kernels is "all others", which xprof counts as input. But xprof keeps the step (`group_id`) of events
-that have one. Therefore the events of one rank, the one that the others wait for, name their step, and two lines beside
-them have
+xprof finds steps by following launches from step marks. It sums device time per step by priority, over all devices
+together. For four ranks in one file that yields four times the steps. Ops of one rank also hide the waits of others,
+and time without kernels becomes "all others", which xprof counts as input. But xprof keeps the step (`group_id`) of
+events that have one. Therefore the events of one rank, which the other ranks wait for, name their step, and two
+additional lines have
 
     gpudiag: steps    step windows, as long as the mean step over all ranks
     gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
@@ -29,8 +29,8 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, Tr
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
 #: Parts of a device's step → names that xprof counts as input, collectives and compute. No name has a colon, because
-#: xprof expects an op type of TensorFlow after it. Gaps between queued kernels count as compute: the device waits for
-#: nobody.
+#: xprof expects an op type of TensorFlow after it. Gaps between queued kernels count as compute, because the device
+#: waits for no other process.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
@@ -38,7 +38,7 @@ _ON_DEVICE = {
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: The same for a step without devices: communication is a copy from host to host.
+#: Names for a step without devices, where communication is a copy from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",
@@ -61,7 +61,7 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacingGroup:
-    """Steps of the group that the others wait for.
+    """Steps of the group that the other groups wait for.
 
     Attributes:
         steps: windows.
@@ -100,7 +100,7 @@ class PacingGroup:
         ]
 
     def parts(self) -> list[StepEvent]:
-        """Return the time without recorded device events; without devices, all of each step."""
+        """Return the time without recorded device events; without devices, the whole time of each step."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
         chosen = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
         # Split intervals at window boundaries.
@@ -118,7 +118,7 @@ class PacingGroup:
 
 
 def pacing_group(exported: ExportModel) -> PacingGroup | None:
-    """Return the group that waits least for others, a device if any has steps; None if no group has steps."""
+    """Return the group that waits least for others, preferably a device; None if no group has steps."""
     candidates = []
     for group in exported.groups:
         tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}

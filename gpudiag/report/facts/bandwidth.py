@@ -19,7 +19,7 @@ from gpudiag.report.facts.topology import dim_lines, findings_list
 _LONGEST = 400
 #: Longer headings take two lines.
 _LONGEST_HEADING = 12
-#: Color by the least share of the ceiling for which it is used; a healthy link reaches 80 to 97 % of its ceiling.
+#: Colors by the lowest share of the ceiling at which they apply; a healthy link reaches 80 to 97 % of its ceiling.
 _HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
 
 

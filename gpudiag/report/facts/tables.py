@@ -20,22 +20,22 @@ STRATEGIES = {
     "gloo": "gloo",
     "host-staged": "staged on host",
 }
-#: Label of the row in which all GPUs copy at the same time.
+#: Label of the row with copies of all GPUs at the same time.
 AT_ONCE = "all at once"
 #: Smaller collectives are characterized by their time, larger ones by their bandwidth.
 LATENCY_BOUND_BYTES = 1 << 20
-#: Measurement error: a rate above this multiple of the ceiling proves the ceiling wrong.
+#: Tolerance for measurement errors: a rate above this multiple of the ceiling proves that the ceiling is wrong.
 _ABOVE = 1.03
-#: Sizes that show a curve's shape; the JSON has all.
+#: Sizes that show the shape of a curve; the JSON has all sizes.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure.
+    """A figure.
 
     Attributes:
-        share: of its ceiling if `of_ceiling`, else of the best figure in its table.
-        corrupt: the data arrived changed.
+        share: share of its ceiling if `of_ceiling`, else of the best figure in its table.
+        corrupt: whether the data arrived changed.
         tip: details for a tooltip.
     """
 
@@ -68,7 +68,7 @@ def gpu_number(endpoint: str) -> int | None:
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return one record's figure; pageable copies are compared with the best one, because the host limits them."""
+    """Return one record's figure; pageable copies are compared with the best copy, because the host limits them."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -100,7 +100,8 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return copies between host and GPUs: a row per GPU and one for all at once, a column per memory and direction."""
+    """Return copies between host and GPUs: a row per GPU and a row for all at once, a column per memory and
+    direction."""
     records = _host_records(facts)
     if not records:
         return None
@@ -142,7 +143,7 @@ def copy_matrices(facts: Facts) -> list[Matrix]:
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return copies between GPUs, from row to column: direct one way by each side, both ways, and through the host."""
+    """Return copies between GPUs, from row to column: direct (each direction, both at once) and through the host."""
     wanted = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),
@@ -223,7 +224,7 @@ def collective_matrix(facts: Facts) -> Matrix | None:
 
 
 def _collective_row(records: Sequence[Collective | None]) -> tuple[Cell | None, ...]:
-    """Return one size's cells; queued transports are compared with queued ones, because launching takes longer."""
+    """Return one size's cells; queued transports are compared with each other, because launching takes longer."""
     best: dict[bool, float] = {}
     for record in filter(None, records):
         queued, value = record.strategy.endswith(QUEUED), _shown(record)
@@ -302,6 +303,6 @@ def above_ceilings(facts: Facts) -> list[str]:
 
 
 def checks(facts: Facts) -> tuple[int, int, int]:
-    """Return the number of measured paths with corrupted data, without verification, and of all paths."""
+    """Return the number of measured paths with corrupted data, the number without verification, and the total."""
     verified = [*(copy.verified for copy in facts.bandwidth), *(call.verified for call in facts.collectives)]
     return verified.count(False), verified.count(None), len(verified)

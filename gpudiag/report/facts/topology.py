@@ -174,7 +174,7 @@ def findings_list(findings: Sequence[Finding]) -> RenderableType:
 
 
 def _unknown(facts: Facts) -> list[Text]:
-    """Return the reasons of missing values; equal reasons of several GPUs and fields share a line."""
+    """Return the reasons for missing values; equal reasons of several GPUs and fields share a line."""
     indices_of: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for gpu in facts.gpus:
         for field, reason in gpu.reasons.items():

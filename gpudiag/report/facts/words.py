@@ -1,4 +1,4 @@
-"""Facts of a GPU in words, for a table cell or a line; `—` if unknown."""
+"""Format facts of a GPU for a table cell or a line; unknown values are `—`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LETTER = 6.9
 
 
 class PlottedCurve(msgspec.Struct, frozen=True, kw_only=True):
-    """Points (x, y, low, high) by x, and the number of the page's series color."""
+    """Points (x, y, low, high) sorted by x, and the index of the page's series color."""
 
     name: str
     points: tuple[tuple[float, float, float, float], ...]
@@ -80,7 +80,7 @@ def _tick(mark: float, highest: float, *, percent: bool) -> str:
 
 
 def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequence[str]) -> str:
-    """Draw losses from the ideal (first row) to what was reached (last row); rows are (name, percent, tooltip)."""
+    """Draw losses from the ideal (first row) to the measured result (last row); rows are (name, percent, tooltip)."""
     label, bar, gap = 112.0, 21.0, 7.0
     width = 460.0  # fits on a phone: the losses are at the right end
     levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
@@ -106,7 +106,7 @@ def _loss(percent: float) -> str:
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
-    """Draw horizontal bars: (label, value from 0 to 1 of the longest, text at its end, color)."""
+    """Draw horizontal bars: (label, length relative to the longest from 0 to 1, text at its end, color)."""
     bar, gap = 20.0, 7.0
     width = 720.0
     label = min(300.0, 16 + _LETTER * max((len(name) for name, *_ in rows), default=0))

@@ -13,7 +13,7 @@ from gpudiag.report.page.svg import Drawing
 
 _SIZE = 430.0
 _RADIUS = _SIZE / 2 - 52
-#: The page's color of each kind of link.
+#: Colors of the kinds of links on the page.
 _COLORS = {
     "NV": "link-nv",
     "PIX": "link-pix",

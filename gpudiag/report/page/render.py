@@ -1,4 +1,4 @@
-"""Assemble HTML pages: one file that loads nothing, every text escaped, only the page's own script allowed to run."""
+"""Assemble HTML pages: one file that loads nothing, with all text escaped, in which only gpudiag's script may run."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def style_sheet() -> str:
 
 
 def _templates(longest: int) -> Any:
-    """Return the `jinja2.Environment`; foreign texts are cut at `longest` characters."""
-    import jinja2  # noqa: PLC0415  # only pages pay for it
+    """Return the `jinja2.Environment`; text from files is cut at `longest` characters."""
+    import jinja2  # noqa: PLC0415 # only pages need it
 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("gpudiag.report.page", "templates"),
@@ -159,7 +159,7 @@ def _slug(text: str) -> str:
 
 
 def _finished(value: Any, name: str = "") -> Any:
-    """Mark this package's own drawings in the variables, so that only they are not escaped again."""
+    """Mark this package's drawings in the variables as escaped, so that they are not escaped again."""
     if isinstance(value, dict):
         return {key: _finished(inner, key) for key, inner in value.items()}
     if isinstance(value, list):
@@ -168,6 +168,6 @@ def _finished(value: Any, name: str = "") -> Any:
 
 
 def _markup(text: str) -> Any:
-    import markupsafe  # noqa: PLC0415  # comes with the template engine
+    import markupsafe  # noqa: PLC0415 # a dependency of the template engine
 
-    return markupsafe.Markup(text)  # noqa: S704  # callers pass only what this package has drawn and escaped
+    return markupsafe.Markup(text)  # noqa: S704 # callers pass only drawings that this package has escaped

@@ -82,7 +82,7 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
 
 def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
     curve = []
-    # The curve of a strategy that needs peers starts at another strategy's point on one device.
+    # The curve of a strategy that needs several devices starts at a different strategy's point on one device.
     bases = {point.baseline for point in points if point.strategy == strategy}
     for point in points:
         value, interval = (point.efficiency, point.efficiency_ci95) if efficiency else (point.samples_per_s, point.ci95)

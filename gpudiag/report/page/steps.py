@@ -15,7 +15,7 @@ from gpudiag.model.step_view import UNMARKED_INPUT, StepTrack, StepView
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: Time unit of the script: shorter times are below a pixel at any zoom, and digits are most of a page.
+#: The script's time unit: shorter times are less than a pixel at any zoom, and digits are most of a page.
 _TICK_NS = 100
 _LONGEST_NAME = 160
 ASSUMED_INPUT = "no events: assumed data loading"
@@ -44,7 +44,7 @@ def _step_number(choice: tuple[StepView, int]) -> int:
 
 
 def _drawn(step: StepView) -> dict[str, Any]:
-    """Return a step as the script reads it: times in ticks, each start relative to the previous one."""
+    """Return a step in the script's format: times in ticks, each start relative to the previous start."""
     ranks = [
         {
             "rank": rank.rank,

@@ -18,7 +18,7 @@ _LONGEST = 60
 
 
 class Drawing:
-    """One SVG image in user units of about a pixel, which shrinks with the page; `title` is for screen readers."""
+    """An SVG image in units of about a pixel, which shrinks with the page; `title` is for screen readers."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height = width, height

@@ -44,7 +44,7 @@ def _group(setting: str, points: list[PointRecord]) -> list[str]:
 
 
 def _devices(result: Scaling) -> list[str]:
-    """Return single devices and links."""
+    """Return the rows of single devices and of links."""
     lines = []
     if result.alone:
         headings = ("device", "samples/s", "of the median", "")

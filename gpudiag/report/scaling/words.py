@@ -59,7 +59,7 @@ def setting(point: PointRecord) -> str:
         if point.mode == "weak"
         else f"strong scaling, {point.global_batch} samples per step"
     )
-    if not point.batch_per_device:  # a user-defined loop that did not report it
+    if not point.batch_per_device:  # a user-defined loop that did not report its batch size
         batch = "samples per step not recorded"
     known = [word for word in (point.precision, point.memory_format) if word != NOT_RECORDED]
     known += [f"data: {point.data}"] if point.data != NOT_RECORDED else []
@@ -73,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group points that may be ranked together by setting; points on other devices than the first are omitted."""
+    """Group points that may be ranked together by setting; points on other than the first devices are omitted."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -146,7 +146,7 @@ def waterfall_title(fall: Waterfall) -> str:
 
 
 def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
-    """Return (name, percent, samples/s, ms per step) from the ideal to what was reached; losses are negative."""
+    """Return (name, percent, samples/s, ms per step) from the ideal to the measured result; losses are negative."""
     rows = [("ideal", 100.0, fall.ideal_samples_per_s, 0.0)]
     rows += [(LOSSES[loss.name], -loss.percent, -loss.samples_per_s, loss.ms_per_step) for loss in fall.losses]
     return [*rows, ("reached", fall.reached_percent, fall.reached_samples_per_s, 0.0)]
@@ -183,7 +183,7 @@ def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
 
 
 def duration_words(duration: Duration, point: PointRecord) -> str:
-    """Return the time for so many iterations, samples or voxels in one line."""
+    """Return the time for a number of iterations, samples or voxels in one line."""
     where = (
         f"at {one_line(point.workload)}, {one_line(point.strategy)}, {point.devices} device{'s' * (point.devices > 1)}"
     )
@@ -223,7 +223,7 @@ def _hours(hours: float) -> str:
 def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
     """Return strategies on the largest number of devices, fastest first, with their rate relative to the fastest.
 
-    `independent` does not train one model and is omitted. Empty if a baseline is not valid.
+    `independent` trains a separate model on each device and is omitted. The result is empty if a baseline is not valid.
     """
     if any(point.baseline is not None and point.speedup is None for point in points):
         return []

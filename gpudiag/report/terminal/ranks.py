@@ -1,4 +1,4 @@
-"""Step time per rank: a stacked bar each, and a table in the form that the terminal's width allows."""
+"""Show the step time per rank as stacked bars, and as a table in a form that fits the terminal's width."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpudiag.report.console import plain_grid, plain_table
 from gpudiag.report.palette import LABELS, Fill
 from gpudiag.report.rank_rows import OVERLAPPED, RankRow, buckets_seen, overlaps
 
-#: Longer bars show nothing more.
+#: Longer bars show no more detail.
 WIDEST_BAR = 100
 #: Shorter times are dimmed.
 _SEEN_MS = 0.005
@@ -47,7 +47,7 @@ def stacked_bar(buckets_ms: Mapping[str, float], fill: Mapping[str, Fill], cells
 
 
 def apportion(shares: Sequence[float], cells: int) -> list[int]:
-    """Divide `cells` in proportion to the shares (Hamilton's method); 0 for values that are no share.
+    """Divide `cells` in proportion to the shares (Hamilton's method); invalid values get 0.
 
     Worked example: 29.4, 0.8 and 26.1 of 56.3 in 10 cells are 5.22, 0.14 and 4.64: floors 5, 0, 4; the remaining cell
     goes to the largest remainder, so 5, 0, 5.
@@ -78,10 +78,10 @@ def legend(buckets: Sequence[str], fill: Mapping[str, Fill], width: int) -> Grou
 
 
 def rank_table(rows: Sequence[RankRow], console: Console) -> RenderableType:
-    """Return milliseconds per step by rank and bucket, in the first of these forms that fits.
+    """Return milliseconds per step by rank and bucket, in the first form that fits the width.
 
-    A line per rank with shares in percent, the same without shares, a line per bucket with a column per rank, and that
-    split into as many tables as necessary.
+    The forms are: a line per rank with shares in percent; the same without shares; a line per bucket with a column per
+    rank; and the latter split into as many tables as necessary.
     """
     for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
         if _fits(table, console):

@@ -82,7 +82,7 @@ def _reasons(result: Recommendation) -> list[str]:
 
 
 def _ranking(result: Recommendation, width: int) -> Table:
-    """Return the ranking; narrow terminals lose whole columns, so that no figure is cut."""
+    """Return the ranking; narrow terminals omit whole columns, so that no figure is cut."""
     rows = [ranked for ranked in result.ranking if ranked.cannot is None]
     cells = map(_ranked_cells, rows)
     columns = {heading: column for heading, *column in zip(_RANKING, *cells, strict=True)}

@@ -18,7 +18,7 @@ from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, 
 from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
 from gpudiag.report.terminal.traffic import collectives_table, compute_table, kernels_table, modules_section, wait_lines
 
-#: Pieces of advice, and findings besides the verdict, in a short report.
+#: Number of advice lines, and of further findings, in a short report.
 _FEW_STEPS = 3
 _FEW_FINDINGS = 4
 #: Source lines in a short report.
@@ -26,7 +26,7 @@ _FEW_LINES = 8
 _INDENT = 2
 #: Far more findings than an analysis has; rendering 20,000 of a hostile file would take a minute.
 _MOST_FINDINGS = 200
-#: Lines on waits in a short report.
+#: Number of lines about waits in a short report.
 _FEW_WAITS = 2
 _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
 
@@ -117,7 +117,7 @@ def _details(analysis: Analysis, console: Console) -> list[tuple[str, Renderable
 
 
 def _verdict_section(verdict: words.ReportVerdict, *, full: bool) -> RenderableType:
-    """Return severity, title, gain, location and advice."""
+    """Return severity, title, savings, location and advice."""
     headline = Text()
     if verdict.severity is not None:
         headline.append(verdict.severity.upper(), style=SEVERITY_STYLE[verdict.severity]).append("  ")
@@ -151,7 +151,7 @@ def _numbered(lines: tuple[str, ...]) -> RenderableType:
 
 
 def _other_findings(analysis: Analysis, verdict: words.ReportVerdict) -> RenderableType | None:
-    """Return the findings besides the verdict, each with its title and a line on its savings."""
+    """Return the other findings, each with its title and a line on its savings."""
     others = words.other_findings(analysis, verdict)
     table = plain_grid({"no_wrap": True}, {}, gap=1)
     for finding in others[:_FEW_FINDINGS]:
@@ -163,7 +163,7 @@ def _other_findings(analysis: Analysis, verdict: words.ReportVerdict) -> Rendera
 
 
 def _findings(analysis: Analysis) -> RenderableType:
-    """Return every finding with its evidence, and with advice that the verdict has not given."""
+    """Return every finding with its evidence, and with advice that the verdict does not repeat."""
     headline = words.verdict_of(analysis).headline
     given = () if headline is None else headline.advice
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
@@ -184,7 +184,7 @@ def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analys
 
 
 def _warnings(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
-    """Return the reasons to trust the figures less, and if `full` the missing figures; None without any."""
+    """Return the reasons to trust the figures less, and if `full` the missing figures; None if there are none."""
     doubts = words.doubts(analysis, missing=full)
     lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
     return Group(*lines) if lines else None

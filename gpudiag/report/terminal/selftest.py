@@ -1,4 +1,4 @@
-"""The table of a selftest: injected fault and its cost beside the finding and its savings."""
+"""Show the table of a selftest: injected fault and its cost beside the finding and its savings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _cells(row: SelftestRow, *, separator: str) -> tuple[str, ...]:
 
 
 def _expected(row: SelftestRow, separator: str) -> str:
-    """Return the expected finding; of a clean job no alarm but for the losses that were measured."""
+    """Return the expected finding; for a clean job, no alarm except for its measured losses."""
     expected = row.expected
     if expected.code is not None:
         cause = expected.causes if len(expected.causes) == 1 else ()

@@ -19,7 +19,7 @@ from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
 
 MOST_LINES = 5
-#: Waits below this share of the step are ordinary jitter of arrival.
+#: Waits below this share of the step are normal jitter of arrivals.
 WAIT_SHARE = 0.01
 #: Terminal widths from which collectives have the columns wait, probe and group.
 _WIDE_FOR_WAIT = 56

@@ -12,7 +12,7 @@ from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind,
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 
-#: Iterations for which the 3D U-Net's systems were timed, and to which times were extrapolated.
+#: Iterations that the 3D U-Net's systems measured, and the number to which times were extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
 #: Voxels of the predicted volume, and of Platynereis.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
@@ -25,7 +25,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The benchmark of one path; `several`: other paths are shown beside it."""
+    """The benchmark of one path; with `several`, other paths are shown beside it."""
 
     source: str
     scaling: Scaling
@@ -53,7 +53,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source}: {name}" if self.several else name
 
     def main_strategy(self, workload: str) -> str:
-        """Return the strategy with the most points of a workload, `independent` only if there is no other."""
+        """Return the strategy with the most points of a workload; `independent` only if it is the only one."""
         names = [p.strategy for p in self.points if p.workload == workload and p.strategy != INDEPENDENT]
         return max(dict.fromkeys(names), key=names.count) if names else INDEPENDENT
 
@@ -64,7 +64,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns as `heading` or `heading:kind`, rows, and what must be measured for them."""
+    """Columns as `heading` or `heading:kind`, rows, and the measurements that they need."""
 
     columns: tuple[str, ...] | Callable[[Sequence[FormSource]], tuple[str, ...]]
     rows: Callable[[Sequence[FormSource]], Rows]
@@ -246,7 +246,7 @@ def _relative(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         for setting, points in source.groups():
             if not words.relative_performance(points):
-                continue  # a baseline is not valid, so neither are the rates relative to it
+                continue  # a baseline is not valid, so the rates relative to it are not valid either
             most = max(point.devices for point in points)
             rates = {point.strategy: point.samples_per_s or 0.0 for point in points if point.devices == most}
             reference = rates.get(_REFERENCE)

@@ -16,7 +16,7 @@ from gpudiag.report.markup import escaped, markdown_table
 
 
 def render_forms(result: FormTables, console: Console) -> None:
-    """Print every form, or what must be measured for it."""
+    """Print every form, or the measurements that are missing for it."""
     for form in result.tables:
         console.print(heading(form.title))
         if form.rows:

@@ -22,7 +22,7 @@ from gpudiag.report.scaling import words
 VERDICT = "verdict"
 HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficiency", "MFU", "machine", "from")
 _WORDS = {"strategy", "machine", "from", VERDICT}
-#: Name of an environment of which nothing is known.
+#: Name of an environment whose machine is unknown.
 _UNKNOWN_MACHINE = "unknown machine"
 #: Limits of terminal output, which takes a second per 200 tables; files have all.
 _MOST_GROUPS, _MOST_ROWS = 500, 1000
@@ -79,12 +79,12 @@ def _members(group: Comparable) -> list[ResultRow]:
 
 
 def _headings(group: Comparable) -> tuple[str, ...]:
-    """Return the headings; `verdict` only if a run has one."""
+    """Return the headings; `verdict` is included only if a run has a verdict."""
     return (*HEADINGS, VERDICT) if any(row.verdict for row in _members(group)) else HEADINGS
 
 
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
-    """Return the rows of each group; one frame serves all, because making one takes milliseconds."""
+    """Return the rows of each group; all groups share one frame, because making a frame takes milliseconds."""
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
     rows_of_each = []
     for group in groups:

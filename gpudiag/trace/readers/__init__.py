@@ -1,6 +1,6 @@
 """Readers, one folder per format: from a profiler's file to events with roles.
 
-Only a reader knows the names that a framework or a year gives to events. A reader is a module with the names of
+Only a reader knows the names that a framework or a version gives to events. A reader is a module with the names of
 `Reader`. A reader of another package is found by its entry point in the group `gpudiag.readers`.
 """
 
@@ -16,7 +16,7 @@ from gpudiag.model.event import Trace
 from gpudiag.trace.ranks import ReadFile, rank_per_file
 from gpudiag.trace.unpack import ReadLimits, estimated_memory_bytes
 
-#: Readers in this folder, in order of preference: TensorFlow derives the JSON beside its profiles from them.
+#: Readers in this folder, by preference: XSpace files first, because TensorFlow derives its JSON traces from them.
 _BUILT_IN = ("xspace", "kineto")
 #: Reader of named files that no reader recognises.
 _DEFAULT = "kineto"
@@ -109,6 +109,6 @@ def _all_readers() -> Iterator[Reader]:
 
 
 def _third_party() -> Iterator[Reader]:
-    from importlib.metadata import entry_points  # takes as long as reading a small trace; seldom needed
+    from importlib.metadata import entry_points  # takes as long as reading a small trace, and is rarely needed
 
     yield from (cast("Reader", entry.load()) for entry in entry_points(group="gpudiag.readers"))

@@ -17,7 +17,7 @@ _WORKER = "gpudiag.training.jobs"
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One launch on this node.
+    """A launch on this node.
 
     Attributes:
         job: the training of each process, and how the run was asked for.
@@ -45,13 +45,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_rank_0(self) -> bool:
-        """Return whether this node is known to have rank 0: of torchrun's backends only `static` fixes that."""
+        """Return whether this node is known to have rank 0, which only torchrun's backend `static` determines."""
         meeting = self.job.rendezvous
         return self.job.nodes == 1 or (meeting is not None and meeting.backend == "static" and meeting.node_rank == 0)
 
 
 class Framework(ABC):
-    """One framework. Its `runtime` module has the `RUNTIME` that its training processes use.
+    """A framework. Its `runtime` module has the `RUNTIME` that its training processes use.
 
     Attributes:
         name: in records and traces; also its folder.
@@ -83,7 +83,7 @@ class Framework(ABC):
     fault_job: ClassVar[str]
     fault_kinds: ClassVar[frozenset[str]]
 
-    def check(self, options: RunOptions) -> None:  # noqa: ARG002  # nothing is refused
+    def check(self, options: RunOptions) -> None:  # noqa: ARG002 # refuses nothing
         """Refuse, with a UsageError, options that gpudiag's jobs do not have in this framework."""
         return
 
@@ -102,5 +102,5 @@ class Framework(ABC):
 
     def worker(self, plan: Plan, request: Path) -> list[str]:
         """Return the interpreter's arguments in each training process."""
-        # -P: nothing is imported from the current directory except a function that the user named.
+        # -P: no module is imported from the current directory, except a function that the user named.
         return ["-P", "-m", _WORKER, str(plan.run_dir.resolve()), str(request)]

@@ -15,7 +15,7 @@ def framework_named(name: str) -> Framework:
     """Return the framework of this name in records.
 
     Raises:
-        UsageError: there is no such framework; the hint lists all.
+        UsageError: no framework has this name; the hint lists all names.
     """
     if name not in FRAMEWORKS:
         raise UsageError(f"there is no framework '{name}'", there_are(name, FRAMEWORKS))
@@ -26,7 +26,7 @@ def framework_option(value: str) -> Framework:
     """Return the framework that `--framework` asks for.
 
     Raises:
-        UsageError: there is no such framework; the hint lists all.
+        UsageError: the framework does not exist; the hint lists all frameworks.
     """
     by_package = {framework.package: framework for framework in FRAMEWORKS.values()}
     if value not in by_package:

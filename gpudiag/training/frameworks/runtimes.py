@@ -1,4 +1,4 @@
-"""The runtime of each framework, loaded in a training process; the framework itself is not imported."""
+"""Load the runtime of each framework in a training process, without importing the framework."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def load_runtime(name: str | None = None) -> Runtime:
     """Return the runtime of this framework, or of the one that this process has imported: PyTorch if both or none.
 
     Raises:
-        UsageError: there is no such framework.
+        UsageError: no framework has this name.
     """
     if name is None:
         name = "tensorflow" if "tensorflow" in sys.modules and "torch" not in sys.modules else "pytorch"
@@ -28,7 +28,7 @@ def load_runtime(name: str | None = None) -> Runtime:
 def _load_pytorch() -> Runtime:
     from gpudiag.training.frameworks.pytorch.runtime import RUNTIME
 
-    return cast("Runtime", RUNTIME)  # whose FlopCounter mypy does not match in a cycle of type imports
+    return cast("Runtime", RUNTIME)  # mypy does not match its FlopCounter in a cycle of type imports
 
 
 def _load_tensorflow() -> Runtime:

@@ -3,10 +3,10 @@
     python starter.py FRAMEWORK PROCESSES COMMAND...
 
 Each process gets the variables that torchrun sets (RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, ...). Unlike
-torchrun this program serves no store, which other users of the host could reach. With several processes of TensorFlow,
-each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU of its own. Failed ranks are named at
-the end in torchrun's words, with exit code 1. Ranks that were ended because of them are not named: TensorFlow catches
-SIGTERM, and a process ended by SIGKILL would look as if it had failed.
+torchrun this program serves no store, which other users of the host could reach. If there are several TensorFlow
+processes, each also gets `TF_CONFIG` with free ports of the loopback address, and one GPU. Failed ranks are named at
+the end in torchrun's format, with exit code 1. Ranks that were ended because of these failures are not named:
+TensorFlow catches SIGTERM, and a process ended by SIGKILL would look as if it had failed.
 
 Needs nothing but the standard library, and is run as a file.
 """
@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
             break
         time.sleep(_POLL_S)
     if signals:
-        # The guard signalled the processes too. They save their measurements, and would die with this one.
+        # The guard signalled the processes too. The processes save their measurements, and would die with this process.
         _leave(processes)
         return 1
     if failed:
@@ -57,7 +57,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End the other processes after a failure, but first give those that fail because of it time to report it."""
+    """End the other processes after a failure, but first give them time to report failures that follow from it."""
     time.sleep(10 * _POLL_S)
     for process in processes:
         if process.poll() is None:
@@ -66,7 +66,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 
 
 def _leave(processes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait for the processes to end, and kill those that do not."""
+    """Wait for the processes to end, and kill those that do not end."""
     until = time.monotonic() + _GRACE_S
     for process in processes:
         try:
@@ -81,7 +81,7 @@ def _rank_variables(rank: int, count: int) -> dict[str, str]:
 
 
 def _pytorch_variables(_rank: int, addresses: list[str]) -> dict[str, str]:
-    """Return variables by which libraries see that a launcher started them. Nobody serves at the address."""
+    """Return variables by which libraries recognize that a launcher started them. Nobody serves at the address."""
     host, _, port = addresses[0].partition(":")
     return {
         "MASTER_ADDR": host,
@@ -106,7 +106,7 @@ def _tensorflow_variables(rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports without listener; if another program takes one before TensorFlow does, TensorFlow fails."""
+    """Return ports without a listener; if another program takes one before TensorFlow does, TensorFlow fails."""
     with ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for listener in sockets:

@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
             _note_failure(run_dir, text)
         progress.fail(
             text,
-            hint=vars(error).get("hint"),  # not the default hint of the class
+            hint=vars(error).get("hint"),  # the class's default hint does not apply
             exit_code=error.exit_code if isinstance(error, GpudiagError) else WorkerFailedError.exit_code,
         )
         return 1 if known or isinstance(error, Exception) else 2
@@ -111,7 +111,7 @@ def find_function(name: str) -> Callable[[], object]:
     """Import `module:function`, first from the current directory, as `python -m` does.
 
     Raises:
-        UsageError: there is no such module, or it has no such function.
+        UsageError: the module does not exist, or does not have this function.
     """
     module_name, _, function_name = name.partition(":")
     here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
@@ -132,13 +132,13 @@ def find_function(name: str) -> Callable[[], object]:
 
 
 def _call(name: str, *arguments: object) -> None:
-    """Call gpudiag's own `module:function`."""
+    """Call a `module:function` of gpudiag."""
     module, _, function = name.partition(":")
     getattr(importlib.import_module(module), function)(*arguments)
 
 
 class Ended(KeyboardInterrupt):  # not a failure; records contain this name
-    """The launcher ends this process; sessions save what they have measured, as at Ctrl-C."""
+    """The launcher ends this process; sessions save their measurements, as after Ctrl-C."""
 
 
 def _raise_at_sigterm() -> None:
@@ -189,7 +189,7 @@ def _read_rank(run_dir: Path, rank: int) -> RankRecord | None:
 def _log_to(path: Path) -> None:
     """Redirect both output streams, also of libraries and children, to one file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)  # it may be a link of another user
+    path.unlink(missing_ok=True)  # it may be another user's link
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)

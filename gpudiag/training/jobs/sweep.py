@@ -1,13 +1,14 @@
-"""The sweep: several training jobs, one after the other, in one set of processes.
+"""Run a sweep: several training jobs in sequence in one set of processes.
 
 Starting processes, importing the framework and creating CUDA contexts takes ten seconds and more, while most jobs are
 measured in two or three. So `gpudiag scale` starts one sweep, in as many processes as the largest job needs; smaller
 jobs train in the first processes while the others sleep. Environment variables (peer access, NCCL's algorithm) cannot
 change between two jobs of a sweep.
 
-Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes with
-a usable device (out of memory, conflicting options) ends alone. Any other failure may leave peers in a collective that
-never ends or a broken context, so it ends the sweep, and the launcher starts another one with the remaining jobs.
+Each job has its own rendezvous, so that it finds nothing of an earlier job. A job that fails on all its processes but
+leaves the device usable (out of memory, conflicting options) ends alone. Any other failure may leave peers in a
+collective that never ends or a broken context, so it ends the sweep, and the launcher starts another one with the
+remaining jobs.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from gpudiag.training.session.position import current_position
 from gpudiag.training.session.progress import ProgressSender
 from gpudiag.training.session.step_counts import TimingTarget
 
-#: How long a process waits for the others after a job; if a peer failed alone, the launcher ends the sweep before.
+#: Timeout of the wait for all processes after a job; if a single peer failed, the launcher ends the sweep earlier.
 _TOGETHER_S = 900.0
-#: The same after a process has failed, because its peers hang or fail soon.
+#: The timeout after a process has failed, because its peers hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 
@@ -145,7 +146,7 @@ class _Sweep:
             raise WorkerFailedError(worst.error or "a process did not answer")
 
     def _is_time(self, number: int, entry: SweepEntry) -> bool:
-        """Return whether the job still begins, by the clock of rank 0."""
+        """Return whether there is time to begin the job, by the clock of rank 0."""
         if entry.not_after_s is None:
             return True
         if self.messages.rank == 0:
@@ -195,13 +196,13 @@ class _Sweep:
 
     @contextmanager
     def _environment(self, number: int, entry: SweepEntry) -> Iterator[None]:
-        """Set the environment variables of a process of this job, with its own rendezvous directory."""
+        """Set the environment variables of a process of this job, with a separate rendezvous directory."""
         messages = self.messages
         size = str(len(entry.ranks))
         values = {
             "RANK": str(entry.ranks.index(messages.rank)),
             "WORLD_SIZE": size,
-            "LOCAL_RANK": str(messages.rank),  # the device
+            "LOCAL_RANK": str(messages.rank),  # identifies the device
             "LOCAL_WORLD_SIZE": size,
             "GROUP_RANK": "0",
             "GROUP_WORLD_SIZE": "1",

@@ -35,7 +35,7 @@ def train(job: Job) -> None:
     if job.data == "zmq":
         workers = max(1, workers)
     strategy = load_strategy(job.strategy, device, job.exchange, job.devices)
-    # One process for all devices takes a batch for each of them.
+    # One process that drives all devices takes a batch for each of them.
     batch_size *= job.devices
     strategy.open()
     try:
@@ -65,7 +65,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(job: Job, source: Iterable[tuple[Tensor, Tensor]], batch_size: int, options: dict[str, str]) -> None:
-    """Time the input alone: batches in host memory, pinned as for training, and no training."""
+    """Time input alone: batches in host memory, pinned as for training, without training."""
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="cpu", options=options) as prof:
         for _ in prof.steps(source):
             pass

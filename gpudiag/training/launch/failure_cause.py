@@ -1,4 +1,4 @@
-"""The cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
+"""Find the cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpudiag.training.launch.listener import Listener
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
 
-#: The end of the log that is read; the summary is in it.
+#: Number of bytes at the end of the log that are read; they contain the summary.
 _TAIL_BYTES = 200_000
 
 _PHASES = ("starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed")
@@ -25,9 +25,9 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 
 
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
-    """Return the cause, as far as it is known.
+    """Return the cause, if it is known.
 
-    A process that a signal ended could not report it, while its peers report broken connections. So look for signals
+    A process that a signal ended could not report it, although its peers report broken connections. So look for signals
     first, then for the first reported failure, then for the last line of torchrun's own output.
     """
     text = _tail(log)
@@ -40,7 +40,7 @@ def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
 
 def _ended_by_signal(plan: Plan, listener: Listener, text: str) -> GpudiagError | None:
     killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(text) if int(code) < 0]
-    # torchrun ends the others with SIGTERM once one has failed, and lists them too.
+    # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
     if not culprits and not listener.failures:
         culprits = killed
@@ -70,7 +70,7 @@ def _last_line(text: str) -> str:
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return the error of a launch without news: name the stopped ranks, or else those furthest behind."""
+    """Return the error of a launch without messages: name the stopped ranks, or else the ranks furthest behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:

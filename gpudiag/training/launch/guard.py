@@ -26,14 +26,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _POLL_S = 0.02
-#: Time for processes to end by themselves after SIGTERM.
+#: Time that processes have to exit after SIGTERM.
 _GRACE_S = 3.0
 
 _signals: list[int] = []
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command to its end and clean up behind it."""
+    """Run the command to its end, and clean up after it."""
     private, command = Path(arguments[0]), arguments[1:]
     parent = os.getppid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

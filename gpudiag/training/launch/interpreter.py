@@ -10,7 +10,7 @@ import msgspec
 from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.training.frameworks.registry import framework_named
 
-#: Run by the interpreter, with the framework's own question in it.
+#: Program for the interpreter, which contains the framework's question.
 #: Removes the current directory, which `-c` puts into the path, so that its modules do not hide Python's own. (`-P`
 #: would do the same, but Python knows it from 3.11 on only.)
 _QUESTION = """
@@ -62,8 +62,8 @@ def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
     """Return what the interpreter at this path has.
 
     Raises:
-        UsageError: it cannot be run, or is no Python.
-        FrameworkMissingError: it lacks the framework, or a dependency of the training processes.
+        UsageError: the interpreter cannot be run, or is not Python.
+        FrameworkMissingError: the interpreter lacks the framework, or a dependency of the training processes.
     """
     wanted = framework_named(framework)
     command = [path, "-c", _QUESTION % wanted.question]

@@ -31,9 +31,9 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress
 _GUARD = Path(__file__).with_name("guard.py")
 
 _RECEIVE_S = 0.05
-#: Time for torchrun to end a run once one of its processes has failed; its own patience is 30 s.
+#: Time for torchrun to end a run after one of its processes has failed; torchrun's default is 30 s.
 _AFTER_FAILURE_S = 10.0
-#: Time for the guard to end everything.
+#: Time for the guard to end all processes.
 _STOP_S = 10.0
 
 _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
@@ -52,8 +52,8 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
 
     Raises:
         WorkerFailedError: a process died, failed, or showed no progress for the job's `timeout_s`.
-        UsageError, HardwareMissingError: a process found that the job asks for something missing.
-        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP came. No process is left when it is raised.
+        UsageError, HardwareMissingError: a process reported that the job needs something that is missing.
+        KeyboardInterrupt: SIGINT, SIGTERM or SIGHUP was received. No process is left when it is raised.
     """
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
@@ -152,7 +152,8 @@ def _watch(
 
 
 def _stop(guard: subprocess.Popen[bytes]) -> None:
-    """End everything that still runs. Interrupts are delayed until that is done, which takes seconds at most."""
+    """End everything that still runs. Interrupts are delayed until the processes have ended, which takes seconds at
+    most."""
     if guard.poll() is not None:
         return
     with _signals_delayed():
@@ -190,7 +191,7 @@ def private_directory() -> Iterator[Path]:
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
         prefix="gpudiag-",
-        dir=base if len(base) < 60 else "/tmp",  # noqa: S108  # the directory itself gets an unguessable name
+        dir=base if len(base) < 60 else "/tmp",  # noqa: S108 # the directory gets an unguessable name
         ignore_cleanup_errors=True,
     ) as name:
         yield Path(name)

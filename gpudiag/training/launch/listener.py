@@ -57,5 +57,5 @@ class Listener:
                 self.failures.append(message)
 
     def silent_s(self) -> float:
-        """Return the seconds since any process sent news."""
+        """Return the seconds since the last message of any process."""
         return time.monotonic() - self._news_s

@@ -1,4 +1,4 @@
-"""The run that gpudiag started this process for; sessions take their run directory and options from it."""
+"""The run for which gpudiag started this process; sessions take their run directory and options from it."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Session:
             for batch in prof.steps(loader):
                 train(batch)
 
-    A loop that something else drives calls `prof.step()` at the end of each step instead.
+    A loop that other code drives calls `prof.step()` at the end of each step instead.
 
     A session skips steps until their times have converged, times some without the profiler, and then profiles a few:
     first without operators (kernel-only), then with operators. All processes of a distributed job open the block, each
@@ -48,8 +48,8 @@ class Session:
     when the loop ends early, and when an exception leaves the block (which it does).
 
     Args:
-        run_dir: the run directory; what an earlier run left there is replaced. May be omitted in a function that
-            `gpudiag profile module:function` runs, and is ignored there: that command has chosen one.
+        run_dir: the run directory; files of an earlier run are replaced. May be omitted in a function that `gpudiag
+            profile module:function` runs, and is ignored there: that command has chosen one.
         steps: unprofiled steps; by default about three seconds of them, at least 10 and at most 100.
         warmup: steps to skip; by default until step times have converged.
         active: steps of each recording. The analysis drops the first and the last of them; at least 3.
@@ -63,11 +63,12 @@ class Session:
         device: the device trained on; by default the current GPU if this process uses one, else the CPU. Under
             TensorFlow the logical devices that this process drives, one or a sequence; by default those of the model's
             strategy.
-        framework: `pytorch` or `tensorflow`; by default the one that the program has imported, PyTorch of both.
-        timeout_s: how long to wait for a peer that does not reach the same step.
+        framework: `pytorch` or `tensorflow`; by default the framework that the program has imported, or PyTorch if it
+            has imported both.
+        timeout_s: the longest wait for a peer that does not reach the same step.
 
     Raises:
-        UsageError: no `run_dir`, or a number out of its range.
+        UsageError: `run_dir` is missing, or a number is out of its range.
     """
 
     def __init__(
@@ -117,7 +118,7 @@ class Session:
         self._measurement = RankMeasurement(self.run_dir, description, settings)
         #: The current step has been prepared; the number of the current step.
         self._prepared, self._number = False, 0
-        #: The steps of a loop that calls `step`, and what is restored when they are over.
+        #: The steps of a loop that calls `step`, with the settings to restore at the end.
         self._driven: Generator[None] | None = None
         self._marked = ExitStack()
         if model is not None:
@@ -158,7 +159,7 @@ class Session:
         `input`; without either, it is unknown.
 
         Returns:
-            False when everything is measured and the loop is to end (`stop`).
+            Return False when everything is measured and the loop should end (`stop`).
         """
         first = self._measurement.phases is None
         self._driven = self._driven or self.steps(repeat(None))
@@ -200,7 +201,7 @@ class Session:
                     return
                 self._prepared = True
             if fetched == length:
-                return  # so that finding the end is no step of its own
+                return  # so that the end of the input does not count as a step
             with Range(STEP, number=self._number):
                 self._measurement.mark_lines()
                 begin_ns = time.perf_counter_ns()
@@ -231,7 +232,7 @@ class Session:
         )
 
     def _runtime(self) -> Runtime:
-        """Return the framework as far as it is known by now: the program may import one later."""
+        """Return the framework that is known by now; the program may import one later."""
         return load_runtime(self._framework)
 
 
@@ -261,5 +262,5 @@ def _launched_settings(run: Launched, settings: PhaseSettings) -> PhaseSettings:
 def _length(loader: Any) -> int | None:
     try:
         return len(loader)
-    except (TypeError, NotImplementedError):  # an iterator, or a stream that cannot say
+    except (TypeError, NotImplementedError):  # an iterator, or a stream of unknown length
         return None

@@ -191,7 +191,7 @@ def workload_entry(name: str) -> WorkloadEntry:
     """Return the workload of this name.
 
     Raises:
-        UsageError: there is none; the hint lists the known ones.
+        UsageError: the workload does not exist; the hint lists the known ones.
     """
     if name not in WORKLOADS:
         raise UsageError(
@@ -204,7 +204,7 @@ def training_entry(name: str, command: str) -> WorkloadEntry:
     """Return a workload that trains, for a command about gradient communication.
 
     Raises:
-        UsageError: there is none of this name, or it only predicts.
+        UsageError: there is no workload of this name, or it only predicts.
     """
     entry = workload_entry(name)
     if not entry.trains:

@@ -1,8 +1,8 @@
 """Agreement of a job's ranks on the step at which each phase begins, without a collective.
 
 Between two steps at which warm-up may end, every rank posts its step times to the job's key-value store and waits for
-rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended posts that
-once, and no rank waits for it.
+rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank posts the end of its loop once,
+and no rank waits for it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from urllib.parse import quote
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session.position import ClusterPosition
 
-#: Names the directory of a `DirectoryStore`; set by the launcher.
+#: Variable with the directory of a `DirectoryStore`, which the launcher sets.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: A rank of a user's command waits for its peers for these seconds plus this number of its own steps.
+#: In a user's command, the longest wait of a rank for its peers is this number of seconds plus this number of step
+#: times.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
 _SPLIT_KEY = "apart"
 
@@ -107,7 +108,7 @@ class Agreement:
         """Post that this rank's loop is over. Never waits."""
         if self._store is None:
             return
-        # The host of the store may have exited already, and no rank waits then.
+        # The process that hosts the store may have exited; then no rank waits.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:
@@ -122,15 +123,15 @@ class Agreement:
         try:
             for rank in range(self._position.world_size):
                 self._wait(_left_key(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001  # after a late rank or a lost store, write what there is
+        except Exception:  # noqa: BLE001 # after a late rank or a lost store, write the available records
             return False
         return True
 
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
         """Wait until one of the keys is set, and return the first key that is set.
 
-        Polls, because the store's own wait cannot wait for any of several keys. It also holds the interpreter lock, so
-        that the process could not be interrupted.
+        Polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds the
+        interpreter lock, so that the process could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -149,7 +150,7 @@ class SplittableAgreement(Agreement):
 
     Ranks that synchronize in every step are at most one step apart, so that the next collective would have waited as
     long as the decision does. Ranks that do not synchronize drift apart. A rank that has waited too long splits from
-    the others: it posts the split, and from then on every rank decides alone. That costs a job at most one wait.
+    the others: it posts the split, and from then on every rank decides alone. So a job loses at most one such wait.
 
     Attributes:
         split: this rank decides alone.
@@ -159,7 +160,7 @@ class SplittableAgreement(Agreement):
     _until_s = 0.0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return the decision of all ranks, or this rank's own after a split. Raises nothing."""
+        """Return the decision of all ranks, or this rank's own after a split. The method raises no exceptions."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
@@ -175,7 +176,7 @@ class SplittableAgreement(Agreement):
         return judge([step_ms] * copies)
 
     def decide_alone(self) -> None:
-        """Decide alone from now on, and post that. Never waits."""
+        """Decide alone from now on, and post that. The method never waits."""
         self.split = True
         if self._store is not None:
             with contextlib.suppress(Exception):

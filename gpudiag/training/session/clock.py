@@ -5,8 +5,9 @@ before and after the fetch of the batch, and when the step's work is queued. A s
 own clock at each step's end. Before and after a series of steps, the host records an anchor event on the idle device
 and waits for it. The anchors later convert all other events to the host's clock, so that no step includes a wait.
 
-Worked example. Anchors at 0 and 1000 us of the host, 0 and 999 us of the device: its clock is slow by 0.1 %. A step's
-work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the host: a lead of 50 us.
+Worked example. Example: anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's
+clock is slow by 0.1 %. A step's work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the
+host: a lead of 50 us.
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
@@ -56,17 +57,17 @@ class HostStep(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """One instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
+    """An instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
 
     mark: Any
     host_ns: int
 
 
 class UnprofiledSeries:
-    """Times of consecutive steps, and what the host did in each: lists in ms of one length, or None if unknown.
+    """Times of consecutive steps, and of the host's part in each: lists in ms of equal length, or None if unknown.
 
-    `idle_host_ms` holds the host times of the steps directly before the series. The first of them began on an idle
-    device, so that no launch waited for a full launch queue.
+    `idle_host_ms` holds the host times of the steps directly before the series. The first of these steps began on an
+    idle device, so no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:
@@ -217,7 +218,8 @@ class StepClock:
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """Return step and host times of the steps since the last reading, and clear them. Waits for the device."""
+        """Return step and host times of the steps since the last reading, and clear them. The method waits for the
+        device."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
         steps = [i for i in range(1, len(marks)) if i not in gaps]
@@ -285,7 +287,7 @@ class SchedulingWatch:
         self._cpu_ns = self._wait_ns = self._switches = 0
 
     def find_threads(self) -> None:
-        """Find the threads to read. Must be called before `begin`; takes 1 ms among 60 threads."""
+        """Find the threads to read. The method must be called before `begin`; it takes 1 ms with 60 threads."""
         self._threads = [threading.get_native_id(), *_autograd_threads()]
 
     def begin(self) -> None:
@@ -332,7 +334,7 @@ def _read_counters(threads: Sequence[int]) -> dict[int, _ThreadCounters]:
 def _autograd_threads() -> list[int]:
     threads = []
     with contextlib.suppress(OSError):
-        for name in os.listdir(_TASKS):  # noqa: PTH208  # three times as fast, and there may be hundreds
+        for name in os.listdir(_TASKS):  # noqa: PTH208 # three times as fast for hundreds of threads
             with contextlib.suppress(OSError):
                 if (_TASKS / name / "comm").read_text(errors="replace").startswith(_AUTOGRAD):
                     threads.append(int(name))

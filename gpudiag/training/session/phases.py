@@ -51,7 +51,7 @@ _NO_DEVICE_ACTIVITY = (
 class Phases:
     """Measure one rank. The attributes always hold the current results, also if the loop ends early.
 
-    Calls `changed` when there is something to save. Excludes the time of the warm-up step in which `counter` counts.
+    Calls `changed` when there is something to save. The time of the warm-up step in which `counter` counts is excluded.
 
     Attributes:
         recorded: step times of recorded steps.
@@ -233,7 +233,7 @@ class Phases:
         if settings.warmup is None and not converged and not self._at_limit():
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
-            converged = True  # too few steps to decide; a trend would show in the unprofiled steps
+            converged = True  # too few steps to decide, but a trend would show in the unprofiled steps
         chosen = self._choose_steps(step_ms)
         return PhaseDecision(
             converged=converged, unprofiled_steps=chosen, line_steps=step_counts.line_steps(step_ms, chosen)
@@ -304,7 +304,7 @@ class Phases:
 
     def _judge_unprofiled(self, posted: list[list[float]]) -> PhaseDecision:
         """Decide on rank 0 the number of additional unprofiled steps."""
-        assert self._settings.target is not None  # noqa: S101  # asked only with a target
+        assert self._settings.target is not None  # noqa: S101  # called only if a target is set
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:

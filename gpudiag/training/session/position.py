@@ -88,7 +88,7 @@ def script_name() -> str:
 def cpu_name() -> str:
     """Return the CPU's model name."""
     try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123  # not a file to keep
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:  # noqa: PTH123 # a file of the kernel
             for line in lines:
                 if line.startswith("model name"):
                     return line.partition(":")[2].strip()

@@ -1,7 +1,8 @@
 """Send progress messages from a running training process to the program that started it.
 
-Each message is one datagram on a private Unix socket. It arrives whole or not at all, and an absent or slow listener
-does not delay the training. Each message contains the complete state, so that the next message replaces a lost one.
+Each message is one datagram on a private Unix socket. A datagram arrives whole or not at all, and an absent or slow
+listener does not delay the training. Each message contains the complete state, so that the next message replaces a lost
+one.
 """
 
 from __future__ import annotations

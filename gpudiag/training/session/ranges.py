@@ -3,7 +3,8 @@
 A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
 (`gpudiag.<name>`), whichever the program has imported. `torch.profiler.record_function` takes 5.8 us even when no
 profiler runs. Checking whether a profiler runs takes 0.04 us, so this is checked first. A range then takes 0.5 us in
-total (0.7 us with creating the object); adding two numbers in PyTorch takes 1.1 us. Measured on one CPU, PyTorch 2.13.
+total (0.7 us with creating the object); adding two numbers in PyTorch takes 1.1 us. The times were measured on one CPU,
+PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ R = TypeVar("R")
 #: Prefix of every range's name in a PyTorch trace.
 PREFIX = "gpudiag."
 
-#: Ranges that a session opens itself; the analysis gives a meaning to `exchange` too.
+#: Ranges that a session opens itself; the analysis also interprets `exchange`.
 STEP = "step"
 INPUT = "input"
 
@@ -64,7 +65,7 @@ def take_input_ns() -> int | None:
 def _load_domain() -> Any:
     """Return the NVTX domain, or a domain that does nothing if the package is missing.
 
-    NVTX's own domain does nothing if no tool is attached.
+    If no tool is attached, NVTX's domain does nothing.
     """
     global _domain  # noqa: PLW0603  # loaded once, on the first range
     try:
@@ -88,10 +89,10 @@ class _NoDomain:
 
 
 class Range:
-    """Name a stretch of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
+    """Name a section of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
     It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
-    the body of a `tf.function` it is the name scope of the ops created there. The analysis gives a meaning to the names
+    the body of a `tf.function` a range is the name scope of the ops created there. The analysis interprets the names
     `input`, `forward`, `backward`, `exchange` and `optimizer`: `input` counts as waiting for data. Ranges nest, may be
     entered from any thread, and one object may be entered again, also while it is open.
 
@@ -124,7 +125,7 @@ class Range:
         recorded = None
         # While torch is being imported, it has no `autograd` yet.
         autograd = getattr(torch, "autograd", None)
-        if autograd is not None and autograd._profiler_enabled():  # noqa: SLF001  # there is no public way to ask
+        if autograd is not None and autograd._profiler_enabled():  # noqa: SLF001 # there is no public way to check
             label = PREFIX + self._name if self._number is None else f"{PREFIX}{self._name}#{self._number}"
             recorded = autograd.profiler.record_function(label)
             recorded.__enter__()

@@ -36,7 +36,7 @@ class Window(Protocol):
         """End the recording; if it was cut short, save the steps so far."""
 
     def discard(self) -> None:
-        """End a failed recording, and remove its files. Raises nothing."""
+        """End a failed recording, and remove its files. The method raises no exceptions."""
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
@@ -59,7 +59,7 @@ class LoaderWatch(Protocol):
 
 
 class Runtime(Protocol):
-    """One framework.
+    """A framework.
 
     Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. If a process
     trains on several devices, each device is a separate rank.
@@ -83,7 +83,7 @@ class Runtime(Protocol):
         """Return the model name of the GPU, or of this process's CPU."""
 
     def software(self) -> dict[str, str]:
-        """Return the versions of the software that trains."""
+        """Return the versions of the training software."""
 
     def clock(self, devices: Sequence[Any]) -> StepClock:
         """Return a clock for steps on these devices."""

@@ -1,11 +1,11 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
 A training loop has converged when the medians of two consecutive blocks of steps agree, within a tolerance or within
-the scatter of the steps, and when there is no trend over both blocks. This works for steps of 2 ms and of 5 s.
+the scatter of the steps, and when there is no trend over both blocks. These step counts suit steps of 2 ms and of 5 s.
 
 Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is dropped (it holds compilation, autotuning
-and allocation). The blocks' medians are 32.5 and 30, 8 % apart; scatter explains about 4 %: not converged. Four steps
-later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no trend: converged.
+and allocation). The blocks' medians are 32.5 and 30, which is 8 % apart, but scatter explains only about 4 %, so they
+have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no trend: converged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
 
 #: Steps that a profiler discards first, because the first recording of a process includes the start of CUPTI.
 PROFILER_WARMUP_STEPS = 2
-#: Steps recorded by default. The analysis drops the first and the last, so that four remain.
+#: Steps recorded by default. The analysis drops the first and the last step, so four remain.
 ACTIVE_STEPS = 6
 #: Minimum number of recorded steps; with fewer, none remains for the analysis.
 MIN_ACTIVE_STEPS = 3
@@ -110,8 +110,8 @@ def has_trend(step_ms: Sequence[float]) -> bool:
     """Return whether a trend is significant and exceeds the tolerance over the whole series.
 
     The Mann-Kendall test gives the significance (H. B. Mann, Econometrica 13, 1945; normal approximation with
-    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both use ranks and medians,
-    so that one slow step is not a trend.
+    continuity correction). The Theil-Sen slope gives the size (P. K. Sen, JASA 63, 1968). Both criteria use ranks and
+    medians, so that one slow step is not a trend.
     """
     n = len(step_ms)
     if n < 4:

@@ -1,4 +1,4 @@
-"""An optimizer that updates parameters elsewhere, as parameter servers do."""
+"""An optimizer that updates parameters on other devices or processes, as parameter servers do."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class CentralOptimizer(torch.optim.Optimizer):
         self._after()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero kept gradients; otherwise do what any optimizer does."""
+        """Zero kept gradients; treat other gradients like any optimizer."""
         if not self._kept:
             super().zero_grad(set_to_none)
         for gradients in self._kept:

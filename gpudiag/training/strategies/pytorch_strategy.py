@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     #: Starts an all-reduce with this number among those under way, and returns a handle with `wait()`.
     StartAllReduce = Callable[[torch.Tensor, int], Any]
 
-#: Parameter names in a message; the others are counted.
+#: Highest number of parameter names in a message; further names are only counted.
 _SHOWN_NAMES = 3
 
 
@@ -75,7 +75,7 @@ class PytorchStrategy(Strategy):
         return lambda tensor, _: dist.all_reduce(tensor, group=group, async_op=True), None
 
     def open(self) -> None:
-        """Join the other processes, once. Raises RuntimeError or DistError if they cannot be reached."""
+        """Join the other processes, once. RuntimeError or DistError is raised if the processes cannot connect."""
         import torch.distributed as dist
 
         if dist.is_initialized():

@@ -5,7 +5,7 @@ Another package adds one by naming its class in the group `gpudiag.strategies`:
     [project.entry-points."gpudiag.strategies"]
     ring = "their_package.ring:Ring"
 
-Nothing here imports a framework.
+This module imports no framework.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENTRY_POINTS = "gpudiag.strategies"
 
 @cache
 def strategies(framework: str = DEFAULT_FRAMEWORK) -> dict[str, type[Strategy]]:
-    """Return the strategies of a framework by name, in the order of lists; none if there is no such framework.
+    """Return the strategies of a framework by name, in display order; none for an unknown framework.
 
     Raises:
         UsageError: two have one name, or a package's cannot be loaded.

@@ -1,4 +1,4 @@
-"""The description of a strategy, for programs that do not train; a strategy is one class."""
+"""Describe strategies for programs that do not train; a strategy is one class."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TensorFlow 1's strategies in published benchmarks: predicted for `recommend --predict-only`, never run.
 
-Only the software differs from PyTorch's strategies. Each tensor is sent alone, and
+Only the software differs from PyTorch's strategies; the links are the same. Each tensor is sent separately, and
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward and receive gradients during backward; on
   GPUs variables are spread over all of them;

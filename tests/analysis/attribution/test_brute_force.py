@@ -25,7 +25,7 @@ SPAN = 24
 
 @dataclass
 class Case:
-    """One rank as plain lists of (start, end), in milliseconds; the same lists are given to both."""
+    """One rank as lists of (start, end) in milliseconds, used by both classifications."""
 
     compute: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -37,7 +37,8 @@ class Case:
     launches: dict[tuple[int, int], tuple[int, int] | None] = field(default_factory=dict)
 
     def builder(self, rank: int = 0) -> TraceBuilder:
-        """A step before, the case as one step, and a step after: only the case is in the window [0, SPAN)."""
+        """Return a step before, the case as one step, and a step after, so that only the case is in the window [0,
+        SPAN)."""
         trace = TraceBuilder(rank, unit_ns=NS_PER_MS, world_size=2)
         trace.step(-9).compute(0, 1)
         trace.step(0).compute(0, 1).compute(SPAN - 1, SPAN)
@@ -67,7 +68,8 @@ def spans(most: int = 5, longest: int = 8) -> st.SearchStrategy[list[tuple[int, 
 
 @st.composite
 def pairs_of_ranks(draw: st.DrawFn) -> tuple[Case, Case]:
-    """Two ranks with their own compute and copies, and collectives that they enter apart and leave together."""
+    """Draw two ranks with separate compute and copies, and collectives that start at different times and end
+    together."""
     ends = sorted(draw(st.sets(st.integers(3, SPAN - 2), max_size=4)))
     ranks = []
     for _ in range(2):
@@ -76,7 +78,7 @@ def pairs_of_ranks(draw: st.DrawFn) -> tuple[Case, Case]:
             Case(
                 compute=draw(spans()),
                 copies=draw(spans(3)),
-                # A stream runs one collective after another.
+                # A stream runs collectives in sequence.
                 collectives=[
                     (max(start, before), end) for start, end, before in zip(starts, ends, [1, *ends], strict=False)
                 ],
@@ -90,7 +92,7 @@ def covers(intervals: list[tuple[int, int]], at: int) -> bool:
 
 
 def busy_buckets(own: Case, other: Case) -> Counter[str]:
-    """The first four rows of the table, instant by instant; everything else is `idle`."""
+    """Classify every instant by the first four rows of the table; everything else is `idle`."""
     count: Counter[str] = Counter()
     for at in range(SPAN):
         transferring = waiting = False
@@ -119,7 +121,7 @@ def in_ms(track: TrackAttribution) -> Counter[str]:
 
 
 @given(pairs_of_ranks())
-def test_device_buckets_instant_by_instant(ranks: tuple[Case, Case]) -> None:
+def test_device_buckets_equal_instant_by_instant_classification(ranks: tuple[Case, Case]) -> None:
     traces = [case.builder(rank).build() for rank, case in enumerate(ranks)]
     attribution = attribute(build_timeline(traces))
     for rank, track in enumerate(attribution.tracks):
@@ -132,7 +134,7 @@ def test_device_buckets_instant_by_instant(ranks: tuple[Case, Case]) -> None:
 
 @st.composite
 def single_ranks(draw: st.DrawFn) -> Case:
-    """One rank whose ops end gaps that the host may have caused: each op is launched in the gap before it."""
+    """Draw one rank whose ops end gaps that the host may have caused: each op is launched in the gap before it."""
     starts = sorted(draw(st.sets(st.integers(2, SPAN - 2), min_size=1, max_size=4)))
     case = Case(
         loaders=draw(spans(2)),
@@ -152,7 +154,7 @@ def single_ranks(draw: st.DrawFn) -> Case:
 
 
 def idle_buckets(case: Case) -> Counter[str]:
-    """All rows but `sync`, for a case whose host never blocks, instant by instant."""
+    """Classify every instant by all rows except `sync`, for a case whose host never blocks."""
     count: Counter[str] = Counter()
     ops = [*case.compute, (0, 1), (SPAN - 1, SPAN)]
     calls = [span for span in case.launches.values() if span is not None]
@@ -166,11 +168,11 @@ def idle_buckets(case: Case) -> Counter[str]:
         following = min(op for op in ops if op[0] > at)
         launch = case.launches.get(following, (0, 0))
         if launch is None or launch[0] < gap_begin:
-            count["idle"] += 1  # who launched the next op is not known, or had done so in good time
+            count["idle"] += 1  # the next op's launch is unknown, or was early enough
         elif at < launch[0] and covers(case.loaders, at):
             count["input"] += 1
         elif covers(case.overheads, at):
-            count["idle"] += 1  # the profiler's own
+            count["idle"] += 1  # profiler overhead
         elif at >= launch[0] or covers([*case.operators, *calls], at):
             count["launch"] += 1
         else:
@@ -180,6 +182,6 @@ def idle_buckets(case: Case) -> Counter[str]:
 
 @given(single_ranks())
 @examples(200)
-def test_idle_time_instant_by_instant(case: Case) -> None:
+def test_idle_causes_equal_instant_by_instant_classification(case: Case) -> None:
     (track,) = attribute(build_timeline([case.builder().build()], world_size=1)).tracks
     assert in_ms(track) == idle_buckets(case)

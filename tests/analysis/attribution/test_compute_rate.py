@@ -1,4 +1,4 @@
-"""Test the rate of computing, for ranks that counted their operations."""
+"""Test the compute rate of ranks that counted their FLOPs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TERA = 10**12
 def rate(
     *ranks: tuple[StepFlops | None, float | None], devices: tuple[str, ...] = (), on: str = "cuda:0", world: int = 0
 ) -> ComputeRate | None:
-    """Return the rate of ranks that counted this, and took so many ms for a step."""
+    """Return the rate of ranks with these counts and step times in ms."""
     records = []
     for rank, (flops, step_ms) in enumerate(ranks):
         times: Any = None

@@ -20,7 +20,7 @@ LAUNCH = st.none() | st.integers(-20, 400) | SPAN
 
 @st.composite
 def ranks(draw: st.DrawFn) -> list[TraceBuilder]:
-    """One to three processes that recorded anything at all, in any order, on streams where ops may overlap."""
+    """Draw one to three processes with any recorded events, in any order, on streams where ops may overlap."""
     world = draw(st.integers(1, 3))
     everyone = tuple(range(world))
     builders = []
@@ -43,7 +43,7 @@ def ranks(draw: st.DrawFn) -> list[TraceBuilder]:
         for span in draw(st.lists(SPAN, max_size=6)):
             kind = draw(st.sampled_from(["operator", "loader", "sync", "overhead", "optimizer"]))
             getattr(trace.by(draw(st.integers(1, 2))), kind)(*span)
-        # Something that can be analysed.
+        # A process needs at least one event that can be analysed.
         (trace.operator if draw(st.booleans()) else trace.compute)(100, 200)
         builders.append(trace.clock_ahead(draw(st.sampled_from([0, 0, 5, -1_000_000, 10**12]))))
     return builders

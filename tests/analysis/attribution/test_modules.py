@@ -1,4 +1,4 @@
-"""Test module times, on recordings in which they are known."""
+"""Test module times on recordings with known times."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def modules_of(*traces: Trace) -> Modules:
 
 
 def by_path(found: Modules) -> dict[str, ModuleTime]:
-    assert len({one.path for one in found.times}) == len(found.times)
-    return {one.path: one for one in found.times}
+    assert len({time.path for time in found.times}) == len(found.times)
+    return {time.path: time for time in found.times}
 
 
 def check_truth(found: Modules) -> None:
-    """The times of `tests.trace.marked_modules`, per step in ms."""
+    """Check the times of `tests.trace.marked_modules`, in ms per step."""
     times = by_path(found)
     assert list(times) == ["", "a", "b"], "as they were called"
     for path, (forward_us, back_us) in TAKES.items():
@@ -49,7 +49,7 @@ def check_truth(found: Modules) -> None:
         assert one.calls == 1
     assert times["a"].forward_ms == times["a"].own_forward_ms
     assert (times[""].forward_ms, times[""].backward_ms) == (near(0.16), near(0.18))
-    assert [(one.root, one.type) for one in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
+    assert [(time.root, time.type) for time in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
     assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce is no module's, and nothing else's here"
 
 
@@ -74,10 +74,11 @@ def test_module_times_are_per_device(tmp_path: Path) -> None:
     assert found.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
 
 
-def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
+def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
     found = modules_of(read_one(tmp_path, job(devices=False)))
     times = by_path(found)
-    # aten::linear 50 with what is in it; add 10; detach 1 and addmm 40: nothing of backward, which another thread runs.
+    # aten::linear takes 50 with its nested calls; add takes 10; detach 1 and addmm 40 do not count, nor does backward
+    # on a different thread.
     assert times["a"].own_forward_ms == near(0.05)
     assert times[""].own_forward_ms == near(0.01)
     assert times["b"].own_forward_ms == near(0.041)
@@ -87,7 +88,7 @@ def test_cpu_module_times_are_own_times_of_operators(tmp_path: Path) -> None:
 
 
 def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) -> None:
-    """A module enqueues a collective and waits for it in another operator, as with FSDP."""
+    """A module enqueues a collective and waits for it in a second operator, as with FSDP."""
     events = []
     for number in range(STEPS):
         at = number * STEP_US
@@ -137,11 +138,11 @@ def test_no_modules_without_marks(tmp_path: Path) -> None:
         status="complete",
     )
     assert summarise_modules(timeline, run) is None
-    told = replace(run, ranks=(rank, replace(rank, rank=1, unmarked="torch.compile has compiled it")))
-    assert summarise_modules(timeline, told) == Modules(reason="torch.compile has compiled it")
+    changed_run = replace(run, ranks=(rank, replace(rank, rank=1, unmarked="torch.compile has compiled it")))
+    assert summarise_modules(timeline, changed_run) == Modules(reason="torch.compile has compiled it")
 
 
-#: A call: which of the modules it has in it, and how long its own operator and that one's backward take.
+#: A call: its nested modules, and the time of its operator and of the operator's backward.
 CALLS = st.recursive(
     st.tuples(st.just(()), st.integers(1, 9), st.integers(0, 9)),
     lambda inner: st.tuples(st.lists(inner, max_size=3).map(tuple), st.integers(0, 9), st.integers(0, 9)),
@@ -151,7 +152,7 @@ CALLS = st.recursive(
 
 @settings(max_examples=40)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), on_gpu=st.booleans(), outside=st.integers(0, 9))
-def test_module_time_includes_modules_below(calls: list[Any], on_gpu: bool, outside: int) -> None:
+def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, outside: int) -> None:
     trace, total_us = random_job(calls, on_gpu=on_gpu, outside=outside)
     found = modules_of(trace)
     times = by_path(found)
@@ -161,12 +162,12 @@ def test_module_time_includes_modules_below(calls: list[Any], on_gpu: bool, outs
             parts = sum(getattr(times[other], whole)[0] for other in below)
             assert getattr(one, whole)[0] == pytest.approx(getattr(one, own)[0] + parts)
             assert parts <= getattr(one, whole)[0] + 1e-9
-    of_all = sum(one.own_forward_ms[0] + one.own_backward_ms[0] for one in found.times)
+    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in found.times)
     assert of_all + found.outside_ms[0] == pytest.approx(total_us / 1e3)
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:
-    """Three steps of these calls, and what a step's operators, or kernels, take in µs."""
+    """Draw three steps of these calls, and the time in µs of a step's operators or kernels."""
     builder = TraceBuilder()
     names: list[Module] = []
     work: list[tuple[str, int, bool]] = []
@@ -197,11 +198,11 @@ def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, 
     trace = builder.build()
     of_name = {name: (module, backwards) for name, module, backwards in work}
     rows = [row for row in trace.events.rows_of(EventKind.OPERATOR).tolist() if trace.events.name_of(row) in of_name]
-    told = [of_name[trace.events.name_of(row)] for row in rows]
+    changed_run = [of_name[trace.events.name_of(row)] for row in rows]
     modules = ModuleWork(
         modules=tuple(names),
         row=np.array(rows, np.int64),
-        module=np.array([module for module, _ in told], np.int32),
-        backward=np.array([backwards for _, backwards in told], np.bool_),
+        module=np.array([module for module, _ in changed_run], np.int32),
+        backward=np.array([backwards for _, backwards in changed_run], np.bool_),
     )
     return replace(trace, modules=modules), at + outside

@@ -24,12 +24,12 @@ TRACES = Path(__file__).parents[2] / "traces"
 SPANS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda p: (p[0], p[0] + p[1])), max_size=8)
 
 
-def test_examples_hold() -> None:
+def test_documented_examples_are_correct() -> None:
     assert doctest.testmod(summary).failed == 0
 
 
 @given(SPANS, SPANS)
-def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[tuple[int, int]]) -> None:
+def test_overlapping_ops_share_time_equally(ops: list[tuple[int, int]], part: list[tuple[int, int]]) -> None:
     raw = Intervals(np.array([a for a, _ in ops], np.int64), np.array([b for _, b in ops], np.int64))
     inside = as_set(part)
     shares = equal_shares(raw, inside)
@@ -43,8 +43,9 @@ def test_every_instant_is_shared_equally(ops: list[tuple[int, int]], part: list[
     assert shares.sum() == pytest.approx(length(intersect(union(raw), inside)))
 
 
-def test_a_step_by_hand() -> None:
-    """compute [0, 4) gemm, [2, 6) relu on another stream; all_reduce [5, 9), joined at 7 by the other rank."""
+def test_portions_of_a_worked_example() -> None:
+    """A gemm runs in [0, 4), and a relu in [2, 6) on a second stream. An all_reduce runs in [5, 9), which the other
+    rank joins at 7."""
 
     def body(arrival: int) -> TraceBuilder:
         trace = TraceBuilder(rank=int(arrival == 7), world_size=2, unit_ns=1_000_000)
@@ -79,10 +80,10 @@ def test_portions_of_real_traces_sum_to_their_buckets(job: str) -> None:
 
 def of(*traces: TraceBuilder) -> dict[tuple[str, str], Portion]:
     timeline = build_timeline([trace.build() for trace in traces])
-    return {(one.bucket, one.name): one for one in summarise_portions(timeline, attribute(timeline))}
+    return {(portion.bucket, portion.name): portion for portion in summarise_portions(timeline, attribute(timeline))}
 
 
-def test_portions_are_sorted_by_time_over_all_devices_within_each_bucket() -> None:
+def test_portions_are_sorted_by_total_time_within_each_bucket() -> None:
     traces = [TraceBuilder(rank, unit_ns=1_000_000) for rank in range(2)]
     for trace, first, second in zip(traces, (3, 7), (5, 3), strict=True):
         for step in range(4):
@@ -94,19 +95,19 @@ def test_portions_are_sorted_by_time_over_all_devices_within_each_bucket() -> No
     assert found["compute", "b"].per_step == pytest.approx(1)
 
 
-def test_portion_of_one_rank_is_averaged_over_all() -> None:
+def test_portion_of_one_rank_is_averaged_over_all_ranks() -> None:
     many = TraceBuilder(0, unit_ns=1_000_000).steps(
-        4, 20, lambda one: one.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
+        4, 20, lambda trace: trace.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
     )
-    few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda one: one.compute(0, 3, "a"))
+    few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda trace: trace.compute(0, 3, "a"))
     found = of(many, few)
     assert found["compute", "b"].device_ms == pytest.approx((3, 0))
     assert found["compute", "b"].per_step == pytest.approx(1)
 
 
-def test_hidden_op_is_counted_without_time() -> None:
+def test_hidden_op_is_counted_with_zero_time() -> None:
     trace = TraceBuilder(unit_ns=1_000_000).steps(
-        4, 20, lambda one: one.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
+        4, 20, lambda trace: trace.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
     )
     found = of(trace)
     assert found["copy", "Memcpy HtoD (Pinned -> Device)"].device_ms == pytest.approx((0.0,))
@@ -117,7 +118,7 @@ def test_hidden_op_is_counted_without_time() -> None:
 
 
 def test_communication_copies_and_host_have_portions() -> None:
-    """The host is at it from 4 to 12, its copy runs from 5 to 7, and two more collectives beside each other."""
+    """The host works from 4 to 12, its copy runs from 5 to 7, and two further collectives overlap."""
     trace = TraceBuilder(unit_ns=1_000_000)
     for step in range(4):
         trace.step(20 * step).compute(0, 4).annotation(4, 12, "gpudiag.exchange")

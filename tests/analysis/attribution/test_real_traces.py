@@ -1,4 +1,4 @@
-"""Test facts about the real traces in `tests/traces/`: the small ones and the whole recordings."""
+"""Test known facts about the real traces in `tests/traces/`, the small traces and the full recordings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 HERE = Path(__file__).parents[2] / "traces"
 WHOLE = sorted(path.stem for path in (HERE / "whole").glob("*.npz"))
 
-#: Step times without the profiler, ms, of the four-GPU jobs that the device bounds.
+#: Unprofiled step times in ms of four-GPU jobs whose pace the device sets.
 UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 
 
 def jobs(root: Path) -> list[Path]:
-    """Directories of one job each; traces in `public*` are jobs of their own. Two have no work of a known device."""
+    """Return the directories of jobs; each trace in `public*` is a separate job. Two of these traces have no work of a
+    known device."""
     found = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
     return sorted(directory for directory in found if not directory.name.startswith("public")) + alone
@@ -44,7 +45,7 @@ def jobs(root: Path) -> list[Path]:
     ]
 )
 def job(request: pytest.FixtureRequest, whole_recording: Callable[[str], Path]) -> Path:
-    """The traces of one job."""
+    """Return the traces of one job."""
     return request.param if isinstance(request.param, Path) else whole_recording(request.param)
 
 
@@ -73,21 +74,21 @@ def test_real_traces_have_compute(job: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(UNPROFILED_MS))
-def test_step_time_on_the_device_is_the_unprofiled_one(name: str) -> None:
+def test_device_step_equals_the_unprofiled_step(name: str) -> None:
     _, attribution = analysed(HERE / name)
     steps = [float(track.step_ns.mean()) / NS_PER_MS for track in attribution.tracks]
     assert steps == pytest.approx([UNPROFILED_MS[name]] * len(steps), rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "resnet50_dataloader"])
-def test_all_ranks_have_one_step_time(name: str) -> None:
+def test_all_ranks_have_the_same_step_time(name: str) -> None:
     _, attribution = analysed(HERE / name)
     steps = [float(track.step_ns.mean()) for track in attribution.tracks]
     assert max(steps) <= 1.01 * min(steps)
 
 
 def test_straggler_with_late_loader_is_waited_for() -> None:
-    """Rank 2's loader takes 40 ms: the others wait in their all-reduces, which transfer for a fraction of that."""
+    """Rank 2's loader takes 40 ms: the others wait in their all-reduces, whose transfer is much shorter."""
     _, attribution = analysed(HERE / "slow_loader_rank2")
     waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
     for track, wait, transfer in zip(attribution.tracks, waits, transfers, strict=True):
@@ -104,22 +105,22 @@ def test_straggler_with_late_loader_is_waited_for() -> None:
             assert named[2] > 0.99 * sum(named.values())
 
 
-def test_slow_transport_is_transfer_and_not_waiting() -> None:
-    """The truth: 19.9 ms of 39.4 are communication, all ranks alike."""
+def test_slow_transport_is_transfer_instead_of_wait() -> None:
+    """By ablation, 19.9 of 39.4 ms are communication, equally on all ranks."""
     _, attribution = analysed(HERE / "vgg_p2poff")
     assert mean_ms(attribution, "communication_transfer") == pytest.approx([18.5] * len(attribution.tracks), rel=0.1)
     assert max(mean_ms(attribution, "communication_wait")) < 0.5
 
 
 def test_small_layers_are_bound_by_launches() -> None:
-    """Rank 2, for which the others wait, launches for most of its step."""
+    """Rank 2, which the others wait for, spends most of its step launching."""
     _, attribution = analysed(HERE / "tiny")
     (slowest,) = (track for track in attribution.tracks if track.rank == 2)
     assert slowest.buckets_ns[:, BUCKETS.index("launch")].sum() > 0.7 * slowest.step_ns.sum()
 
 
 @pytest.mark.parametrize("name", ["clean", "vgg_p2poff", "slow_loader_rank2"])
-def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
+def test_all_collectives_within_the_windows_match(name: str) -> None:
     _, attribution = analysed(HERE / name)
     assert [track.unsplit_ns.sum() for track in attribution.tracks] == [0] * len(attribution.tracks)
 
@@ -131,11 +132,11 @@ def test_nothing_is_unmatched_within_the_windows(name: str) -> None:
         ("clean", "range"),
         ("clean", "pattern"),
         ("vgg_p2poff", "optimizer"),
-        ("vgg_p2poff", "pattern"),  # autograd's thread launches most; on it are the ranges of collectives, six a step
+        ("vgg_p2poff", "pattern"),  # autograd's thread launches most and has the ranges of collectives, six per step
     ],
 )
-def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Taken from optimizer ends, then from ranges, and then from the pattern of launches, they have the same period."""
+def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps taken from optimizer ends, from ranges or from the pattern of launches have the same period."""
     if (name, source) == ("clean", "pattern"):
         monkeypatch.setattr("gpudiag.analysis.timeline.steps._enclosing", lambda *_: None)
     hidden = {Role.STEP_MARK} if source == "optimizer" else {Role.STEP_MARK, Role.OPTIMIZER}
@@ -146,8 +147,8 @@ def test_steps_without_marks_are_as_long(name: str, source: str, monkeypatch: py
     assert np.diff(track.bounds).mean() / NS_PER_MS == pytest.approx(UNPROFILED_MS[name], rel=0.03)
 
 
-def test_gloo_on_processors() -> None:
-    """Two CPU ranks: each has compute, transfer, and input; collectives pair up though they end milliseconds apart."""
+def test_gloo_job_has_compute_transfer_and_input() -> None:
+    """Two CPU ranks have compute, transfer and input; collectives match although their ends differ by ms."""
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):
@@ -158,7 +159,7 @@ def test_gloo_on_processors() -> None:
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
 def test_clock_offset_changes_nothing(offset_ms: int) -> None:
-    """Rank 1 as if on another host: its collectives bring its clock back, and with it all that was found."""
+    """Rank 1's clock is moved: its collectives align the clock again, so all results are the same."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [
         replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace

@@ -1,4 +1,4 @@
-"""Test every figure of the summary of a job of two ranks and three steps, computed by hand."""
+"""Test every figure of the summary of a job with two ranks and three steps, computed by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
-#: Of six steps of 100 µs but for one of 130; the first and the last are not analysed.
+#: Starts of six steps of 100 µs, one of which takes 130 µs; the first and the last are not analysed.
 STARTS = (0, 100, 200, 330, 430, 530)
 SIZE = 1_000_000
 
@@ -36,7 +36,7 @@ def near(value: float | tuple[float, ...]) -> Any:
 
 
 def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Timeline:
-    """Rank 1 computes for 50 µs and the others for 30; then they communicate for 20, and norms take 5 twice."""
+    """Return a timeline: rank 1 computes for 50 µs and others for 30, communication takes 20, and norms twice 5."""
     traces = []
     for rank in range(ranks):
         trace, busy = TraceBuilder(rank, world_size=ranks), 50 if rank == 1 else 30
@@ -51,12 +51,12 @@ def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Tim
     return build_timeline(traces[:-1] if missing else traces)
 
 
-def test_steps_and_devices() -> None:
+def test_summary_of_steps_and_devices() -> None:
     found = timeline()
     attribution = attribute(found)
     steps = summarise_steps(found, attribution)
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (4, near(0.1075), 0.1)
-    late, other = (one for one in summarise_devices(found, attribution)[::-1])
+    late, other = (device for device in summarise_devices(found, attribution)[::-1])
     assert (other.rank, late.rank, late.device) == (0, 1, "cuda:0")
     assert late.step_ms == near(0.1075)
     assert late.step_times_ms == near((0.1, 0.13, 0.1, 0.1))
@@ -67,24 +67,24 @@ def test_steps_and_devices() -> None:
         assert device.hidden_communication_ms == 0
 
 
-def test_who_waits_for_whom() -> None:
+def test_waits_name_the_last_rank() -> None:
     found = timeline(ranks=3)
     assert summarise_waits(found, attribute(found)) == (
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
         Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
     )
-    # A missing rank may have come later still.
+    # A missing rank may have arrived even later.
     partly = timeline(ranks=3, missing=True)
     assert summarise_waits(partly, attribute(partly)) == ()
 
 
-def test_collectives_by_kind() -> None:
+def test_collectives_are_summarized_by_kind() -> None:
     (found,) = summarise_collectives(timeline())
     assert (found.operation, found.ranks, found.size_bytes, found.per_step) == ("all_reduce", 2, SIZE, 1)
     assert found.transfer_us == 20
-    # Half of the eight waited for 20 µs.
+    # Half of the eight collectives have a wait of 20 µs.
     assert found.wait_us == 10
-    # 1 MB in 20 µs are 50 GB/s; between two ranks the bus carries as much.
+    # 1 MB in 20 µs is 50 GB/s; with two ranks the bus bandwidth is the same.
     assert found.busbw_gb_per_s == near(50)
     three = summarise_collectives(timeline(ranks=3))[0]
     assert (three.ranks, three.per_step) == (3, 1)
@@ -93,13 +93,13 @@ def test_collectives_by_kind() -> None:
 
 def test_kernels_and_operators_with_the_most_time() -> None:
     found = timeline()
-    assert [(one.name, near(one.ms_per_step), one.per_step) for one in summarise_kernels(found)] == [
+    assert [(kernel.name, near(kernel.ms_per_step), kernel.per_step) for kernel in summarise_kernels(found)] == [
         ("gemm", 0.04, 1),
         ("norm", 0.01, 2),
     ]
     assert [one.name for one in summarise_kernels(found)[:1]] == ["gemm"]
     operators = summarise_operators(found)
-    assert [(one.name, near(one.own_ms_per_step), one.per_step) for one in operators] == [
+    assert [(operator.name, near(operator.own_ms_per_step), operator.per_step) for operator in operators] == [
         ("aten::mm", 0.006, 1),
         ("aten::empty", 0.004, 1),
         ("aten::norm", 0.003, 2),
@@ -108,13 +108,13 @@ def test_kernels_and_operators_with_the_most_time() -> None:
 
 
 def test_clocks_by_rank() -> None:
-    # Each collective ends together on both: rank 1's clock shows 3 ms more.
+    # Collectives end at the same time on both ranks, so rank 1's clock is 3 ms ahead.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)
 
 
 def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
-    """Return waits of a job whose rank 1 is late by so much at each of a step's collectives."""
+    """Return the waits of a job whose rank 1 is late by these times at each collective of a step."""
     traces = []
     for rank in range(3):
         trace = TraceBuilder(rank, world_size=3, unit_ns=unit_ns)
@@ -134,7 +134,7 @@ def test_waits_below_a_microsecond_are_omitted() -> None:
     assert [(wait.rank, wait.ms_per_step) for wait in waiting(20, 30)] == [(2, near(0.052)), (0, near(0.05))]
 
 
-def test_unseen_device_has_host_step_times() -> None:
+def test_unread_device_has_host_step_times() -> None:
     found = replace(
         timeline(), tracks=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000}
     )
@@ -151,5 +151,5 @@ def test_twenty_longest_names_are_kept() -> None:
         for at in range(22):
             trace.operator(100 * at, 100 * at + 90 - at, f"op{at}").compute(100 * at, 100 * at + 90 - at, f"kernel{at}")
     found = build_timeline([trace.build()])
-    assert [one.name for one in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
-    assert [one.name for one in summarise_operators(found)] == [f"op{at}" for at in range(20)]
+    assert [kernel.name for kernel in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
+    assert [operator.name for operator in summarise_operators(found)] == [f"op{at}" for at in range(20)]

@@ -1,4 +1,4 @@
-"""Analyses to compare, in a line each: with single step times, and portions that add up to their buckets."""
+"""Make analyses to compare, in one line each, with step times, and portions that sum to their buckets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 
 
 def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS, **fields: Any) -> Analysis:
-    """A run with a device per argument, whose steps scatter by `jitter_ms` about the sum of its buckets."""
+    """Make a run with a device per argument; its steps scatter by `jitter_ms` around the sum of its buckets."""
     devices = tuple(
         Device(
             rank=rank,
@@ -47,7 +47,7 @@ def source(**fields: Any) -> Source:
 
 
 def healthy() -> Analysis:
-    """Four ranks that compute, nothing else."""
+    """Make four ranks that only compute."""
     return run(
         *({"compute": 28.3, "communication_transfer": 0.8, "copy": 0.9, "idle": 1.2} for _ in range(4)),
         portions=(
@@ -78,7 +78,7 @@ def healthy() -> Analysis:
 
 
 def late_rank() -> Analysis:
-    """The same, but rank 2's input comes 26 ms late and the others wait for it in their all-reduce."""
+    """Make four ranks of which rank 2's input comes 26 ms late while the others wait in their all-reduce."""
     waiting = {"compute": 28.5, "communication_transfer": 0.8, "communication_wait": 25.8, "copy": 0.9, "idle": 1.2}
     late = {"compute": 28.3, "communication_transfer": 0.8, "copy": 0.9, "idle": 27.2}
     return run(
@@ -127,7 +127,7 @@ def late_rank() -> Analysis:
 
 
 def hostile() -> Analysis:
-    """Every string an attack, and figures that do not add up."""
+    """Make a run with malicious strings, and figures that do not sum."""
     evil = "[bold red]\x1b[2J\x1b]0;owned\x07</script>\u202egnirts\r\n[/] [link=http://evil]x[/link] :skull:"
     return Analysis(
         framework=evil,
@@ -163,11 +163,11 @@ NAMES = st.sampled_from(["gemm", "relu", "softmax", "all_reduce"])
 
 
 @st.composite
-def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5)) -> Analysis:  # noqa: B008  # a strategy is a constant
-    """Runs whose buckets partition the step and whose portions lie within them."""
+def analyses(draw: st.DrawFn, ranks: st.SearchStrategy[int] = st.integers(1, 5)) -> Analysis:  # noqa: B008 # immutable
+    """Draw runs whose buckets partition the step and contain their portions."""
     count = draw(ranks)
     buckets = [{bucket: draw(TIMES) for bucket in BUCKETS} for _ in range(count)]
-    buckets[0]["compute"] += 1.0  # some device has a step
+    buckets[0]["compute"] += 1.0  # at least one device has a step
     steps = draw(st.lists(st.floats(-1, 1), min_size=0, max_size=6))
     portions = []
     for bucket in BUCKETS:

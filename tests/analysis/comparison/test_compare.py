@@ -1,4 +1,4 @@
-"""Test that differences add up at every level, and swap sign with the runs."""
+"""Test that differences sum at every level, and change sign if the runs are exchanged."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ TURNED = {"appeared": "disappeared", "disappeared": "appeared", "remained": "rem
 
 @examples(60)
 @given(analyses(), analyses())
-def test_changes_add_up_at_every_level(before: Analysis, after: Analysis) -> None:
+def test_changes_sum_at_every_level(before: Analysis, after: Analysis) -> None:
     diff = compare(before, after)
     step = diff.step("profiled")
-    # Rounding: sums of figures up to 1e4 ms are exact to some 1e-11 ms; a nanosecond is 1e-6 ms.
+    # Sums of figures up to 1e4 ms have a rounding error of about 1e-11 ms; a nanosecond is 1e-6 ms.
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(step.difference_ms, abs=1e-8)
     assert diff.unattributed_ms == pytest.approx(0, abs=1e-8)
-    assert fsum(one.before_ms for one in diff.buckets) == pytest.approx(step.before_ms)
-    assert fsum(one.after_ms for one in diff.buckets) == pytest.approx(step.after_ms)
+    assert fsum(bucket.before_ms for bucket in diff.buckets) == pytest.approx(step.before_ms)
+    assert fsum(bucket.after_ms for bucket in diff.buckets) == pytest.approx(step.after_ms)
     for bucket in diff.buckets:
         parts = fsum([bucket.rest_ms, *(part.difference_ms for part in bucket.parts)])
         assert parts == pytest.approx(bucket.difference_ms, abs=1e-8)
@@ -70,7 +70,9 @@ def test_swapping_runs_inverts_every_sign(before: Analysis, after: Analysis) -> 
     assert {(w.rank, w.on_rank, -w.difference_ms) for w in there.waits} == {
         (w.rank, w.on_rank, w.difference_ms) for w in back.waits
     }
-    assert sorted(TURNED[one.status] for one in there.findings) == sorted(one.status for one in back.findings)
+    assert sorted(TURNED[finding.status] for finding in there.findings) == sorted(
+        finding.status for finding in back.findings
+    )
     if there.step("profiled").difference_ms != 0:
         assert (there.cause is None) == (back.cause is None)
         if there.cause and back.cause:
@@ -84,7 +86,7 @@ def test_run_does_not_differ_from_itself(analysis: Analysis) -> None:
     diff = compare(analysis, analysis)
     assert diff.cause is None
     assert diff.run_differences == ()
-    assert {one.status for one in diff.findings} <= {"remained"}
+    assert {finding.status for finding in diff.findings} <= {"remained"}
     assert all(bucket.difference_ms == 0 for bucket in diff.buckets)
     assert diff.outcome in {"no-difference", "cannot-tell"}
 
@@ -120,7 +122,7 @@ def test_straggler_of_two_ranks_explains_waiting() -> None:
     assert (cause.bucket, cause.ranks, cause.waiting_ms) == ("launch", (1,), 10.0)
 
 
-def test_waiting_for_ranks_in_turn_is_no_straggler() -> None:
+def test_taking_turns_in_waiting_is_no_straggler() -> None:
     parts = {"compute": 20.0, "communication_wait": 6.0}
     template = late_rank().waits[0]
     waits = tuple(
@@ -192,14 +194,14 @@ def test_run_differences_are_reported(change: dict[str, object], what: str | Non
     before = msgspec.structs.replace(healthy(), source=source())
     after = msgspec.structs.replace(healthy(), source=source(**change))
     diff = compare(before, after)
-    assert [one.what for one in diff.run_differences] == ([what] if what else [])
+    assert [difference.what for difference in diff.run_differences] == ([what] if what else [])
     assert diff.same_work is same_work
 
 
 def test_ranks_of_both_runs_are_compared() -> None:
     parts = {"compute": 20.0}
     diff = compare(run(parts, parts), run(parts, parts, {"compute": 26.0}))
-    assert [one.what for one in diff.run_differences] == ["number of ranks"]
+    assert [difference.what for difference in diff.run_differences] == ["number of ranks"]
     assert not diff.same_work
     assert [rank.rank for rank in diff.ranks] == [0, 1]
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(2.0)
@@ -219,7 +221,9 @@ def test_different_kernels_are_reported() -> None:
 def test_missing_rank_is_reported_as_same_work() -> None:
     parts = {"compute": 20.0}
     diff = compare(run(parts, parts), run(parts, world_size=2))
-    assert [(one.what, one.same_work) for one in diff.run_differences] == [("ranks with steps", True)]
+    assert [(difference.what, difference.same_work) for difference in diff.run_differences] == [
+        ("ranks with steps", True)
+    ]
 
 
 def test_device_without_steps_is_ignored() -> None:
@@ -256,7 +260,10 @@ def test_findings_are_paired_by_cause_and_ranks_first() -> None:
     before = msgspec.structs.replace(healthy(), findings=(on_0, on_1))
     after = msgspec.structs.replace(healthy(), findings=(on_1, finding))
     changes = compare(before, after).findings
-    assert [(one.status, one.before and one.before.ranks, one.after and one.after.ranks) for one in changes] == [
+    assert [
+        (change.status, change.before and change.before.ranks, change.after and change.after.ranks)
+        for change in changes
+    ] == [
         ("remained", (1,), (1,)),
         ("remained", (0,), (2,)),
     ]

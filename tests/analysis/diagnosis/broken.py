@@ -1,4 +1,4 @@
-"""Ways in which recordings are broken, each from a trace to a trace."""
+"""Damage traces as recordings are damaged; each function takes a trace and returns a trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def kept(trace: Trace, rows: NDArray[np.bool_]) -> Trace:
-    """Only these events."""
+    """Return the trace with only these events."""
     columns = {name: column[rows] for name, column in trace.events.columns().items()}
     return with_rows(trace, columns, np.flatnonzero(rows))
 
 
 def changed(trace: Trace, **columns: NDArray[np.int64]) -> Trace:
-    """With these columns instead, in order of start again."""
+    """Return the trace with these columns replaced, sorted by start."""
     return with_rows(trace, trace.events.columns() | columns, np.arange(len(trace.events)))
 
 
@@ -30,7 +30,7 @@ def device_rows(trace: Trace) -> NDArray[np.intp]:
 
 
 def without_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """The launches of some device ops were not captured."""
+    """Remove the launches of a share of the device ops, as if they had not been captured."""
     correlation = trace.events.correlation.copy()
     rows = device_rows(trace)
     correlation[rows[np.random.default_rng(seed).random(len(rows)) < share]] = NO_CORRELATION
@@ -38,7 +38,7 @@ def without_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def mixed_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Some device ops claim each other's launches: ops before their launch, needs that go in a circle."""
+    """Exchange the launches of some device ops, so that ops precede their launch and dependencies form cycles."""
     correlation = trace.events.correlation.copy()
     rng = np.random.default_rng(seed)
     rows = device_rows(trace)
@@ -48,7 +48,7 @@ def mixed_correlations(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def overlapping(trace: Trace, factor: int) -> Trace:
-    """Every third device op lasts several times longer, into those that follow it on its stream."""
+    """Lengthen every third device op, so that it overlaps the next ops of its stream."""
     end = trace.events.end_ns.copy()
     rows = device_rows(trace)[::3]
     end[rows] += (factor - 1) * (end[rows] - trace.events.start_ns[rows])
@@ -56,7 +56,7 @@ def overlapping(trace: Trace, factor: int) -> Trace:
 
 
 def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
-    """Some collectives of this rank are not in its trace."""
+    """Remove a share of this rank's collectives from its trace."""
     rows = np.array([call.row for call in trace.collectives], np.intp)
     lost = np.zeros(len(trace.events), np.bool_)
     lost[rows[np.random.default_rng(seed).random(len(rows)) < share]] = True
@@ -64,7 +64,7 @@ def without_collectives(trace: Trace, share: float, seed: int = 0) -> Trace:
 
 
 def since(trace: Trace, share: float) -> Trace:
-    """The capture began late."""
+    """Remove all events before a point, as if the capture had begun late."""
     events = trace.events
     if len(events) == 0:
         return trace
@@ -81,7 +81,7 @@ def clock_ahead(trace: Trace, offset_ns: int) -> Trace:
 
 
 def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
-    """Collectives end apart from those of other ranks by up to this."""
+    """Move the ends of collectives by up to `spread_ns`, so that they differ between ranks."""
     events = trace.events
     end = events.end_ns.copy()
     rows = np.array([call.row for call in trace.collectives], np.intp)
@@ -91,7 +91,7 @@ def jittering_clock(trace: Trace, spread_ns: int, seed: int = 0) -> Trace:
 
 
 def stretched(trace: Trace, step: int, by_ns: int) -> Trace:
-    """One step takes longer: what follows its last host event comes later by that much."""
+    """Lengthen one step: everything after its last host event is later by `by_ns`."""
     events = trace.events
     name = next(i for i, name in enumerate(events.names) if name == f"ProfilerStep#{step}")
     row = int(np.flatnonzero(events.name == name)[0])

@@ -1,4 +1,4 @@
-"""From traces to a case and its diagnosis, through the real stages."""
+"""Build a case from traces, and its diagnosis, with the real stages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def case_of(traces: Sequence[Trace]) -> Case:
 
 
 def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str, str]]:
-    """Findings by code; what could not be told and why the data is doubtful, by code."""
+    """Return the findings by code, and the validity messages by code."""
     case = case_of(traces)
     diagnosis = diagnose(case)
     validity = {one.code: one.message for one in (*case.timeline.validity, *diagnosis.validity)}
-    # Of two of one code (launching: few slow calls, many short ones) the first that is said.
+    # If there are two findings of a code (few slow calls, many short calls), the first of them is returned.
     found: dict[str, Finding] = {}
     for finding in diagnosis.findings:
         found.setdefault(finding.code, finding)

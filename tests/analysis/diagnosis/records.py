@@ -1,4 +1,4 @@
-"""Cases with the run's own times: how long steps took without the profiler."""
+"""Build cases with unprofiled steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def run_of(case: Case, step_ms: Sequence[float]) -> Case:
-    """The case with a run record in which every rank took these times for its steps without the profiler."""
+    """Return the case with a run record in which every rank has these unprofiled steps."""
     times = StepTimes(
         step_ms=tuple(step_ms),
         mean_ms=statistics.fmean(step_ms),

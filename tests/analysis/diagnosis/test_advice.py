@@ -1,4 +1,4 @@
-"""Every finding of every rule, as users of each framework would read it."""
+"""Test the advice of every finding, as users of each framework read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PYTORCH = re.compile(r"torch|DataLoader|DDP|pin_memory|\.item\(\)")
 TENSORFLOW = re.compile(r"\btf\.|tf\.data|jit_compile|TF_|NcclAllReduce")
 JAX = re.compile(r"\bjax\b|XLA_")
-#: Words of other frameworks, by framework.
+#: Terms of other frameworks, by framework.
 FOREIGN = {
     "tensorflow": re.compile(f"{PYTORCH.pattern}|{JAX.pattern}"),
     "jax": re.compile(f"{PYTORCH.pattern}|{TENSORFLOW.pattern}|gpudiag\\.(?:range|profile)"),
@@ -41,7 +41,7 @@ EXAMPLES = [
 
 
 @pytest.mark.parametrize("job", [*JOBS, *EXAMPLES])
-def test_a_finding_has_advice_in_each_framework_and_none_of_another(job: str | Job) -> None:
+def test_finding_has_advice_for_its_framework_only(job: str | Job) -> None:
     timeline = build_timeline(job.traces() if isinstance(job, Job) else read_traces([TRACES / job]))
     attribution = attribute(timeline)
 
@@ -61,7 +61,7 @@ def test_a_finding_has_advice_in_each_framework_and_none_of_another(job: str | J
         assert not [line for finding in told for line in finding.advice if foreign.search(line)]
 
 
-def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None:
+def test_advice_for_all_frameworks_keeps_the_rules_order() -> None:
     lines = (For("tensorflow", "Prefetch."), "Look at {ranks}.", For("pytorch", "Pin it."), "Cache.")
     assert advice_for("pytorch", lines, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
     assert advice_for("tensorflow", lines, ranks="rank 2") == ("Prefetch.", "Look at rank 2.", "Cache.")
@@ -71,7 +71,7 @@ def test_what_holds_for_all_frameworks_stands_in_the_order_of_the_rule() -> None
     assert advice_for("pytorch", beside, ranks="rank 2") == ("Look at rank 2.", "Pin it.", "Cache.")
 
 
-def test_the_real_trace_of_tensorflow() -> None:
+def test_advice_for_a_real_tensorflow_trace() -> None:
     advice = [line for finding in analyze([TRACES / "tensorflow"]).findings for line in finding.advice]
     assert advice
     assert not [line for line in advice if PYTORCH.search(line)]

@@ -1,4 +1,4 @@
-"""What holds for every job: conservation, replays that give back what was measured, edits that only gain."""
+"""Test laws for every job: buckets sum to the step, simulation reproduces it, and scenarios only save time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
     from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 
-#: What the search for the settled turn may leave, relative.
+#: The relative error that the search for the steady state may leave.
 SETTLED = 2e-3
 
 milliseconds = st.sampled_from([0.0, 0.2, 1.0, 3.0, 8.0])
@@ -86,9 +86,7 @@ def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
 
 @given(job=jobs(), scatter=st.sampled_from((0.0, 0.1)), recording_ns=st.sampled_from((0, 701)))
 @examples(40)
-def test_what_is_played_for_its_times_alone_ends_when_it_does_event_by_event(
-    job: Job, scatter: float, recording_ns: int
-) -> None:
+def test_simulation_for_times_alone_equals_simulation_of_events(job: Job, scatter: float, recording_ns: int) -> None:
     job = msgspec.structs.replace(job, scatter=scatter, recording_ns=recording_ns, host_pace={0: 1.3})
     seen, unseen = (job._play(recorded=recorded) for recorded in (True, False))
     assert [rank.finished for rank in unseen] == [rank.finished for rank in seen]
@@ -96,7 +94,7 @@ def test_what_is_played_for_its_times_alone_ends_when_it_does_event_by_event(
 
 @given(job=jobs())
 @examples(40)
-def test_buckets_fill_the_step_exactly(job: Job) -> None:
+def test_buckets_sum_exactly_to_the_step(job: Job) -> None:
     case = case_of(job.traces())
     for track in case.attribution.tracks:
         assert (track.buckets_ns.sum(axis=1) == track.step_ns).all()
@@ -104,19 +102,19 @@ def test_buckets_fill_the_step_exactly(job: Job) -> None:
 
 @given(job=jobs())
 @examples(40)
-def test_unchanged_it_takes_what_was_measured(job: Job) -> None:
+def test_unchanged_simulation_reproduces_the_measured_step(job: Job) -> None:
     case = case_of(job.traces())
     what_if = case.what_if
     assert what_if is not None
     steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
-    # Hosts that still run further ahead from step to step, or a device that catches up, are not settled.
+    # If hosts still run further ahead from step to step, or a device catches up, the job is not in a steady state.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
     assert what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 
 
 @given(job=jobs(), order=st.permutations(range(8)))
 @examples(40)
-def test_taking_work_away_never_takes_longer_one_edit_on_top_of_another(job: Job, order: list[int]) -> None:
+def test_removing_work_never_lengthens_the_step(job: Job, order: list[int]) -> None:
     case = case_of(job.traces())
     what_if = case.what_if
     assert what_if is not None
@@ -137,7 +135,7 @@ def test_taking_work_away_never_takes_longer_one_edit_on_top_of_another(job: Job
 
 @given(job=jobs())
 @examples(30)
-def test_the_graph_is_well_formed(job: Job) -> None:
+def test_graph_is_well_formed(job: Job) -> None:
     case = case_of(job.traces())
     assert case.what_if is not None
     host, device = case.what_if.graph.host, case.what_if.graph.device
@@ -158,11 +156,11 @@ def test_the_graph_is_well_formed(job: Job) -> None:
 
 @given(job=jobs())
 @examples(30)
-def test_findings_are_within_the_step_and_largest_first(job: Job) -> None:
+def test_findings_save_at_most_the_step_and_are_sorted(job: Job) -> None:
     case = case_of(job.traces())
     findings = diagnose(case).findings
     said = [(finding.code, finding.recoverable_ms_per_step or 0.0) for finding in findings]
-    # Waste stands before work where they are alike, and before launching.
+    # Waste precedes work of equal cost, and precedes launch overhead.
     late = [(a, b) for (a, less), (b, more) in pairwise(said) if more > less and less < (1 - AS_RECORDED) * more]
     assert all(b == "launch-bound" for _, b in late), said
     assert all(0 <= (finding.recoverable_percent or 0.0) <= 100 for finding in findings)

@@ -1,4 +1,4 @@
-"""The training thread's wait for autograd's thread, which is no stall."""
+"""Test the training thread's wait for autograd's thread, which does not count as untraced time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def passes(trace: TraceBuilder) -> list[tuple[int, int]]:
 
 
 def job(kernels_by_autograd: int) -> TraceBuilder:
-    """Three steps of 100 ms: forward to 10, backward from 20 to 70 with long pauses, update at 90."""
+    """Make three steps of 100 ms: forward to 10, backward from 20 to 70 with long pauses, update at 90."""
     trace = TraceBuilder(unit_ns=NS_PER_MS)
     for step in range(3):
         trace.step(100 * step).by(TRAINING).operator(0, 10).compute(1, 9, launch=(1, 2))

@@ -1,4 +1,4 @@
-"""Broken and unusual recordings: no crash, no absurd figure, and no certainty that the data cannot carry."""
+"""Test damaged and unusual recordings: no crash, no implausible figure, and low confidence if data is missing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ faults = st.one_of(
     late=st.booleans(),
 )
 @examples(60)
-def test_no_crash_and_no_absurd_figure(
+def test_damaged_input_causes_no_crash_and_no_implausible_figure(
     breaks: list[tuple[int, Callable[[Trace], Trace]]], steps: int, late: bool
 ) -> None:
     job = replace(LATE, steps=max(steps, 1), extra=LATE.extra if late else {})
@@ -74,15 +74,15 @@ def everywhere(fault: Callable[[Trace], Trace], job: Job = LATE) -> list[Trace]:
     ],
     ids=["launches missing", "ops overlap", "clocks apart", "collectives missing", "one capture began late"],
 )
-def test_the_late_rank_is_found_all_the_same(fault: Callable[[Trace], Trace]) -> None:
+def test_late_rank_is_found_in_damaged_input(fault: Callable[[Trace], Trace]) -> None:
     findings, _ = diagnosis_of(everywhere(fault))
     assert findings["straggler"].ranks == (1,)
     assert findings["straggler"].cause == "input"
 
 
-def test_a_compiling_first_step_and_an_evaluation_in_the_middle_make_no_verdict_certain() -> None:
+def test_outlier_steps_prevent_high_confidence() -> None:
     def slower(step: int) -> Trace:
-        """One step lasts as long as four."""
+        """Make one step four times as long."""
         (trace,) = Job(ranks=1, step=(kernels(10), item()), steps=8).traces()
         return broken.stretched(trace, step, 30_000_000)
 
@@ -92,13 +92,13 @@ def test_a_compiling_first_step_and_an_evaluation_in_the_middle_make_no_verdict_
         assert all(finding.confidence != "high" for finding in findings.values())
 
 
-def test_without_marks_the_pattern_counts_at_lower_confidence() -> None:
+def test_steps_from_a_pattern_have_lower_confidence() -> None:
     findings, validity = diagnosis_of(everywhere(broken.without_marks))
     assert "no-step-marks" in validity
     assert all(finding.confidence != "high" for finding in findings.values())
 
 
-def test_unaligned_clocks_lower_the_confidence_between_ranks() -> None:
+def test_unaligned_clocks_lower_confidence_between_ranks() -> None:
     findings, validity = diagnosis_of(
         [broken.jittering_clock(trace, 2_000_000, seed=trace.rank or 0) for trace in LATE.traces()]
     )
@@ -107,13 +107,13 @@ def test_unaligned_clocks_lower_the_confidence_between_ranks() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_too_few_steps_make_nothing_certain(steps: int) -> None:
+def test_too_few_steps_prevent_high_confidence(steps: int) -> None:
     findings, validity = diagnosis_of(replace(LATE, steps=steps).traces())
     assert "few-steps" in validity
     assert all(finding.confidence != "high" for finding in findings.values())
 
 
-def test_one_rank_of_many_says_what_to_record_and_not_that_all_is_well() -> None:
+def test_single_rank_of_many_gets_advice_on_recording() -> None:
     findings, validity = diagnosis_of(replace(LATE, recorded=(0,)).traces())
     assert {"missing-ranks", "cannot-tell:straggler", "cannot-tell:communication-bound"} <= validity.keys()
     (finding,) = findings.values()

@@ -113,7 +113,7 @@ ELSEWHERE = {
 }
 
 
-def found(job: Job) -> list[Finding]:
+def findings_of(job: Job) -> list[Finding]:
     return list(engine.diagnose(case_of(job.traces())).findings)
 
 
@@ -192,7 +192,7 @@ def unlike(at: float) -> object:
 
 @CASES.of("FEWEST_STEPS_LEFT")
 def few_left(at: int) -> object:
-    """The last analysed step is an outlier; the unprofiled steps agree with the others."""
+    """Make the last analysed step an outlier; the unprofiled steps agree with the others."""
     job = Job(ranks=1, step=(kernels(10),), steps=at + 3, once={at + 2: (silence(200),)})
     timeline = build_timeline(job.traces())
     with mock.patch("tests.analysis.diagnosis.cases.without_outlier_steps", lambda case: case):
@@ -202,7 +202,7 @@ def few_left(at: int) -> object:
 
 @CASES.of("MOST_OUTLIERS", 2, 3)
 def many_outliers(at: int) -> object:
-    """The last `at` of eight analysed steps are outliers."""
+    """Make the last `at` of eight analysed steps outliers."""
     job = Job(ranks=1, step=(kernels(10),), steps=10, once={9 - i: (silence(200),) for i in range(at)})
     return case_of(job.traces()).steps < 8
 
@@ -278,7 +278,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether a saving remains at the higher overhead, if it equals the step time minus the overhead."""
+    """Return whether savings remain at the higher overhead, if they equal the step time minus the overhead."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -292,7 +292,7 @@ def at_higher_cost(at: float) -> object:
 
 
 def elsewhere(every_ns: int, *, is_cpu: bool = False) -> float:
-    """Return the least pause that counts as untraced time for a thread that records an event every `every_ns`."""
+    """Return the shortest pause that counts as untraced time for a thread that records an event every `every_ns`."""
     steps = HostSteps(start=np.array([0, 10**12]), number=np.arange(2), end=10**12, source="", thread=1)
     track: Any = Of(is_cpu=is_cpu, steps=steps, window_steps=np.array([0]), shift_ns=0)
     events: Any = Of(kind=np.full(50, EventKind.RUNTIME), thread=np.ones(50), start_ns=np.arange(50) * every_ns)
@@ -339,8 +339,8 @@ def waited(pause: int) -> int:
     return len(cpu_chain._waits(start, end, np.array([0]), part, EMPTY)[0])
 
 
-def test_a_pause_of_that_length_waits_for_a_collective() -> None:
-    """The timeline looks at the same figure, within operators."""
+def test_pause_of_this_length_waits_for_a_collective() -> None:
+    """The timeline uses the same limit within operators."""
     assert [waited(model_of_timeline.WAITED_NS + more) for more in (-1, 0)] == [0, 1]
 
 
@@ -356,7 +356,7 @@ def behind_a_copy(at: float) -> object:
 
 
 def held_up(usual_ns: int, ns: float, queued: int = 600) -> object:
-    """Whether the last of ten calls was held up by a full queue."""
+    """Return whether the last of ten calls waited for a full launch queue."""
     events: Any = Of(
         role=np.full(10, Role.LAUNCH), name=np.zeros(10, np.int64), rows_of=lambda *_: np.empty(0, np.intp),
         correlation=np.arange(10), direction=np.zeros(10, np.uint8), thread=np.ones(10, np.int64),
@@ -378,7 +378,7 @@ CASES.of("FULL_QUEUE_OPS")(lambda at: held_up(10_000, 50_000, round(at)))
 
 @CASES.of("QUEUED_NS")
 def found_idle(at: float) -> object:
-    """The launch latency of an idle device is also used for an op that was queued."""
+    """The launch latency of an idle device also applies to an op that was queued."""
     host: Any = Of(time=np.array([100_000.0]))
     start, free = np.array([101_000.0, 201_000.0]), np.array([101_000.0 - at, 200_000.0])
     return build._latency_and_gap(host, np.zeros(2, np.int64), start, free, np.zeros(2, np.int64))[0].tolist()
@@ -386,7 +386,7 @@ def found_idle(at: float) -> object:
 
 @CASES.of("AT_ONCE_NS")
 def followed_at_once(at: float) -> object:
-    """An op of the second stream starts `at` ns after the end of the first stream's op."""
+    """Start an op of the second stream `at` ns after the end of the first stream's op."""
     none = np.full(2, NONE, np.int64)
     start, end = np.array([0.0, 10**6 + at]), np.array([1e6, 2e6])
     histories = [streams.StreamHistory(s, end[s : s + 1], np.array([s]), np.array([s])) for s in (0, 1)]
@@ -400,7 +400,7 @@ def followed_at_once(at: float) -> object:
 
 @CASES.of("CLOCK_NS")
 def ended_after(at: float) -> object:
-    """A call that is recorded as waiting for an op returns `at` ns before the op ends."""
+    """Make a call that is recorded as waiting for an op but returns `at` ns before the op ends."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
     told = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
@@ -456,7 +456,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """The share `at` of contended kernel time has matches; the rest is then assumed to be slowed by the same factor."""
+    """Let the share `at` of contended kernel time have matches; the rest is assumed to be slowed by the same factor."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -464,7 +464,7 @@ def known(at: float) -> object:
 
 @CASES.of("TRANSFERRING")
 def slowed_by_transfer(at: float) -> object:
-    """Two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs."""
+    """Let two ranks compute for 100 µs during an all-reduce, whose kernel occupies a tenth of the SMs."""
     traces = []
     for rank in range(2):
         builder = TraceBuilder(rank, world_size=2)
@@ -495,7 +495,8 @@ def unseen(at: float) -> object:
 
 @CASES.of("OFTEN")
 def synchronizes(at: int) -> object:
-    """Return the ranks that synchronize more than peers, if one of three does so `at` times and the others once."""
+    """Return the ranks that synchronize more than their peers, if one of three does so `at` times and the others
+    once."""
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
@@ -507,7 +508,7 @@ def synchronizes(at: int) -> object:
 @CASES.of("ALSO_LATE")
 def late(at: float) -> object:
     job = Job(ranks=4, step=DDP, extra={2: (fetch(40 * at),), 3: (fetch(40),)})
-    return next(one.ranks for one in found(job) if one.code == "straggler")
+    return next(one.ranks for one in findings_of(job) if one.code == "straggler")
 
 
 @CASES.of("JITTER")
@@ -602,6 +603,6 @@ def test_every_constant_has_a_source_and_cases() -> None:
 
 
 def test_no_unlisted_constant_is_outside_of_calibration() -> None:
-    """A new constant belongs into calibration.py, with its source and cases."""
+    """A new constant must be in calibration.py, with its source and cases."""
     elsewhere = {name for path in FOLDER.rglob("*.py") if path.name != "calibration.py" for name in numbers_in(path)}
     assert elsewhere <= set(ELSEWHERE)

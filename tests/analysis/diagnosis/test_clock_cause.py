@@ -1,4 +1,4 @@
-"""A rank that computes longer because its GPU's clocks are held down, as the machine's facts say."""
+"""Test stragglers that compute longer because their GPU's clocks are held down, according to the machine's facts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def straggler(extra: tuple[Piece, ...], *, hot_gpu: int, known_run: bool = True)
     return next(finding for finding in findings if finding.code == "straggler")
 
 
-def test_the_clock_is_the_cause_where_the_late_ranks_gpu_is_throttled() -> None:
+def test_throttled_gpu_of_a_late_rank_is_the_cause() -> None:
     found = straggler((kernels(8, count=4),), hot_gpu=1)
     assert found.cause == "clock"
     assert found.evidence["clock"] == {"1": ["throttled"]}
@@ -41,5 +41,7 @@ def test_the_clock_is_the_cause_where_the_late_ranks_gpu_is_throttled() -> None:
     ],
     ids=["another GPU is throttled", "which GPU the rank had is not known", "it is late for another reason"],
 )
-def test_and_nowhere_else(extra: tuple[Piece, ...], hot_gpu: int, known_run: bool, cause: str) -> None:
+def test_clock_is_not_the_cause_without_throttling(
+    extra: tuple[Piece, ...], hot_gpu: int, known_run: bool, cause: str
+) -> None:
     assert straggler(extra, hot_gpu=hot_gpu, known_run=known_run).cause == cause

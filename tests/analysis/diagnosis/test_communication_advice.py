@@ -1,4 +1,4 @@
-"""What is advised about an exchange is of the job's own kind, and says nothing of links that carry what they can."""
+"""Test that advice on communication fits the strategy and does not blame links that reach their rated bandwidth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ JOB = case_of(Job(ranks=4, step=(kernels(10), all_reduce(10, megabytes=100), upd
 
 
 def exchanging(operation: str, enqueue: str, around: str = "") -> Case:
-    """Two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, handed over within `around`."""
+    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within `around`."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -57,32 +57,32 @@ def words(case: Case, *, by_calls: bool = False) -> str:
         ("broadcast", "c10d::broadcast_", "", "among all ranks"),
     ],
 )
-def test_advice_is_for_the_way_in_which_the_job_exchanges(operation: str, enqueue: str, around: str, said: str) -> None:
+def test_advice_fits_the_strategy_of_the_job(operation: str, enqueue: str, around: str, said: str) -> None:
     assert said in words(exchanging(operation, enqueue, around))
 
 
 @pytest.mark.parametrize(("name", "said"), [("vgg_p2poff", "no_sync"), ("clean", "no_sync")])
-def test_of_recorded_jobs_under_ddp(name: str, said: str) -> None:
+def test_advice_for_recorded_ddp_jobs(name: str, said: str) -> None:
     assert said in words(case_of(read_traces([TRACES / name])))
 
 
-def test_tiny_transfers_are_not_to_be_compressed() -> None:
-    """A small network on two CPU processes."""
+def test_compression_is_not_advised_for_tiny_transfers() -> None:
+    """Use a small network on two CPU processes."""
     advice = communication_advice(case_of(read_traces([TRACES / "gloo_dataloader"])), by_calls=False)
     assert len(advice) == 1
     assert "compression saves nothing" in str(advice[0])
 
 
-def test_ddp_is_advised_conditionally_where_nothing_shows_it() -> None:
+def test_ddp_advice_is_conditional_without_evidence_of_ddp() -> None:
     assert "With DistributedDataParallel" in words(JOB)
 
 
-def test_of_a_recorded_job_under_fsdp(tmp_path: Path) -> None:
+def test_advice_for_a_recorded_fsdp_job(tmp_path: Path) -> None:
     unpack(WHOLE / "exchanges" / "vgg16-fsdp.npz", tmp_path)
     assert "reshard_after_forward" in words(case_of(read_traces([tmp_path])))
 
 
-def test_a_loop_of_its_own_hears_nothing_of_ddp_in_the_finding() -> None:
+def test_user_defined_communication_gets_no_ddp_advice() -> None:
     found = next(iter(diagnose(exchanging("all_reduce", "c10d::allreduce_")).findings))
     assert found.code == "communication-bound"
     assert not [line for line in found.advice if "bf16_compress_hook" in line or "bucket_cap_mb" in line]
@@ -98,7 +98,7 @@ def test_one_device_alone_has_no_communication_bound_finding() -> None:
 
 
 @pytest.mark.parametrize(("probe_us", "checked"), [(9_900.0, False), (5_000.0, True)])
-def test_links_that_carry_what_the_probes_reached_are_not_to_be_checked(probe_us: float, *, checked: bool) -> None:
+def test_links_at_the_probed_rate_are_not_blamed(probe_us: float, *, checked: bool) -> None:
     case = replace(JOB, facts=probed(*curve("nccl", (100, probe_us))))
     found = next(found for found in diagnose(case).findings if found.code == "communication-bound")
     assert (LINKS in found.advice) == checked
@@ -109,7 +109,7 @@ def test_links_that_carry_what_the_probes_reached_are_not_to_be_checked(probe_us
     (100.0, "NVIDIA H200", True),
     (300.0, "a board of another name", True),
 ])  # fmt: skip
-def test_nor_are_links_that_carry_most_of_their_nvlink(busbw: float, board: str, *, checked: bool) -> None:
+def test_links_near_the_nvlink_rate_are_not_blamed(busbw: float, board: str, *, checked: bool) -> None:
     assert links_in_doubt(on(*[board] * 4, case=JOB), busbw, None) == checked
 
 
@@ -121,7 +121,7 @@ def test_nor_are_links_that_carry_most_of_their_nvlink(busbw: float, board: str,
         ("all_reduce", "c10d::allreduce_", "", "async_op"),
     ],
 )
-def test_where_the_calls_cost_and_not_the_transfers_ddp_is_to_make_fewer(
+def test_ddp_is_advised_to_make_fewer_calls_if_calls_are_the_cost(
     operation: str, enqueue: str, around: str, said: str
 ) -> None:
     case = exchanging(operation, enqueue, around)
@@ -134,14 +134,14 @@ def test_where_the_calls_cost_and_not_the_transfers_ddp_is_to_make_fewer(
     ("busbw", "probed_at", "checked"),
     [(None, None, True), (None, 100.0, True), (75.0, 100.0, False), (74.9, 100.0, True), (120.0, 100.0, False)],
 )
-def test_links_are_in_doubt_below_three_quarters_of_what_the_probes_reached(
+def test_links_are_blamed_below_three_quarters_of_the_probed_rate(
     busbw: float | None, probed_at: float | None, *, checked: bool
 ) -> None:
     assert links_in_doubt(JOB, busbw, probed_at) == checked
     assert not links_in_doubt(exchanging("all_reduce", "c10d::allreduce_"), busbw, probed_at)
 
 
-def test_or_below_half_of_the_nvlink_of_one_of_the_boards() -> None:
+def test_links_are_blamed_below_half_of_the_nvlink_rate() -> None:
     names = ["NVIDIA H200"] * 4
     assert not links_in_doubt(on(*names, case=JOB), 225.0, None)
     assert links_in_doubt(on(*names, case=JOB), 224.9, None)
@@ -149,8 +149,8 @@ def test_or_below_half_of_the_nvlink_of_one_of_the_boards() -> None:
 
 
 def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked: int = 0) -> str:
-    """Advice for ranks that wait so long for each of these collectives; of all-reduces so many are called in a step by
-    the loop, and so many by hooks."""
+    """Return the advice for ranks that wait this long for each collective. Of the all-reduces in a step, some are
+    called by the loop and some by hooks."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -170,7 +170,7 @@ def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked:
     return words(case_of([trace.build() for trace in ranks]))
 
 
-def test_the_way_of_exchanging_is_what_more_than_half_of_the_time_goes_to() -> None:
+def test_strategy_is_where_most_of_the_time_is_spent() -> None:
     assert "reshard_after_forward" in several(("all_gather", 6000), ("reduce_scatter", 4001), ("all_reduce", 10_000))
     assert "reshard_after_forward" not in several(
         ("all_gather", 6000), ("reduce_scatter", 4000), ("all_reduce", 10_000)
@@ -179,7 +179,7 @@ def test_the_way_of_exchanging_is_what_more_than_half_of_the_time_goes_to() -> N
     assert "async_op" in several(("broadcast", 5000), ("reduce", 5000), ("all_reduce", 10_000))
 
 
-def test_a_loop_calls_its_collectives_where_more_are_inside_no_operator_than_are() -> None:
+def test_loop_calls_collectives_if_most_are_outside_of_operators() -> None:
     assert "async_op" in several(("all_reduce", 10_000), own=2, hooked=1)
     assert "async_op" not in several(("all_reduce", 10_000), own=1, hooked=1)
     assert "async_op" not in several(("all_reduce", 10_000), own=3, packed=True)

@@ -1,4 +1,4 @@
-"""How sure findings are, in jobs whose steps are a few numbers."""
+"""Test the confidence of findings, in jobs whose steps are a few numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Gone = frozenset[str]
 
 
 class Steps:
-    """A job in place of a replay: what each cause costs each step, in ms, and other costs of the profiler."""
+    """Replace the what-if simulation: the cost of each cause in each step, in ms, and profiler overhead."""
 
     corrected: Gone = frozenset()
     per_event_ns = 1000.0
@@ -48,7 +48,7 @@ class Steps:
         return self.dearer.get(round(per_event_ns), self)
 
 
-def found(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> ScoredFinding:
+def scored_finding(code: str, gain_ms: float, kind: Kind = "waste", instead: tuple[str, ...] = ()) -> ScoredFinding:
     finding = Finding(code=code, severity="info", instead=instead)
     proposal = Proposal(edit=lambda _, costs: costs | {code}, describe=lambda *_: finding, kind=kind)  # type: ignore[operator]  # costs are names here
     return ScoredFinding(proposal=proposal, finding=finding, savings_ms=gain_ms)
@@ -58,37 +58,37 @@ def shares(job: Any, *findings: ScoredFinding) -> list[float]:
     return survival(job, findings)
 
 
-def test_nothing_found_is_not_sure() -> None:
+def test_no_findings_have_no_confidence() -> None:
     assert shares(Steps({"rest": [1, 1]})) == []
 
 
-def test_what_is_alike_in_every_step_stays_in_every_variation() -> None:
-    assert shares(Steps({"loader": [10, 10, 10], "rest": [90, 90, 90]}), found("loader", 10.0)) == [1.0]
+def test_constant_cost_survives_every_variation() -> None:
+    assert shares(Steps({"loader": [10, 10, 10], "rest": [90, 90, 90]}), scored_finding("loader", 10.0)) == [1.0]
 
 
-def test_of_a_single_step_nothing_is_sure() -> None:
-    assert shares(Steps({"loader": [10], "rest": [90]}), found("loader", 10.0)) == [0.0]
-    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), found("loader", 10.0)) == [0.0]
-    assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), found("loader", 10.0)) == [1.0]
-    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), found("loader", 0.6)) == [1.0]
+def test_single_step_gives_no_confidence() -> None:
+    assert shares(Steps({"loader": [10], "rest": [90]}), scored_finding("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10], "rest": [90]}, profiler=10), scored_finding("loader", 10.0)) == [0.0]
+    assert shares(Steps({"loader": [10, 10], "rest": [90, 90]}), scored_finding("loader", 10.0)) == [1.0]
+    assert shares(Steps({"loader": [0.6, 0.6], "rest": [0.3, 0.3]}), scored_finding("loader", 0.6)) == [1.0]
 
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
-def test_an_amount_that_one_step_makes_is_less_sure(odd: float, share: float) -> None:
-    """Of five steps the others are 10 each: without one of 26.7 their mean falls by a quarter."""
+def test_cost_of_a_single_step_lowers_confidence(odd: float, share: float) -> None:
+    """The other four steps cost 10 ms each: without the step of 26.7 ms their mean falls by a quarter."""
     job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
-    assert shares(job, found("loader", (40 + odd) / 5)) == pytest.approx([share])
+    assert shares(job, scored_finding("loader", (40 + odd) / 5)) == pytest.approx([share])
 
 
-def test_each_variation_is_scaled_to_what_is_said() -> None:
-    """Where the timed steps are shorter than the replayed ones, less is said than the replay gains."""
+def test_variations_are_scaled_to_the_reported_savings() -> None:
+    """If unprofiled steps are shorter than simulated ones, reported savings are smaller than simulated savings."""
     job = Steps({"loader": [10, 10, 10, 10], "rest": [90] * 4})
-    assert shares(job, found("loader", 5.0)) == [1.0]
+    assert shares(job, scored_finding("loader", 5.0)) == [1.0]
 
 
-def test_launching_is_varied_without_the_waste() -> None:
+def test_launch_overhead_is_varied_without_waste() -> None:
     class Hidden(Steps):
-        """Launching shows in each step by so much only where there is no loader."""
+        """Launching costs the same in each step only if the loader is removed."""
 
         def steps_ms(self, many: Iterable[Gone]) -> list[Any]:
             full, even = np.array([100.0, 100, 100]), np.array([10.0, 10, 10])
@@ -99,37 +99,39 @@ def test_launching_is_varied_without_the_waste() -> None:
             ]
 
     job = Hidden({"rest": [100, 100, 100]})
-    assert shares(job, found("loader", 20.0), found("launch", 10.0, "launching")) == [1.0, 1.0]
-    assert shares(job, found("loader", 20.0), found("launch", 10.0, "communication")) == [1.0, 0.0]
+    assert shares(job, scored_finding("loader", 20.0), scored_finding("launch", 10.0, "launching")) == [1.0, 1.0]
+    assert shares(job, scored_finding("loader", 20.0), scored_finding("launch", 10.0, "communication")) == [1.0, 0.0]
 
 
 @pytest.mark.parametrize(
     ("second", "instead", "share"),
     [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
 )
-def test_a_tie_may_be_said_the_other_way_round(second: float, instead: tuple[str, ...], share: float) -> None:
-    """That is one more variation, in which the first is not first: of four steps it survives four of five."""
+def test_reversed_tie_counts_as_a_variation(second: float, instead: tuple[str, ...], share: float) -> None:
+    """A tie with reversed order adds a variation, so the first finding stays first in four of five variations."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
-    assert shares(job, found("loader", 10.0), found("stall", second, instead=instead)) == pytest.approx([share, 1.0])
+    assert shares(
+        job, scored_finding("loader", 10.0), scored_finding("stall", second, instead=instead)
+    ) == pytest.approx([share, 1.0])
 
 
 @pytest.mark.parametrize(("dearer", "share"), [(12.5, 1.0), (12.6, 5 / 6), (7.5, 1.0), (7.4, 5 / 6)])
-def test_the_profilers_cost_is_varied_where_no_timed_step_fixes_it(dearer: float, share: float) -> None:
+def test_profiler_overhead_is_varied_without_unprofiled_steps(dearer: float, share: float) -> None:
     for cost in (700, 1300):
         job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=10)
         job.dearer[cost] = Steps({"loader": [dearer] * 4, "rest": [90.0] * 4})
-        assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+        assert shares(job, scored_finding("loader", 10.0)) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(("profiler", "timed", "share"), [(2.1, False, 4 / 6), (2.0, False, 1.0), (9.0, True, 1.0)])
-def test_it_is_not_where_it_changes_nothing(profiler: float, share: float, *, timed: bool) -> None:
+def test_profiler_overhead_is_not_varied_if_irrelevant(profiler: float, share: float, *, timed: bool) -> None:
     job = Steps({"loader": [10.0] * 4, "rest": [90.0] * 4}, profiler=profiler, timed=timed)
     job.dearer = dict.fromkeys((700, 1300), Steps({"loader": [20.0] * 4, "rest": [90.0] * 4}))
-    assert shares(job, found("loader", 10.0)) == pytest.approx([share])
+    assert shares(job, scored_finding("loader", 10.0)) == pytest.approx([share])
 
 
 @pytest.mark.parametrize(
     ("share", "word"), [(1.0, "high"), (0.95, "high"), (0.94, "medium"), (0.6, "medium"), (0.59, "low")]
 )
-def test_in_words(share: float, word: str) -> None:
+def test_share_becomes_a_confidence_grade(share: float, word: str) -> None:
     assert grade(share) == word

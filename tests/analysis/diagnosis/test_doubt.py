@@ -1,4 +1,4 @@
-"""Just below and just above what makes a finding about hosts doubtful, in jobs of a few numbers."""
+"""Test when a finding about hosts is doubtful, with values just below and above each limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Most of these steps take 90 ms: their mean is 8.3 ms above their median, and known to 21.4 ms.
+#: The mean of these steps is 8.3 ms above their median, with a half-width of 21.4 ms.
 PAUSED = (90.0, 90.0, 90.0, 90.0, 90.0, 140.0)
 EVEN = (100.0,) * 6
 
 
 class Replay:
-    """A replay of steps of 100 ms that took 120 while they were recorded; edits gain so much at a higher cost."""
+    """Replace the what-if simulation: steps of 100 ms, recorded as 120, and steps after edits at higher overhead."""
 
     corrected_ms = 100.0
     simulated_ms = 120.0
@@ -56,9 +56,9 @@ def rank(
 
 
 def significance(simulation: Any, recorded: Sequence[Sequence[float]] = (EVEN,), *ranks: Any) -> Significance:
-    """Of a job whose lanes took these times, in ms, for their recorded steps."""
+    """Return the significance for devices with these recorded steps, in ms."""
     tracks = [SimpleNamespace(step_ns=np.array(steps) * NS_PER_MS) for steps in recorded]
-    timed = [one.unprofiled.mean_ms for one in ranks if one.unprofiled is not None]
+    timed = [rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None]
     case: Any = SimpleNamespace(
         attribution=SimpleNamespace(tracks=tracks),
         run=SimpleNamespace(ranks=ranks) if ranks else None,
@@ -78,7 +78,7 @@ def doubt(of: Significance, gain_ms: float, found: Finding | None = None, before
 TIMED = (rank(0, step_ms=EVEN), rank(1, step_ms=EVEN))
 
 
-def test_the_steps_of_these_tests() -> None:
+def test_statistics_of_the_example_steps() -> None:
     assert statistics.fmean(PAUSED) - statistics.median(PAUSED) == pytest.approx(8.333, abs=1e-3)
     assert half_width_ms(PAUSED) == pytest.approx(mean_of(PAUSED, as_measured=True).half_width)
     assert half_width_ms(PAUSED) == pytest.approx(21.4, abs=0.1)
@@ -87,7 +87,7 @@ def test_the_steps_of_these_tests() -> None:
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(4.9, False), (5.0, True), (13.3, True), (13.35, False)])
-def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubted: bool) -> None:
+def test_savings_in_the_median_step_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
     found = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
     assert ("may be chance" in found) == doubted
     if doubted:
@@ -96,20 +96,20 @@ def test_what_is_there_in_the_median_step_is_no_chance(gain_ms: float, *, doubte
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
-def test_nor_is_what_is_more_than_the_interval_leaves_open(gain_ms: float, *, doubted: bool) -> None:
-    """Though 5 % of this step, 13 ms, are more than what it is above the skew."""
+def test_savings_above_the_interval_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
+    """The limit is the interval's half-width, which here is smaller than the skew plus 5 % of the step (13 ms)."""
     simulation = Replay()
     simulation.corrected_ms = 270.0
     only = significance(simulation, [EVEN], rank(0, step_ms=PAUSED))
     assert ("may be chance" in doubt(only, gain_ms)) == doubted
 
 
-def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
-    steps = [EVEN, tuple(2 * one for one in PAUSED), ()]
+def test_recorded_and_unprofiled_steps_scatter_independently() -> None:
+    steps = [EVEN, tuple(2 * step_ms for step_ms in PAUSED), ()]
     recorded = significance(Replay(), steps)
-    assert recorded.slowest_track_ms == [2 * one for one in PAUSED]
+    assert recorded.slowest_track_ms == [2 * step_ms for step_ms in PAUSED]
     assert recorded.timed_ms == []
-    # Of the recorded steps without what recording took of them.
+    # The scatter of recorded steps is scaled to the step without profiler overhead.
     assert recorded.chance_ms == pytest.approx(2 * half_width_ms(PAUSED) * 100 / 120)
     assert recorded._skew_ms == pytest.approx(2 * 8.3333 * 100 / 120, abs=1e-3)
     both = significance(Replay(), steps, rank(0, step_ms=EVEN), rank(1, step_ms=PAUSED), rank(2))
@@ -129,13 +129,13 @@ def test_recorded_and_timed_steps_scatter_each_by_themselves() -> None:
         ("host-stall", "launch", False),
     ],
 )
-def test_only_findings_about_the_hosts_work_are_asked(code: str, cause: str | None, *, asked: bool) -> None:
+def test_only_findings_about_host_work_are_doubted(code: str, cause: str | None, *, asked: bool) -> None:
     of = significance(Replay(), [EVEN], rank(0, step_ms=PAUSED))
     assert bool(doubt(of, 6.0, finding(code, cause))) == asked
 
 
 @pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
-def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: float, *, doubted: bool) -> None:
+def test_finding_without_unprofiled_steps_must_survive_higher_overhead(left_ms: float, *, doubted: bool) -> None:
     simulation = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
     found = doubt(significance(simulation), 10.0)
     assert simulation.asked == [1300.0]
@@ -146,7 +146,7 @@ def test_without_timed_steps_a_finding_must_remain_at_a_higher_cost(left_ms: flo
         assert found.endswith("as `gpudiag profile` does.")
 
 
-def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
+def test_smaller_finding_must_survive_higher_overhead() -> None:
     simulation = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 58.0})
     of = significance(simulation, [EVEN], *TIMED)
     assert doubt(of, 10.0) == ""
@@ -159,7 +159,7 @@ def test_with_timed_steps_only_what_follows_a_larger_cause_must() -> None:
 
 
 def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dict[str, Any]:
-    """The graph of processes whose host nodes took so many ms, over all steps, with so many events."""
+    """Return the graph of processes whose host nodes take these ms and record these events, over all steps."""
     process = np.repeat(np.arange(len(each)), [len(busy) for busy, _ in each])
     host = SimpleNamespace(
         process=process,
@@ -169,13 +169,13 @@ def hosts(*each: tuple[Sequence[float], Sequence[float]], steps: int = 2) -> dic
     return {"host": host, "steps": steps, "ranks": {index: index for index in range(len(each))}}
 
 
-#: One that does as the other two, and takes a little longer.
+#: Process 1 records as many events as the other two and takes slightly longer.
 ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 400]))
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
-def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, doubted: bool) -> None:
-    """Recording took 20 ms."""
+def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) -> None:
+    """Profiler overhead is 20 ms per step."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
     assert bool(found) == doubted
@@ -189,17 +189,17 @@ def test_a_slower_host_may_be_one_whose_recording_cost_more(gain_ms: float, *, d
 @pytest.mark.parametrize(
     ("late", "doubted"),
     [
-        # The usual host takes 41 ms and 400 events a step, 0.1025 ms each: 5 ms are 48.8 events.
+        # The usual host takes 41 ms for 400 events per step, 0.1025 ms per event: 5 ms are 48.8 events.
         (([48, 48], [448, 448]), True),
         (([48, 48], [449, 449]), False),
-        # And half as long again is one without a core.
+        # A host that takes half as long again probably lost its CPU core.
         (([61.4, 61.4], [400, 400]), True),
         (([61.6, 61.6], [400, 400]), False),
         (([20, 20], [10, 10]), True),
         (([41, 41], [1000, 1000]), False),
     ],
 )
-def test_but_not_one_that_does_more_or_has_lost_its_core(
+def test_host_with_more_events_or_a_lost_core_is_not_doubted(
     late: tuple[Sequence[float], Sequence[float]], *, doubted: bool
 ) -> None:
     graph = hosts(([40, 40], [400, 400]), late, ([41, 41], [400, 400]), ([43, 43], [401, 401]))
@@ -208,22 +208,22 @@ def test_but_not_one_that_does_more_or_has_lost_its_core(
 
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
-def test_events_and_what_they_take_are_of_a_step(events: float, *, doubted: bool) -> None:
-    """Of 41 ms and 2 events a step each takes 20.5 ms: 0.46 events are the 9.5 ms that half the gain is."""
+def test_events_and_times_are_per_step(events: float, *, doubted: bool) -> None:
+    """41 ms and 2 events per step are 20.5 ms per event, so half of the savings, 9.5 ms, is 0.46 events."""
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
 
 
-def test_hosts_of_no_events_take_nothing_for_each() -> None:
+def test_hosts_without_events_have_no_time_per_event() -> None:
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     graph = hosts(([40], [0]), ([48], [0]), ([41], [0]), steps=0)
     assert "no more work" in doubt(significance(Replay(left, **graph)), 10.0, finding("straggler", "launch", 10.0))
 
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
-def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: bool) -> None:
-    """By half of the 10 ms of the finding at least."""
+def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *, doubted: bool) -> None:
+    """The difference must be at least half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
@@ -232,11 +232,11 @@ def test_hosts_that_differ_in_the_timed_steps_do_so(late_ms: float, *, doubted: 
     found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
     assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(found) == doubted
-    # Nothing is known of how much it gains.
+    # The savings are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 
-def test_so_does_the_one_that_alone_is_waited_for() -> None:
+def test_only_awaited_host_is_not_doubted() -> None:
     timed = tuple(
         rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
         for number, lead in enumerate((45, 0, 45))

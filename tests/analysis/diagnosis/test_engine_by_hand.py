@@ -1,4 +1,4 @@
-"""What a diagnosis rests on: when a replay tells nothing, how sure the data leaves a finding, and a case's figures."""
+"""Test what a diagnosis depends on: unusable simulations, the confidence that data allows, and a case's figures."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def job(slowest: float = 100.0, unprofiled: float | None = None) -> Any:
 
 
 @pytest.mark.parametrize(("simulated", "tells"), [(100, True), (125, True), (125.1, False), (75, True), (74.9, False)])
-def test_a_replay_within_a_quarter_of_the_recorded_step_tells(simulated: float, *, tells: bool) -> None:
+def test_simulation_within_a_quarter_of_the_recorded_step_is_used(simulated: float, *, tells: bool) -> None:
     reason = _reason_not_to_simulate(job(), simulation(simulated))
     assert (not reason) == tells
     if not tells:
@@ -53,7 +53,7 @@ def test_a_replay_within_a_quarter_of_the_recorded_step_tells(simulated: float, 
 
 
 @pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
-def test_overhead_is_told_from_five_percent_on(corrected: float, *, told: bool) -> None:
+def test_overhead_is_reported_from_five_percent_on(corrected: float, *, told: bool) -> None:
     found = _overhead(job(), simulation(100.0, corrected))
     assert [one.code for one in found] == (["profiler-overhead"] if told else [])
     if told:
@@ -82,7 +82,7 @@ def sure(
     return str(found.confidence)
 
 
-def test_each_doubt_of_the_data_takes_one_grade() -> None:
+def test_each_data_problem_lowers_confidence_by_one_grade() -> None:
     assert sure() == "high"
     assert sure(simulated=103.0) == "high"
     assert sure(simulated=103.1) == "medium"
@@ -98,8 +98,8 @@ def test_each_doubt_of_the_data_takes_one_grade() -> None:
 
 
 @pytest.mark.parametrize(("gain", "confidence"), [(5.0, "high"), (4.9, "medium"), (None, "medium")])
-def test_what_the_profiler_cost_a_host_is_doubted_where_it_is_more(gain: float | None, confidence: str) -> None:
-    """Of 100 ms the profiler took 5, and nobody timed the steps without it."""
+def test_large_overhead_of_a_host_is_doubted(gain: float | None, confidence: str) -> None:
+    """The profiler takes 5 of 100 ms, and there are no unprofiled steps."""
     assert sure("host-sync", gain, corrected=95.0, unprofiled=None) == confidence
     assert sure("host-stall", gain, corrected=95.0, unprofiled=None) == "high"
     if gain:
@@ -108,7 +108,7 @@ def test_what_the_profiler_cost_a_host_is_doubted_where_it_is_more(gain: float |
         assert sure("straggler", gain, cause="input", corrected=95.0, unprofiled=95.0) == "high"
 
 
-def test_unprofiled_steps_that_took_longer_leave_an_amount_in_doubt() -> None:
+def test_longer_unprofiled_steps_lower_confidence_in_an_amount() -> None:
     assert sure(gain=40.0, unprofiled=110.0) == "high"
     assert sure(gain=39.9, unprofiled=110.0) == "medium"
     assert sure(gain=None, unprofiled=110.0) == "high"
@@ -125,7 +125,7 @@ def test_unprofiled_steps_that_took_longer_leave_an_amount_in_doubt() -> None:
         (0.7, "low", "low"),
     ],
 )
-def test_a_finding_is_no_surer_than_its_rule_and_its_variations(
+def test_confidence_is_the_lowest_of_rule_and_variations(
     monkeypatch: pytest.MonkeyPatch, share: float, own: Any, confidence: str
 ) -> None:
     monkeypatch.setattr(engine, "survival", lambda *_: [share])
@@ -135,7 +135,7 @@ def test_a_finding_is_no_surer_than_its_rule_and_its_variations(
 
 
 def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
-    """The attribution of devices (rank, ms of each bucket by step); a step is what its buckets are."""
+    """Return the attribution of devices (rank, ms of each bucket by step); a step is the sum of its buckets."""
     of = []
     for rank, buckets in devices:
         columns = np.array([buckets.get(bucket, [0.0] * len(next(iter(buckets.values())))) for bucket in BUCKETS]).T
@@ -148,14 +148,14 @@ def case(attribution: Any, **timeline: Any) -> Case:
     return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)  # type: ignore[arg-type]  # in place of both
 
 
-def test_a_cases_step_is_the_mean_of_its_lanes_or_of_the_slowest() -> None:
+def test_step_of_a_case_is_the_mean_or_the_slowest_device() -> None:
     of = case(tracks((0, {"compute": [10, 20], "input": [2, 4]}), (1, {"compute": [30, 30]})))
     assert (of.step_ms, of.slowest_ms) == (24, 30)
     nothing = case(tracks())
     assert (nothing.step_ms, nothing.slowest_ms) == (0, 0)
 
 
-def test_exposed_time_is_by_rank_that_of_its_worst_device() -> None:
+def test_exposed_time_of_a_rank_is_from_its_slowest_device() -> None:
     of = case(
         tracks((0, {"copy": [1, 3], "input": [4, 4]}), (0, {"copy": [1, 0], "input": [1, 1]}), (3, {"copy": [7, 7]}))
     )
@@ -164,7 +164,7 @@ def test_exposed_time_is_by_rank_that_of_its_worst_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """A lane's collectives: (instance, ranks in its group or 0, last arrival or -1, end), each begun at 10."""
+    """Make a device's collectives: (instance, ranks in its group or 0, last arrival or -1, end); each starts at 10."""
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(
@@ -182,7 +182,7 @@ def unseen(*of: Any, world: int = 2) -> float:
     return case(tracks(), tracks=of, world_size=world).unseen_share()
 
 
-def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None:
+def test_transfer_with_missing_ranks_counts_as_unseen() -> None:
     whole = collectives((0, 2, 20, 60), (1, 2, 20, 60))
     assert unseen(whole, whole) == 0
     assert unseen(whole, collectives((0, 2, 20, 60))) == pytest.approx(1 / 3)
@@ -192,7 +192,7 @@ def test_unseen_is_transfer_in_which_a_rank_without_a_trace_takes_part() -> None
 
 
 def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: float) -> Case:
-    """A case of two steps of rank 0, in which buckets take so many ms."""
+    """Make a case of two steps of rank 0 with these ms per bucket."""
     return case(
         tracks((0, {bucket: [ms] * 2 for bucket, ms in buckets.items()})),
         ranks_present=(0,),
@@ -212,7 +212,7 @@ def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: 
         (46.0, ["input-bound"]),
     ],
 )
-def test_buckets_of_five_percent_are_likely_causes_and_compute_of_more_than_half(ms: float, codes: list[str]) -> None:
+def test_large_buckets_are_likely_causes(ms: float, codes: list[str]) -> None:
     of = shares(compute=96 - ms, input=ms, copy=4)
     found = {finding.code: finding for finding in likely_causes(of, "why")}
     assert list(found) == codes
@@ -227,33 +227,34 @@ def test_buckets_of_five_percent_are_likely_causes_and_compute_of_more_than_half
     assert likely_causes(case(tracks(), ranks_present=(), world_size=1), "") == ()
 
 
-def test_likely_causes_come_largest_first_and_compute_last() -> None:
+def test_likely_causes_are_sorted_with_compute_last() -> None:
     of = shares(compute=60, copy=10, idle=25, sync=5)
-    assert [one.code for one in likely_causes(of, "")] == ["host-stall", "slow-copy", "host-sync", "compute-bound"]
+    assert [cause.code for cause in likely_causes(of, "")] == ["host-stall", "slow-copy", "host-sync", "compute-bound"]
     assert likely_causes(of, "")[-1].title == "compute-bound (60 %); nothing else takes over 25 %"
 
 
-def test_compute_is_no_likely_cause_of_what_is_not_trusted() -> None:
-    assert [one.code for one in likely_causes(shares(compute=80, copy=20), "", trusted=False)] == ["slow-copy"]
+def test_compute_is_no_likely_cause_in_untrusted_data() -> None:
+    assert [cause.code for cause in likely_causes(shares(compute=80, copy=20), "", trusted=False)] == ["slow-copy"]
     assert likely_causes(shares(compute=100), "", trusted=False) == ()
 
 
 @pytest.mark.parametrize(
     ("unit", "words"), [("step", "a step"), ("repeated-unit", "a repeated unit"), ("recording", "the recording")]
 )
-def test_a_likely_cause_is_a_share_of_what_was_analysed(unit: str, words: str) -> None:
+def test_likely_cause_is_a_share_of_the_analysed_steps(unit: str, words: str) -> None:
     (finding,) = likely_causes(shares(unit=unit, compute=40, copy=60), "")
     assert finding.title == f"copies between CPU and GPU: up to 60.0 ms (60 % of {words})"
 
 
-def test_a_likely_cause_of_a_cpu_process_speaks_of_no_gpu() -> None:
+def test_likely_cause_of_a_cpu_process_mentions_no_gpu() -> None:
     of = shares(track=SimpleNamespace(is_cpu=True), compute=40, idle=60)
     (finding,) = likely_causes(of, "")
     assert finding.title == "time in which the training thread records nothing: up to 60.0 ms (60 % of a step)"
 
 
 def reducing(took_ms: float, device_name: str = "") -> Any:
-    """A device that all-reduces 100 MB in so many ms, and once a small one for which its group's size is not known."""
+    """Make a device with an all-reduce of 100 MB that takes this many ms, and a small one whose group size is
+    unknown."""
     end = np.array([took_ms * NS_PER_MS, took_ms * NS_PER_MS, 1000 * NS_PER_MS])
     table = SimpleNamespace(
         start=np.zeros(3),
@@ -287,10 +288,10 @@ def test_communication_of_missing_ranks_may_be_waiting(world: int, track: Any, w
 
 
 @pytest.mark.parametrize(("ms", "found"), [(4.9, False), (5.0, True)])
-def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_ranks(ms: float, *, found: bool) -> None:
+def test_missing_ranks_are_reported_by_share_if_the_simulation_is_unusable(ms: float, *, found: bool) -> None:
     of = shares(world=2, compute=100 - ms, communication_transfer=ms)
     findings = with_unseen_communication(of, ())
-    assert [(one.code, one.cause, one.recoverable_ms_per_step) for one in findings] == (
+    assert [(finding.code, finding.cause, finding.recoverable_ms_per_step) for finding in findings] == (
         [("communication-bound", None, None)] if found else []
     )
     known = Finding(code="communication-bound", severity="info")
@@ -306,7 +307,7 @@ def test_a_replay_that_abstains_leaves_the_share_of_communication_with_missing_r
         ("recording", "saves 3 ms per recording"),
     ],
 )
-def test_findings_of_a_repeated_unit_do_not_speak_of_steps(unit: Any, title: str) -> None:
+def test_findings_of_a_repeated_unit_mention_no_steps(unit: Any, title: str) -> None:
     timeline: Any = SimpleNamespace(unit=unit, traces=())
     assert (
         _in_recorded_terms(Finding(code="host-sync", severity="info", title="saves 3 ms per step"), timeline).title
@@ -314,21 +315,21 @@ def test_findings_of_a_repeated_unit_do_not_speak_of_steps(unit: Any, title: str
     )
 
 
-def test_findings_of_inference_do_not_speak_of_training() -> None:
+def test_findings_of_inference_mention_no_training() -> None:
     timeline: Any = SimpleNamespace(unit="step", traces=(SimpleNamespace(workload="inference"),))
     found = Finding(code="host-stall", severity="info", title="the training thread stalls")
     assert _in_recorded_terms(found, timeline).title == "the main thread stalls"
 
 
-def test_shares_come_before_findings_that_save_less_than_half_of_them() -> None:
+def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
     def finding(code: str, **known: Any) -> Finding:
         return Finding(code=code, severity="info", **known)
 
     saving = [finding("a", recoverable_ms_per_step=10.0), finding("b", recoverable_ms_per_step=4.9)]
     share = finding("c", evidence={"exposed_ms": 10.0})
-    assert [one.code for one in _by_amount([*saving, share])] == ["a", "c", "b"]
-    assert [one.code for one in _by_amount([share])] == ["c"]
-    assert [one.code for one in _by_amount([*saving, finding("d", evidence={"exposed_ms": 9.8})])] == ["a", "b", "d"]
+    assert [item.code for item in _by_amount([*saving, share])] == ["a", "c", "b"]
+    assert [item.code for item in _by_amount([share])] == ["c"]
+    assert [item.code for item in _by_amount([*saving, finding("d", evidence={"exposed_ms": 9.8})])] == ["a", "b", "d"]
 
 
 @pytest.mark.parametrize(
@@ -341,7 +342,7 @@ def test_shares_come_before_findings_that_save_less_than_half_of_them() -> None:
         ((), False, True, False),
     ],
 )
-def test_only_what_nothing_doubts_is_concluded(
+def test_conclusions_need_undoubted_findings(
     monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...], doubted: bool, unexplained: bool, conclusive: bool
 ) -> None:
     asked: list[bool] = []
@@ -369,15 +370,13 @@ def test_only_what_nothing_doubts_is_concluded(
         *(["unexplained"] if unexplained else []),
         *(["uneven-steps"] if told else []),
     ]
-    assert [one.code for one in found.validity] == codes
+    assert [warning.code for warning in found.validity] == codes
     if unexplained:
         assert found.validity[-1].message == "sync takes 7.0 ms of a step: so it is"
 
 
 @pytest.mark.parametrize("told", [(), ("mixed-runs",)])
-def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
-    monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...]
-) -> None:
+def test_mixed_runs_disable_rules_between_ranks(monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...]) -> None:
     proposed: list[str] = []
 
     def rule(named: str) -> Any:
@@ -402,7 +401,7 @@ def test_of_what_is_no_one_job_only_rules_between_ranks_tell_nothing(
     of: Any = job()
     of.what_if, of.outlier_steps = simulation(100.0), ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
-    found = {one.code: one.message for one in engine.diagnose(of).validity}
+    found = {warning.code: warning.message for warning in engine.diagnose(of).validity}
     assert proposed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
     assert found["cannot-tell:host-stall"] == "of host-stall"
     for code in ("straggler", "communication-bound"):

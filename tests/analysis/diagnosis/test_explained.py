@@ -1,4 +1,4 @@
-"""What explains a bucket and what nothing does, in a step of 100 ms: a number below and a number above."""
+"""Test which buckets are explained in a step of 100 ms, with values just below and above each limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Gone = frozenset[str]
 
 
 def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
-    """Devices of two steps with so much of each bucket, in ms; the rest of 100 is compute."""
+    """Make devices of two steps with these ms per bucket; the rest of the 100 ms is compute."""
     tracks = []
     for buckets in devices:
         ms = {"compute": 100 - sum(buckets.values()), **buckets}
@@ -34,7 +34,7 @@ def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
 
 
 class Job:
-    """In place of a replay: costs are causes gone, which take so much, beside a device that needs `least`."""
+    """Replace the what-if simulation: a scenario is a set of removed causes, and a step takes at least `least` ms."""
 
     corrected: Gone = frozenset()
     recorded: Gone = frozenset({"measured"})
@@ -64,7 +64,7 @@ def finding(code: str, gain: float) -> Finding:
     return Finding(code=code, severity="info", recoverable_ms_per_step=gain)
 
 
-def told(
+def explanation_of(
     monkeypatch: pytest.MonkeyPatch,
     bucket: str,
     ms: float,
@@ -73,7 +73,7 @@ def told(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """What is told of a bucket; `weighed` are findings that take away a part of their name."""
+    """Return the explanation of a bucket; `weighed` are scored findings that remove the cause of their name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [
@@ -91,9 +91,9 @@ def test_the_device_that_waits_least_sets_the_pace() -> None:
     assert (set(nothing[0].values()), nothing[1]) == ({0}, 0)
 
 
-def test_from_five_percent_on_a_bucket_is_to_be_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(monkeypatch, "input", 4.9) is None
-    found = told(monkeypatch, "input", 5.0)
+def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert explanation_of(monkeypatch, "input", 4.9) is None
+    found = explanation_of(monkeypatch, "input", 5.0)
     assert found is not None
     assert (found.ms, found.by, found.unexplained_ms) == (5, (), 0)
     assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # in place of a replay
@@ -102,64 +102,66 @@ def test_from_five_percent_on_a_bucket_is_to_be_explained(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("ms", "gain", "left"), [(10, 5.0, 0), (10, 4.9, 5.1), (40, 30.0, 0), (40, 29.9, 10.1), (10, 0.9, 10)]
 )
-def test_it_is_where_less_than_five_percent_or_a_quarter_is_left(
+def test_bucket_is_explained_if_the_remainder_is_small(
     monkeypatch: pytest.MonkeyPatch, ms: float, gain: float, left: float
 ) -> None:
-    found = told(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
+    found = explanation_of(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
     assert found is not None
     assert found.unexplained_ms == pytest.approx(left)
     assert found.by == (("input-bound",) if gain > 1 else ())
 
 
-def test_findings_add_up_and_are_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explaining_findings_are_summed_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = finding("straggler", 8.0), finding("input-bound", 8.0), finding("straggler", 8.0)
-    found = told(monkeypatch, "input", 30, *both)
+    found = explanation_of(monkeypatch, "input", 30, *both)
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("straggler", "input-bound"), 0)
 
 
-def test_gaps_between_queued_kernels_are_the_devices_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "idle", 20, queued=15.0)
+def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = explanation_of(monkeypatch, "idle", 20, queued=15.0)
     assert found is not None
     assert (found.unexplained_ms, found.note) == (0, "15.0 ms of it are gaps between kernels that were already queued")
-    found = told(monkeypatch, "idle", 20, queued=14.9)
+    found = explanation_of(monkeypatch, "idle", 20, queued=14.9)
     assert found is not None
     assert found.unexplained_ms == pytest.approx(5.1)
-    found = told(monkeypatch, "input", 20, queued=15.0)
+    found = explanation_of(monkeypatch, "input", 20, queued=15.0)
     assert found is not None
     assert found.unexplained_ms == 20
 
 
-def test_recording_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
+def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 10)
-    found = told(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
+    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
     assert found is not None
     assert (found.by, found.unexplained_ms) == ((), 20)
-    # Where a finding explains enough, it is not asked for.
-    found = told(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
+    # If a finding explains enough, profiler overhead is not considered.
+    found = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
     assert found is not None
     assert found.by == ("launch-bound",)
 
 
 @pytest.mark.parametrize(("hidden", "left"), [(12.0, 8.0), (20.0, 5.5), (0.0, 20.0)])
-def test_on_the_device_it_added_what_the_bucket_lengthens_the_recorded_step_by(
+def test_device_bucket_is_explained_by_its_effect_on_the_recorded_step(
     monkeypatch: pytest.MonkeyPatch, hidden: float, left: float
 ) -> None:
-    found = told(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
+    found = explanation_of(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
     assert found is not None
     assert found.unexplained_ms == pytest.approx(left)
 
 
 @pytest.mark.parametrize(("least", "behind"), [(90.1, True), (90.0, False)])
-def test_what_others_hide_is_theirs(monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool) -> None:
-    """Without the bucket a step is `least`: it saves less than half of what is left, or half."""
+def test_bucket_hidden_behind_findings_is_explained_by_them(
+    monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool
+) -> None:
+    """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
     job = Job(least, other=80, bucket=20)
-    found = told(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
+    found = explanation_of(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
     assert found is not None
     if behind:
         assert (found.by, found.unexplained_ms) == (("host-sync",), 0)
@@ -169,6 +171,6 @@ def test_what_others_hide_is_theirs(monkeypatch: pytest.MonkeyPatch, least: floa
     else:
         assert (found.by, found.unexplained_ms) == ((), 20)
         assert found.note.startswith("no finding explains 20.0 ms of it")
-    alone = told(monkeypatch, "input", 20, job=job)
+    alone = explanation_of(monkeypatch, "input", 20, job=job)
     assert alone is not None
     assert alone.unexplained_ms == 20

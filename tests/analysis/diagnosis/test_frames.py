@@ -1,4 +1,4 @@
-"""The functions of the user's program in the evidence, where the profiler recorded stacks."""
+"""Test user's functions in the evidence, if the profiler recorded stacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Frame = tuple[str, int, int]
 
 
 def with_frames(trace: Trace, *added: Frame) -> Trace:
-    """The trace with Python functions (name, start, end in ns) on its training thread."""
+    """Return the trace with Python functions (name, start, end in ns) on its training thread."""
     events = trace.events
     thread = int(events.thread[events.rows_of(EventKind.ANNOTATION)[0]])
     columns: dict[str, Sequence[int]] = {
@@ -57,11 +57,11 @@ def named(trace: Trace, name: str) -> list[tuple[int, int]]:
     ]
 
 
-def test_what_is_a_users_function() -> None:
+def test_users_functions_are_recognized() -> None:
     assert doctest.testmod(roles).failed == 0
 
 
-def test_a_synchronization_names_the_function_that_waits() -> None:
+def test_synchronization_finding_names_the_waiting_function() -> None:
     job = Job(ranks=1, step=(kernels(5), item(), python(4)))
     (trace,) = job.traces()
     items = named(trace, "aten::item")
@@ -74,7 +74,7 @@ def test_a_synchronization_names_the_function_that_waits() -> None:
     assert "host_frames_per_step" not in without["host-sync"].evidence
 
 
-def test_a_slow_host_names_the_function_in_which_it_spends_more_than_its_peers() -> None:
+def test_slow_host_finding_names_the_slower_function() -> None:
     traces = Job(ranks=4, step=DDP, extra={1: (python(30),)}).traces()
     framed = []
     for trace in traces:

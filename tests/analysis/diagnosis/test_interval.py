@@ -1,4 +1,4 @@
-"""Each thing that widens the interval of the step time, one at a time, in jobs of a few numbers."""
+"""Test each effect that widens the interval of the step time, one at a time, in jobs of a few numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Spans = tuple[tuple[int, int], ...]
 
-#: 2 % of a step of 100 ms, within which recorded and timed steps are alike; 3 % where none were timed.
+#: Recorded and unprofiled steps agree within 2 % of a step of 100 ms, or 3 % if there are no unprofiled steps.
 ALIKE, ALIKE_ALONE = 2.0, 3.0
 
 
@@ -31,19 +31,19 @@ def spans(ms: Spans) -> Any:
 def track(
     *, is_cpu: bool = False, transfer: Spans = (), ops: Spans = (), collectives: Spans = (), steps: int = 2
 ) -> Any:
-    """A lane and what it is attributed: transferring, beside these ops and collectives."""
+    """Make a track and its attribution: transfer time, with these ops and collectives during it."""
     return (
         SimpleNamespace(is_cpu=is_cpu, ops=spans(ops), collectives=spans(collectives)),
         SimpleNamespace(parts={"communication_transfer": spans(transfer)}, step_ns=np.zeros(steps)),
     )
 
 
-#: What else there is to a job, of which nothing is asked here.
+#: Parts of a job that do not matter in these tests.
 NOTHING: dict[str, Any] = dict.fromkeys(("blocking", "latency", "gap", "duration", "transfer"), np.zeros(0))
 
 
 class Job:
-    """A job of 100 ms a step, corrected, whose hosts took 4 µs for each event."""
+    """A job of 100 ms per corrected step, whose hosts take 4 µs per event."""
 
     def __init__(
         self,
@@ -107,18 +107,18 @@ def around(below: float, above: float | None = None, *, timed: object = ()) -> t
     return 100 - below - alike, 100 + (below if above is None else above) + alike
 
 
-def test_of_a_single_step_there_is_none() -> None:
+def test_single_step_has_no_interval() -> None:
     this: Any = Job(steps=[100.0])
     assert interval_ms(this) is None
 
 
-def test_where_nothing_scatters_it_is_what_is_alike() -> None:
+def test_interval_without_scatter_is_the_general_tolerance() -> None:
     assert Job().interval() == around(0)
     assert Job(timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
 
 @pytest.mark.parametrize("timed", [[], [(100.0, 100.0)]])
-def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[float, ...]]) -> None:
+def test_scatter_and_simulation_error_widen_the_interval(timed: list[tuple[float, ...]]) -> None:
     assert Job(chance=3, timed=timed).interval() == around(3, timed=timed)
     assert Job(recorded=104, timed=timed).interval() == around(4, timed=timed)
     assert Job(recorded=96, timed=timed).interval() == around(4, timed=timed)
@@ -126,7 +126,7 @@ def test_steps_that_scatter_and_a_replay_that_misses_widen_it(timed: list[tuple[
     assert Job(chance=150, timed=timed).interval() == (0, 252 if timed else 253)
 
 
-def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
+def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
     fast, slow = (80.0, 81.0), (89.0, 90.0, 91.0)
     assert Job(timed=[fast, slow]).interval() == (90 - half_width_ms(slow), 102)
     late = (119.0, 120.0, 121.0)
@@ -135,33 +135,33 @@ def test_it_reaches_to_the_timed_steps_of_the_slowest_rank() -> None:
     assert Job(timed=[wild]).interval() == (0, statistics.fmean(wild) + half_width_ms(wild))
 
 
-def test_waiting_for_input_that_only_the_timed_steps_have_is_in_it() -> None:
-    timed = (119.9, 120.0, 120.1)  # known better than 2 % of the step, which is 120
+def test_interval_includes_input_of_unprofiled_steps() -> None:
+    timed = (119.9, 120.0, 120.1)  # scatters less than 2 % of the step, which is 120
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
-def test_where_none_was_timed_it_holds_what_the_profiler_may_have_cost() -> None:
+def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
     assert Job(dear=90, cheap=105).interval() == around(10, 5)
     assert Job(dear=90, cheap=105, chance=7.5, recorded=110).interval() == around(
         math.hypot(10, 7.5, 10), math.hypot(5, 7.5, 10)
     )
-    # A dearer profiler makes no step longer, and a cheaper one none shorter.
+    # Higher overhead must not lengthen the step, nor lower overhead shorten it.
     assert Job(dear=105, cheap=90).interval() == around(0)
     assert Job(dear=-20).interval() == (0, 103)
     assert Job(chance=120).interval() == (0, 223)
 
 
-def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
+def test_interval_covers_speed_changes_of_hosts() -> None:
     job = Job(at_other_times=(80, 130))
     assert job.interval() == around(20, 30)
-    # All that they do, and wait for besides their devices, by a factor of 1.3 either way.
+    # Host work, and waits except for devices, vary by a factor of 1.3 in both directions.
     (fast, waits), (slow, longer) = job.paces
     assert (fast, waits) == (pytest.approx([20, 10]), pytest.approx([1, 0]))
     assert (slow, longer) == (pytest.approx([33.8, 16.9]), pytest.approx([1.69, 0]))
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # A step that is no shorter for it sets no bound, and steps that were timed say themselves.
+    # A step that is not shorter sets no bound, and unprofiled steps need none.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
@@ -169,50 +169,52 @@ def test_hosts_of_gpus_are_slower_or_faster_at_other_times() -> None:
 @pytest.mark.parametrize(
     ("per_event_ns", "busy", "costs"),
     [
-        (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the one to twice the other
+        (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the estimate to twice the measured limit
         (1270, 2000, (500, 2540)),
-        (1270, 0, (635, 2540)),  # of no time for an event nothing is known
-        (3000, 4000, (1000, 5000)),  # never more than 5 µs
-        (6000, 4000, (1000, 6000)),  # but where it is taken to be more already
+        (1270, 0, (635, 2540)),  # the time per event is unknown
+        (3000, 4000, (1000, 5000)),  # at most 5 µs
+        (6000, 4000, (1000, 6000)),  # unless the estimate is higher
     ],
 )
-def test_it_may_have_cost_half_or_twice_as_much(per_event_ns: float, busy: float, costs: tuple[float, float]) -> None:
+def test_overhead_may_be_half_or_twice_the_estimate(
+    per_event_ns: float, busy: float, costs: tuple[float, float]
+) -> None:
     each = busy / NS_PER_MS
     job = Job(per_event_ns=per_event_ns, busy=[each, 3 * each], events=[1, 3])
     job.interval()
     assert tuple(job.asked) == pytest.approx(costs)
 
 
-def test_hosts_without_events_cost_as_taken() -> None:
+def test_hosts_without_events_have_the_estimated_overhead() -> None:
     job = Job(events=[0, 0])
     job.interval()
     assert job.asked == [635, 2540]
 
 
-def test_what_hosts_do_unseen_in_an_exchange_slows_as_their_work_does() -> None:
-    """The profiler took half of their 100 ms: of 20 ms of exchange in two steps 5 ms a step are its too."""
+def test_untraced_communication_time_scales_with_host_work() -> None:
+    """The profiler takes half of the 100 ms, so it may also take 5 ms per step of 20 ms communication in two steps."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
     assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
     seen = track(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
     assert Job(tracks=[seen], **of).interval() == around(3, 0)
     more = track(transfer=((0, 40),), steps=4)
     assert Job(tracks=[seen, more, track()], **of).interval() == around(5, 0)
-    # Devices beside the host count; on CPU processes the threads that exchange do not.
+    # Communication on devices counts; on CPU processes the communication threads do not.
     cpu = track(is_cpu=True, transfer=((0, 20),))
     assert Job(tracks=[cpu, track()], **of).interval() == around(5, 0)
     assert Job(tracks=[cpu], **of).interval() == around(0)
     assert Job(tracks=[track(transfer=((0, 20),), steps=0)], **of).interval() == around(10, 0)
 
 
-def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
-    # Of 90 ms that are no slow calls the profiler took 45.
+def test_slow_calls_scale_with_host_work() -> None:
+    # The profiler takes 45 of the 90 ms that are not slow calls.
     assert Job(profiler=45, slow=[10, 0]).interval() == around(2.5, 0)
     assert Job(profiler=45, slow=[10, 0], dear=98).interval() == around(4.5, 0)
-    # Of several processes the one with most counts; a call is no longer than the host was busy.
+    # The process with the longest slow calls counts; a call is at most as long as the host was busy.
     assert Job(profiler=25, slow=[10, 40], process=[0, 1]).interval() == around(10, 0)
     assert Job(profiler=30, slow=[80, 0]).interval() == around(20, 0)
     assert Job(profiler=45, slow=[10, 0], of_steps=0).interval() == around(5, 0)
-    # Never more than all of it.
+    # The result is at most the whole time.
     assert Job(profiler=400, slow=[10, 0]).interval() == around(5, 0)
 
 
@@ -221,13 +223,13 @@ def test_so_do_single_calls_in_which_nothing_is_recorded() -> None:
     [
         ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
         ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
-        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # known less well of three
-        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # never more than a factor e
+        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # three steps give a less certain estimate
+        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # at most a factor of e
     ],
 )
-def test_cpu_processes_drift_by_so_many_times_their_scatter(steps: tuple[float, ...], drift: float) -> None:
+def test_cpu_processes_drift_by_a_multiple_of_their_scatter(steps: tuple[float, ...], drift: float) -> None:
     low, high = 100 * (1 - math.exp(-drift)), 100 * (math.exp(drift) - 1)
     job: Any = Job(steps=steps, tracks=[track(is_cpu=True)], chance=55)
     assert interval_ms(job) == pytest.approx(around(low, high), rel=1e-3)
-    # Where one lane is a device, it is what steps scatter.
+    # If one of the tracks is a device, only the scatter of steps counts.
     assert Job(steps=steps, tracks=[track(is_cpu=True), track()], chance=55).interval() == around(55)

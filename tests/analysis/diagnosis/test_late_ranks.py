@@ -1,4 +1,4 @@
-"""Why a rank is late and what is said of it, each decision with a few numbers in place of a replay."""
+"""Test why a rank is late and what is reported, with a few numbers in place of a simulation."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Patch = pytest.MonkeyPatch
 
 
 def excess_in(by_part: Mapping[str, Mapping[int, float]], steps: int = 2) -> Callable[[Any, str], Any]:
-    """By how many ms each rank is above its peers, by part; the same in each step."""
+    """Return the excess of each rank over its peers, in ms by component, the same in each step."""
 
     def of(_: Any, part: str) -> Any:
         by_rank = {rank: 1e6 * ms for rank, ms in by_part.get(part, {0: 0.0, 1: 0.0}).items()}
@@ -51,7 +51,7 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """What explains a gain of which each part alone gains so much, all but the best `others`, and a host throughout."""
+    """Return the cause, given the savings of each component, of all but the largest (`others`), and of a slow host."""
     best = max(alone, key=lambda part: alone[part])
 
     def gained(parts: frozenset[str]) -> float:
@@ -77,20 +77,20 @@ def cause(
     return found
 
 
-def test_a_part_explains_lateness_that_gains_half_of_it_by_itself(monkeypatch: Patch) -> None:
+def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # in no other do they differ
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # only this component differs
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
 
-def test_or_without_which_half_of_it_is_not_gained(monkeypatch: Patch) -> None:
+def test_component_without_which_half_is_lost_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.0) == "compute"
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.1) == "unknown"
 
 
-def test_a_host_may_be_slow_in_all_that_it_does(monkeypatch: Patch) -> None:
+def test_slow_host_is_the_cause_if_its_components_together_are(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"operators": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=4.9) == "unknown"
@@ -104,7 +104,7 @@ def test_a_host_may_be_slow_in_all_that_it_does(monkeypatch: Patch) -> None:
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """In the steps they are late by turns: by 2 ms each time, and by 1 ms in the mean."""
+    """The ranks are late in turns: by 2 ms each time, which is 1 ms in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)
@@ -122,7 +122,7 @@ def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
         ("launch", 0.0, 9.0, "launch"),
     ],
 )
-def test_a_host_with_pauses_of_its_own_stalls(
+def test_host_with_additional_pauses_stalls(
     monkeypatch: Patch, called: str, gain: float, paused: float, found: str
 ) -> None:
     monkeypatch.setattr(late_cause, "own_pauses", lambda *_: OwnPauses(ms={"a": paused}))
@@ -130,7 +130,7 @@ def test_a_host_with_pauses_of_its_own_stalls(
     assert (cause, pauses.total_ms) == (found, paused if found == "stall" else 0)
 
 
-def said(
+def finding_of(
     patch: Patch,
     cause: str,
     *,
@@ -149,7 +149,7 @@ def said(
     longer: float = 0.0,
     more: MoreOperators | None = None,
 ) -> Finding:
-    """The finding about ranks that are late by so many ms in the part that is the cause."""
+    """Return the finding about ranks that are late by these ms in the component that is the cause."""
     alone = dict.fromkeys(COMPONENTS, 0.0) | {"input": 1.0, "launch": 2.0}
     patch.setattr(straggler, "cause_of", lambda *_: (cause, dict(alone)))
     patch.setattr(straggler, "excess_of", excess_in({part or cause: late}))
@@ -185,42 +185,42 @@ def said(
     return Straggler()._describe(case, what_if, jitter, gain, 20.0)
 
 
-def test_the_late_are_those_above_a_third_of_the_latest(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
+def test_late_ranks_exceed_a_third_of_the_latest(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "compute", late={0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0})
     assert (one.ranks, one.cause, one.confidence) == ((1, 2), "compute", "high")
     assert one.title == "ranks 1 and 2 compute longer, which delays all ranks by 10.0 ms per step"
     assert one.evidence["lateness_ms_by_rank"] == {0: 2.3, 1: 8.0, 2: 2.4, 3: -5.0}
     assert one.evidence["wait_ms_by_rank"] == {0: 2.0, 1: 2.0}
     assert list(one.evidence["savings_ms_by_part"])[:2] == ["launch", "input"]
-    assert said(monkeypatch, "compute").title.startswith("rank 1 computes")
-    assert said(monkeypatch, "compute", late={0: 0.5, 1: 2.0, 2: 3.0}).title.startswith("ranks 1 and 2 ")
-    assert said(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
+    assert finding_of(monkeypatch, "compute").title.startswith("rank 1 computes")
+    assert finding_of(monkeypatch, "compute", late={0: 0.5, 1: 2.0, 2: 3.0}).title.startswith("ranks 1 and 2 ")
+    assert finding_of(monkeypatch, "compute", late={0: 3.0, 1: 2.0, 2: 3.0}).title.startswith("ranks 0, 1 and 2 ")
 
 
-def test_on_a_cpu_what_a_thread_does_itself_is_computing(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "launch", is_cpu=True)
+def test_host_work_on_a_cpu_is_compute(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "launch", is_cpu=True)
     assert (one.cause, one.evidence["savings_ms_by_part"]["compute"]) == ("compute", 2.0)
     assert "launch" not in one.evidence["savings_ms_by_part"]
     assert "numactl, taskset, OMP_NUM_THREADS" in " ".join(one.advice)
-    assert said(monkeypatch, "input", is_cpu=True).cause == "input"
-    assert said(monkeypatch, "launch").cause == "launch"
+    assert finding_of(monkeypatch, "input", is_cpu=True).cause == "input"
+    assert finding_of(monkeypatch, "launch").cause == "launch"
 
 
-def test_who_is_late_now_and_then_or_by_turns(monkeypatch: Patch) -> None:
-    some = said(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
+def test_occasional_and_rotating_lateness_are_distinguished(monkeypatch: Patch) -> None:
+    some = finding_of(monkeypatch, "launch", jitter=True, in_some_steps=(1,))
     assert some.title == "rank 1 is slow now and then, which costs 10.0 ms per step"
     assert (some.ranks, some.confidence, some.evidence["times_last_by_rank"]) == ((1,), "medium", {0: 3})
     assert "now and then on rank 1:" in some.advice[0]
     assert "host_frames_ms_more_than_peers" not in some.evidence
-    turns = said(monkeypatch, "launch", jitter=True, in_some_steps=(0, 1), longer=5.0)
+    turns = finding_of(monkeypatch, "launch", jitter=True, in_some_steps=(0, 1), longer=5.0)
     assert turns.title == "ranks take turns being slow, which costs 10.0 ms per step"
     assert "now and then on one rank or another:" in turns.advice[0]
-    several = said(monkeypatch, "launch", jitter=True, late={0: 1.0, 1: 2.0, 2: 3.0}, in_some_steps=(1, 2))
+    several = finding_of(monkeypatch, "launch", jitter=True, late={0: 1.0, 1: 2.0, 2: 3.0}, in_some_steps=(1, 2))
     assert several.title.startswith("ranks 1 and 2 are slow now and then")
-    steady = said(monkeypatch, "launch")
+    steady = finding_of(monkeypatch, "launch")
     assert "times_last_by_rank" not in steady.evidence
     assert steady.evidence["host_frames_ms_more_than_peers"] == {"f": 1.0}
-    assert "host_frames_ms_more_than_peers" not in said(monkeypatch, "copy").evidence
+    assert "host_frames_ms_more_than_peers" not in finding_of(monkeypatch, "copy").evidence
 
 
 @pytest.mark.parametrize(
@@ -232,74 +232,74 @@ def test_who_is_late_now_and_then_or_by_turns(monkeypatch: Patch) -> None:
         ("launch", 9.0, False, "launch"),
     ],
 )
-def test_a_stall_that_the_timed_steps_know_as_fetching(
+def test_stall_that_unprofiled_steps_show_as_fetching_is_input(
     monkeypatch: Patch, cause: str, later: float, found: str, *, jitter: bool
 ) -> None:
-    assert said(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
+    assert finding_of(monkeypatch, cause, later_input=later, jitter=jitter, in_some_steps=(1,)).cause == found
 
 
-def test_input_that_nobody_marked_is_called_so(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "input", silent=5.0, marked=4.9)
+def test_unmarked_input_is_called_unmarked(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "input", silent=5.0, marked=4.9)
     assert one.title.startswith("rank 1's unmarked time at the start of the step (usually data loading) delays")
     assert (one.confidence, "assumed_data_loading" in one.evidence) == ("medium", True)
-    marked = said(monkeypatch, "input", silent=5.0, marked=5.0)
+    marked = finding_of(monkeypatch, "input", silent=5.0, marked=5.0)
     assert marked.title.startswith("rank 1's data loading delays")
     assert (marked.confidence, "assumed_data_loading" in marked.evidence) == ("high", False)
-    assert "assumed_data_loading" not in said(monkeypatch, "compute", silent=5.0).evidence
+    assert "assumed_data_loading" not in finding_of(monkeypatch, "compute", silent=5.0).evidence
 
 
-def test_own_pauses_and_places_are_said(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "launch", paused=6.0)
+def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "launch", paused=6.0)
     assert (one.cause, one.place, one.evidence["pauses_ms_more_than_peers"]) == ("stall", "after a", {"after a": 6.0})
-    assert said(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
-    assert said(monkeypatch, "launch", paused=6.0, jitter=True, in_some_steps=(1,)).cause == "launch"
-    assert said(monkeypatch, "compute", paused=6.0).cause == "compute"
-    stalled = said(monkeypatch, "stall", place="in b")
+    assert finding_of(monkeypatch, "launch", paused=6.0, place="in b").place == "in b"
+    assert finding_of(monkeypatch, "launch", paused=6.0, jitter=True, in_some_steps=(1,)).cause == "launch"
+    assert finding_of(monkeypatch, "compute", paused=6.0).cause == "compute"
+    stalled = finding_of(monkeypatch, "stall", place="in b")
     assert (stalled.title, stalled.advice) == (
         "rank 1 stalls in b, which delays all ranks by 10.0 ms per step",
         ("there",),
     )
 
 
-def test_clocks_are_the_cause_where_they_hold_the_late_back(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", held=True)
+def test_clock_is_the_cause_if_it_slows_late_ranks(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "compute", held=True)
     assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
     assert "peers' clocks" in one.advice[0]
-    assert said(monkeypatch, "launch", held=True).cause == "launch"
-    assert said(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
+    assert finding_of(monkeypatch, "launch", held=True).cause == "launch"
+    assert finding_of(monkeypatch, "compute", held=True, jitter=True, in_some_steps=(1,)).cause == "compute"
 
 
-def test_what_the_timed_steps_took_longer_is_the_late_ranks_too(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "compute", longer=10.0)
+def test_longer_unprofiled_steps_are_attributed_to_late_ranks(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "compute", longer=10.0)
     assert one.recoverable_ms_per_step == 20.0
     assert one.recoverable_percent == pytest.approx(100 * 20 / 60)
     assert (one.severity, one.evidence["longer_in_timed_steps_ms"]) == ("critical", 10.0)
     assert "by 20.0 ms" in one.title
-    none = said(monkeypatch, "compute")
+    none = finding_of(monkeypatch, "compute")
     assert (none.recoverable_percent, "longer_in_timed_steps_ms" in none.evidence) == (20.0, False)
 
 
-def test_operators_of_its_own_are_named(monkeypatch: Patch) -> None:
+def test_additional_operators_are_named(monkeypatch: Patch) -> None:
     more = MoreOperators(own_ms={"sort": 3.0, "pad": 1.0}, calls={"sort": 1.0}, own_work=True)
-    one = said(monkeypatch, "launch", more=more)
+    one = finding_of(monkeypatch, "launch", more=more)
     assert (one.place, one.evidence["calls_per_step_more_than_peers"]) == ("in sort", {"sort": 1.0})
     assert one.evidence["operators_ms_more_than_peers"] == {"sort": 3.0, "pad": 1.0}
     assert "call sort, pad more often" in one.advice[0]
-    longer = said(monkeypatch, "launch", more=MoreOperators(own_ms={"sort": 3.0}, calls={}, own_work=False))
+    longer = finding_of(monkeypatch, "launch", more=MoreOperators(own_ms={"sort": 3.0}, calls={}, own_work=False))
     assert ("operators_ms_more_than_peers" in longer.evidence, longer.place) == (True, "")
     for other in (
-        said(monkeypatch, "copy", more=more),
-        said(monkeypatch, "launch", more=more, paused=6.0),
-        said(monkeypatch, "launch", more=more, jitter=True, in_some_steps=(1,)),
+        finding_of(monkeypatch, "copy", more=more),
+        finding_of(monkeypatch, "launch", more=more, paused=6.0),
+        finding_of(monkeypatch, "launch", more=more, jitter=True, in_some_steps=(1,)),
     ):
         assert "operators_ms_more_than_peers" not in other.evidence
 
 
-def test_where_nothing_explains_it_the_largest_part_says_who(monkeypatch: Patch) -> None:
-    one = said(monkeypatch, "unknown", part="sync")
+def test_unknown_cause_names_the_ranks_by_the_largest_component(monkeypatch: Patch) -> None:
+    one = finding_of(monkeypatch, "unknown", part="sync")
     assert (one.ranks, one.confidence) == ((1,), "medium")
     assert one.title == "rank 1 delays all ranks by 10.0 ms per step; the traces do not show why"
-    several = said(monkeypatch, "unknown", part="sync", late={0: 0.0, 1: 3.0, 2: 3.0})
+    several = finding_of(monkeypatch, "unknown", part="sync", late={0: 0.0, 1: 3.0, 2: 3.0})
     assert several.title.startswith("ranks 1 and 2 delay all")
 
 
@@ -313,7 +313,7 @@ def proposed(
     ranks: int = 2,
     meet: bool = True,
 ) -> bool | None:
-    """Whether lateness is taken for jitter; None where nothing is proposed."""
+    """Return whether lateness is reported as jitter; None if nothing is proposed."""
     patch.setattr(straggler, "equalize_ranks", lambda *_, each_step: each_step)
     patch.setattr(straggler, "_steady", lambda _: steady)
     what_if: Any = SimpleNamespace(
@@ -335,14 +335,14 @@ def proposed(
     return bool(one.edit.keywords["each_step"])  # type: ignore[attr-defined]  # a partial
 
 
-def test_jitter_is_what_levelling_each_step_gains_more(monkeypatch: Patch) -> None:
+def test_jitter_saves_more_if_each_step_is_equalized(monkeypatch: Patch) -> None:
     assert [proposed(monkeypatch, 10.0, by_step) for by_step in (13.0, 13.1)] == [False, True]
     assert [proposed(monkeypatch, 10.0, 10.0, steady=steady) for steady in (True, False)] == [False, True]
     assert [proposed(monkeypatch, 0.0, by_step) for by_step in (0.99, 1.0)] == [False, True]
     assert [proposed(monkeypatch, 1.0, 9.0, steps=steps) for steps in (1, 2)] == [False, True]
 
 
-def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
+def test_ranks_without_common_collectives_are_not_compared(monkeypatch: Patch) -> None:
     assert proposed(monkeypatch, 9.0, 9.0, meet=False) is None
     assert proposed(monkeypatch, 9.0, 9.0, ranks=1) is None
 
@@ -350,9 +350,7 @@ def test_ranks_that_never_meet_are_not_compared(monkeypatch: Patch) -> None:
 @pytest.mark.parametrize(
     ("timed", "corrected", "now"), [(None, 90.0, 90.0), (90.0, 90.9, 90.9), (90.0, 91.0, 90.0), (90.0, 50.0, 50.0)]
 )
-def test_a_step_is_as_it_was_timed_where_that_was_so_much_faster(
-    timed: float | None, corrected: float, now: float
-) -> None:
+def test_current_step_is_the_unprofiled_step_if_much_faster(timed: float | None, corrected: float, now: float) -> None:
     known: Any = SimpleNamespace(unprofiled_ms=timed, corrected_ms=corrected)
     now_ms: Any = vars(WhatIf)["now_ms"]
     assert now_ms.fget(known) == now
@@ -381,15 +379,15 @@ def gain(
     return found
 
 
-def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() -> None:
+def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() -> None:
     assert gain(100, 70, 100) == 30
-    assert gain(100, 70, 80) == pytest.approx(24)  # the share, as the rest is 10
+    assert gain(100, 70, 80) == pytest.approx(24)  # its share, because the remainder is only 10
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the rest alone
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs only the remainder
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
-    assert gain(100, 20, 100, most=60.0) == 60  # no cause saves more than the step that is shown
+    assert gain(100, 20, 100, most=60.0) == 60  # savings are at most the reported step
     assert gain(100, 120, 100) == gain(0, 0, 0) == 0
 
 
@@ -402,7 +400,7 @@ def test_where_the_timed_step_is_faster_a_cause_costs_its_share_or_the_rest() ->
         (50.0, True, None, [("steps", 50.0), ("hosts", {}), ("each", {})]),
     ],
 )
-def test_a_replay_is_held_to_what_was_timed(
+def test_simulation_is_fitted_to_unprofiled_steps(
     monkeypatch: Patch, timed: float | None, devices_set_pace: bool, host_ms: dict[int, float] | None, asked: list[Any]
 ) -> None:
     noted: list[Any] = []
@@ -414,17 +412,17 @@ def test_a_replay_is_held_to_what_was_timed(
     monkeypatch.setattr(what_if_module, "fit_step_time", lambda of, step_ms: noting(of, "steps", step_ms))
     monkeypatch.setattr(what_if_module, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
     monkeypatch.setattr(what_if_module, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
-    trace = TraceBuilder().steps(5, 1000, lambda one: one.operator(0, 500).compute(100, 900, launch=(50, 60)))
+    trace = TraceBuilder().steps(5, 1000, lambda trace: trace.operator(0, 500).compute(100, 900, launch=(50, 60)))
     found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked
     assert found is not None
     assert found.unprofiled_ms == timed
-    nothing = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    nothing = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_what_if(build_timeline([nothing.build()])) is None
 
 
 def simulated() -> WhatIf:
-    """Two ranks whose all-reduce rank 1 comes to 300 µs late; a kernel beside the wait is slower than without one."""
+    """Simulate two ranks: rank 1 is 300 µs late at the all-reduce, and a kernel is slower while the other waits."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -438,7 +436,7 @@ def simulated() -> WhatIf:
     return found
 
 
-def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
+def test_scenarios_simulated_together_equal_separate_simulations() -> None:
     of = simulated()
     shorter = replace(of.corrected, duration=of.corrected.duration / 2)
     both = of.each_step_ms([of.corrected, shorter])
@@ -451,7 +449,7 @@ def test_several_costs_at_once_are_replayed_as_each_by_itself() -> None:
     assert steps.mean() == pytest.approx(both[1])
 
 
-def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
+def test_overhead_changes_only_host_time() -> None:
     of = simulated()
     other = of.at_cost(0.0)
     assert other.model is of.model
@@ -462,7 +460,7 @@ def test_at_another_cost_of_the_profiler_all_else_is_the_same() -> None:
     assert of.model.process_of_op.tolist() == of.graph.device.track.tolist()
 
 
-def test_stalled_is_what_a_thread_waits_elsewhere_and_at_no_exchange() -> None:
+def test_stall_excludes_waits_for_communication() -> None:
     known: Any = SimpleNamespace(
         graph=SimpleNamespace(host=SimpleNamespace(untraced=np.array([10.0, 10.0, 10.0]))),
         host_corrected=SimpleNamespace(waiting=np.array([30.0, 12.0, 4.0])),

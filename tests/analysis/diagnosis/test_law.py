@@ -1,4 +1,4 @@
-"""On every trace there is, table and verdict agree: what takes 5 % of the step is explained, or said not to be."""
+"""Check that findings explain the table of every recording, or that a message calls a bucket unexplained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PACKED = sorted(WHOLE.rglob("*.npz"))
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", [*PLAIN, *ALONE, *PACKED], ids=lambda path: path.stem)
-def test_the_verdict_agrees_with_its_table(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+def test_findings_explain_the_table_of_every_trace(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     try:
         analysis = analysis_of(path)
     except UnreadableInputError as error:

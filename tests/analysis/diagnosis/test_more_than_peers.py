@@ -1,4 +1,4 @@
-"""Which operators a late rank spends longer in, whether it alone needs them, and where it pauses by itself."""
+"""Test which operators take longer on a late rank, whether only this rank calls them, and its additional pauses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def late_rank(*, own: bool) -> list[TraceBuilder]:
-    """Rank 1 sorts for 30 ms in three calls, or takes 50 ms for the matrix product of 20 ms."""
+    """Make rank 1 sort for 30 ms in three calls, or take 50 ms for a matrix product of 20 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -30,7 +30,7 @@ def late_rank(*, own: bool) -> list[TraceBuilder]:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_late_ranks_own_operators_are_named_and_not_those_that_all_need(*, own: bool) -> None:
+def test_additional_operators_of_a_late_rank_are_named(*, own: bool) -> None:
     found, _ = diagnosis_of([trace.build() for trace in late_rank(own=own)])
     finding = found["straggler"]
     assert (finding.ranks, finding.cause) == ((1,), "compute")
@@ -42,7 +42,7 @@ def test_a_late_ranks_own_operators_are_named_and_not_those_that_all_need(*, own
 
 
 def pausing(*, own: bool) -> Job:
-    """Rank 0 pauses for 1 ms 30 times: between copies that only it makes, or between launches that both make."""
+    """Make rank 0 pause for 1 ms 30 times: between copies that only it makes, or between launches that both make."""
     if own:
         return Job(ranks=2, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 30})
     pauses = (kernels(0.1, count=1), silence(1)) * 30
@@ -50,25 +50,25 @@ def pausing(*, own: bool) -> Job:
 
 
 @pytest.mark.parametrize("own", [True, False])
-def test_a_rank_stalls_that_pauses_between_calls_that_the_others_do_not_make(*, own: bool) -> None:
+def test_pauses_between_additional_calls_are_a_stall(*, own: bool) -> None:
     case = case_of(pausing(own=own).traces())
     assert own_pauses(case, (0,)).total_ms == pytest.approx(30 if own else 0, rel=0.01)
     assert not own_pauses(case, (1,)).ms
     assert not own_pauses(case, (0, 1)).ms
-    finding = {one.code: one for one in diagnose(case).findings}["straggler"]
+    finding = {finding.code: finding for finding in diagnose(case).findings}["straggler"]
     assert finding.ranks == (0,)
     assert (finding.cause == "stall") == own
     assert (finding.place == "between calls of aten::copy_") == own
     assert ("pauses_ms_more_than_peers" in finding.evidence) == own
 
 
-def test_of_pauses_in_many_places_none_is_named() -> None:
+def test_pauses_at_many_locations_are_not_named() -> None:
     pauses = OwnPauses(ms={"after a and before b": 4.0, "after b and before c": 3.0, "between calls of d": 2.0})
     assert (pauses.words(), pauses.total_ms) == ("", 9.0)
 
 
 def calling(*calls: tuple[str, int, int]) -> TraceBuilder:
-    """Steps of 20 ms in which a thread makes these calls, from when to when in µs; its kernel runs at the end."""
+    """Make steps of 20 ms in which a thread makes these calls (start and end in µs); its kernel runs at the end."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(step * 20_000)
@@ -92,12 +92,12 @@ def test_a_pause_is_longer_than_half_a_millisecond(begin: int, paused: float | N
     assert own == ({} if paused is None else {"after a and before b": pytest.approx(paused)})
 
 
-def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -> None:
+def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
     once = (("a", 0, 1000), ("b", 3000, 17_800))
     twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
     assert pauses_of(once, OFTEN_TOGETHER) == {}
     assert pauses_of(twice, OFTEN_TOGETHER) == {"after a and before b": pytest.approx(3)}
-    # Of several peers the mean counts, of several late ranks too; what is within another call is none of them.
+    # The mean over peers and over late ranks counts; time within a nested call does not.
     assert pauses_of(once, OFTEN_TOGETHER, (("c", 0, 17_800),)) == {"after a and before b": pytest.approx(2)}
     inner = (("c", 0, 17_800), ("a", 10, 1000), ("b", 1001, 2000))
     assert pauses_of(once, inner) == {"after a and before b": pytest.approx(2)}
@@ -106,7 +106,7 @@ def test_it_is_a_ranks_own_where_its_calls_follow_one_another_twice_as_often() -
     }
 
 
-def test_pauses_are_named_by_the_calls_around_them_the_longest_first() -> None:
+def test_pauses_are_named_by_surrounding_calls_longest_first() -> None:
     calls = (("a", 0, 1000), ("a", 1600, 2000), ("b", 4000, 5000), ("b", 8000, 17_800))
     found = pauses_of(calls, (("c", 0, 17_800),))
     assert list(found) == ["between calls of b", "after a and before b", "between calls of a"]

@@ -1,4 +1,4 @@
-"""Causes that lie in one place of the step are one finding, with its parts; what lies elsewhere stays."""
+"""Test that causes at one location of the step become one finding, and that others stay separate."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis, Finding
 
-#: After the update a checkpoint is saved: copies to the host, waiting for them, and Python between.
+#: A checkpoint after the update: copies to the host, waits for them, and Python code between them.
 SAVING = (read_back(2, megabytes=40), silence(6), read_back(2, megabytes=40), silence(6))
 
 
-#: What ends the model's part of a step: a range of its own.
+#: The model's work in a step ends with a range.
 MODEL = (kernels(10), update(1), collection(0.01))
 
 
@@ -43,7 +43,7 @@ def step_ms(*step: object) -> float:
     return sum(times) / len(times)
 
 
-def test_saving_in_each_step_is_one_finding_of_all_that_it_costs() -> None:
+def test_checkpoint_in_each_step_is_one_finding() -> None:
     before = (fetch(0.2), *MODEL)
     found = findings(*before, *SAVING)
     first = found[0]
@@ -55,12 +55,12 @@ def test_saving_in_each_step_is_one_finding_of_all_that_it_costs() -> None:
     assert not {"host-sync", "slow-copy"} & {one.code for one in found}
 
 
-def test_a_stall_alone_stays_what_it_is() -> None:
-    (stall,) = [one for one in findings(fetch(0.2), *MODEL, silence(20)) if one.code == "host-stall"]
+def test_stall_alone_is_unchanged() -> None:
+    (stall,) = [finding for finding in findings(fetch(0.2), *MODEL, silence(20)) if finding.code == "host-stall"]
     assert "ms_by_finding_alone" not in stall.evidence
 
 
-def test_a_wait_elsewhere_in_the_step_is_a_finding_of_its_own() -> None:
+def test_wait_elsewhere_in_the_step_is_a_separate_finding() -> None:
     found = findings(
         fetch(0.2), kernels(5), item(), silence(0.2), kernels(5), item(), update(1), collection(0.01), silence(8)
     )
@@ -70,8 +70,8 @@ def test_a_wait_elsewhere_in_the_step_is_a_finding_of_its_own() -> None:
 
 
 @pytest.mark.long
-def test_a_checkpoint_in_each_step_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
-    """The trace alone names one place with the launching, copies and waits that torch.save causes there."""
+def test_checkpoint_in_each_step_is_found_on_a_gpu(analysis_of: Callable[[Path], Analysis]) -> None:
+    """The trace alone locates the launches, copies and waits that torch.save causes at one source location."""
     analysis = analysis_of(WHOLE / "faults" / "saves-each-step.npz")
     first = analysis.findings[0]
     assert (first.code, first.cause) == ("host-stall", "other work within the step")

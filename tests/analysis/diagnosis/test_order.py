@@ -1,4 +1,4 @@
-"""In what order findings are said."""
+"""Test the order of findings."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def weighed(kind: str, gain_ms: float, instead: tuple[str, ...] = ()) -> Any:
 
 
 @given(GAINS)
-def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str, int]]) -> None:
-    said = [(one.proposal.kind, one.savings_ms) for one in in_order([weighed(kind, gain) for kind, gain in gains])]
+def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) -> None:
+    said = [
+        (scored.proposal.kind, scored.savings_ms) for scored in in_order([weighed(kind, gain) for kind, gain in gains])
+    ]
     assert sorted(said) == sorted(gains)
     for kind in ("waste", "communication"):
         mine = [gain for of, gain in said if of == kind]
@@ -41,19 +43,19 @@ def test_waste_is_said_before_all_work_that_gains_no_more(gains: list[tuple[str,
     ("amounts", "instead", "stays"),
     [
         ((10.0, 9.0), (), [True, True]),
-        ((9.0, 9.1), (), [True, True]),  # as good as first
-        ((8.0, 10.0), (), [False, True]),  # another is first by far
-        ((8.0, 10.0), ("waste",), [True, True]),  # which would do instead
-        ((5.0, 4.0), (), [False, False]),  # other amounts
+        ((9.0, 9.1), (), [True, True]),  # as good as the first
+        ((8.0, 10.0), (), [False, True]),  # the second finding has by far the largest savings
+        ((8.0, 10.0), ("waste",), [True, True]),  # but the first is an alternative to it
+        ((5.0, 4.0), (), [False, False]),  # different amounts
     ],
 )
-def test_a_finding_stays_with_its_amount_and_the_first_with_its_place(
+def test_finding_keeps_its_amount_and_the_first_its_location(
     amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
 ) -> None:
     found = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
     assert _stays(found, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
 
 
-def test_waste_that_is_said_before_a_larger_gain_need_not_be_the_largest() -> None:
+def test_first_waste_may_save_less_than_later_work() -> None:
     found = [weighed("waste", 5.0), weighed("launching", 10.0)]
     assert _stays(found, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]

@@ -1,4 +1,4 @@
-"""Steps of another kind are left out, and said to have been."""
+"""Test that outlier steps are left out and reported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAUSE_MS = 200
 
 
 def paused_in(*steps: int) -> Case:
-    """All ranks stand still in some steps."""
+    """Pause all ranks in some steps."""
     timeline = build_timeline(replace(LATE, once={step: (silence(PAUSE_MS),) for step in steps}).traces())
     return Case(timeline=timeline, attribution=attribute(timeline))
 
@@ -30,7 +30,7 @@ def usual() -> float:
 
 
 @pytest.mark.parametrize("step", range(1, STEPS))
-def test_a_pause_does_not_change_what_is_found(step: int) -> None:
+def test_pause_does_not_change_the_findings(step: int) -> None:
     case = without_outlier_steps(paused_in(step))
     for track in case.attribution.tracks:
         track.check()
@@ -44,18 +44,18 @@ def test_a_pause_does_not_change_what_is_found(step: int) -> None:
         assert findings[0].confidence != "high"
 
 
-def test_alike_steps_are_all_kept() -> None:
+def test_similar_steps_are_all_kept() -> None:
     case = paused_in()
     assert without_outlier_steps(case) is case
 
 
-def test_what_happens_in_many_steps_is_the_job() -> None:
+def test_frequent_outliers_are_kept() -> None:
     case = without_outlier_steps(paused_in(2, 5, 7))
     assert case.steps == paused_in().steps
     assert "all steps, including outliers" in case.outlier_steps
 
 
-def test_the_step_timed_without_the_profiler_says_which_steps_are_the_job() -> None:
+def test_unprofiled_step_decides_which_steps_are_kept() -> None:
     case = paused_in(6)
     kept = without_outlier_steps(case).steps
     assert kept < case.steps

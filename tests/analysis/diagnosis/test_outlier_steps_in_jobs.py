@@ -1,4 +1,4 @@
-"""Which steps are left out, a number below and a number above: devices that compute all the time, steps in ms."""
+"""Test which steps are left out, with values just below and above each limit, on devices that compute all the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
-    """Ranks whose analysed steps take so long; one before and one after is of no account."""
+    """Make ranks with these analysed steps in ms, and a further step before and after them."""
     traces = []
     for rank, steps in enumerate(ranks):
         trace, at = TraceBuilder(rank, world_size=len(ranks)), 0
@@ -33,7 +33,7 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 
 
 def kept(case: Case) -> list[int]:
-    """The steps that are left; all lanes have the same."""
+    """Return the remaining steps, which are the same on all tracks."""
     found = without_outlier_steps(case)
     steps = {tuple(track.window_steps.tolist()) for track in found.tracks}
     assert len(steps) == 1
@@ -46,7 +46,7 @@ EIGHT = [10.0] * 8
 
 
 def unlike(**at: float) -> list[float]:
-    """Eight steps of 10 ms, of which s1, s2, … take so long."""
+    """Return eight steps of 10 ms, except that s1, s2, … take these ms."""
     return [at.get(f"s{number}", 10.0) for number in range(1, 9)]
 
 
@@ -55,19 +55,20 @@ def unlike(**at: float) -> list[float]:
     [
         (EIGHT, range(1, 9)),
         (unlike(s1=15), range(1, 9)),
-        # What follows the pause may be what the host did before: it is left out too, but where nothing came before.
+        # The step after the pause is left out too, because the host may have prepared it before; the one before is
+        # kept.
         (unlike(s1=15.1), range(3, 9)),
         (unlike(s8=15.1), range(1, 8)),
         (unlike(s3=30), range(5, 9)),
         (unlike(s5=30), range(1, 5)),
-        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two as long
+        (unlike(s4=30, s8=16), range(1, 4)),  # the first of two equally long runs
         (unlike(s3=30, s8=16), range(5, 8)),
         (unlike(s2=30, s7=16), range(4, 7)),
-        (unlike(s3=30, s6=16), range(1, 9)),  # two are too few to be told from
-        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter are no exception
+        (unlike(s3=30, s6=16), range(1, 9)),  # two steps are too few to compare
+        (unlike(s1=30, s4=30, s8=30), range(1, 9)),  # more than a quarter of the steps are not outliers
     ],
 )
-def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range) -> None:
+def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -> None:
     case = case_of(steps)
     assert kept(case) == list(left)
     assert kept(case_of(EIGHT, steps)) == list(left)
@@ -76,8 +77,8 @@ def test_the_longest_run_of_alike_steps_is_left(steps: list[float], left: range)
         assert without_outlier_steps(case) is case
 
 
-def test_the_usual_is_the_median_of_the_others() -> None:
-    # Of 10, 10, 20 and the longest 10 is usual, of 10, 20 and the longest 15.
+def test_usual_step_is_the_median_of_the_others() -> None:
+    # Of 10, 10, 20 and 16 ms the usual step is 10 ms; of 10, 20 and 16 it is 15.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (
@@ -86,7 +87,7 @@ def test_the_usual_is_the_median_of_the_others() -> None:
     assert "step 2 took rank 0 16.0 ms, the others 10.0 ms" in without_outlier_steps(case_of([10, 16])).outlier_steps
 
 
-def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
+def test_rank_with_the_largest_difference_is_named() -> None:
     one, other = unlike(s4=30), unlike(s4=40)
     assert "step 4 took rank 1 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(one, other)).outlier_steps
     assert "step 4 took rank 0 40.0 ms, the others 10.0 ms" in without_outlier_steps(case_of(other, one)).outlier_steps
@@ -98,23 +99,23 @@ def test_it_is_said_of_the_rank_where_it_is_most_so() -> None:
     assert "all steps, including outliers" in many
 
 
-def test_cpu_processes_and_ranks_of_other_steps_keep_all() -> None:
+def test_cpu_processes_keep_all_steps() -> None:
     cpu = case_of(unlike(s4=30), cpu=True)
     assert kept(cpu) == list(range(1, 9))
     assert without_outlier_steps(cpu).outlier_steps
 
 
-def test_unprofiled_steps_say_which_are_the_job() -> None:
-    """With three of 30 among five of 10 the mean is 17.5: nearer to that it is left as it is, nearer to 10 not."""
+def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
+    """The mean with three steps of 30 ms is 17.5 ms: they stay if unprofiled steps are nearer to it than to 10."""
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
     assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]
-    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # closer to 17.5
+    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # nearer to 17.5
     assert kept(run_of(case, [9.0, 9.1])) == [1, 2, 3]
 
 
 def likely(share: float, *, world: int = 1) -> str:
-    """Of steps of 10 ms, in which a copy takes so much."""
+    """Return the findings for steps of 10 ms that include a copy of this many ms."""
     trace = TraceBuilder(0, world_size=world)
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)
@@ -123,6 +124,6 @@ def likely(share: float, *, world: int = 1) -> str:
     return found[0].title if found else ""
 
 
-def test_a_likely_cause_takes_what_asks_for_action() -> None:
+def test_bucket_is_a_likely_cause_from_five_percent_on() -> None:
     assert likely(4.9) == "compute-bound (95 %); nothing else takes over 5 %"
     assert likely(5.0) == "copies between CPU and GPU: up to 0.5 ms (5 % of a step)"

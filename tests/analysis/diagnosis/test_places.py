@@ -1,4 +1,4 @@
-"""Where a training thread is while it records nothing."""
+"""Test which code a training thread runs while it records nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def logging(*, marked: bool) -> TraceBuilder:
-    """Steps of 30 ms (in µs): an operator that launches 5 ms of kernels, and 20 ms in which nothing is recorded."""
+    """Make steps of 30 ms: an operator that launches 5 ms of kernels, and 20 ms of untraced host time (in µs)."""
     trace = TraceBuilder(0)
     for step in range(7):
         trace.step(step * 30_000)
@@ -27,19 +27,19 @@ def logging(*, marked: bool) -> TraceBuilder:
     return trace
 
 
-def test_a_stall_has_its_place_between_operators() -> None:
+def test_stall_is_located_between_operators() -> None:
     (place,) = stalls(case_of([logging(marked=False).build()]), {0})
     assert place.words == "after aten::mm and before aten::add"
     assert not place.collecting
 
 
-def test_a_range_around_it_names_it_as_the_advice_says() -> None:
+def test_range_around_a_stall_names_it() -> None:
     (place,) = stalls(case_of([logging(marked=True).build()]), {0})
     assert "gpudiag.logging" in place.words
 
 
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
-    """Steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has its own ones too."""
+    """Make steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has more pauses."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -55,14 +55,14 @@ def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilde
     return ranks
 
 
-def test_what_one_rank_does_by_itself_is_no_place_of_all() -> None:
+def test_stall_of_one_rank_has_no_common_location() -> None:
     case = case_of([trace.build() for trace in two_ranks((40_000,), (10_000,))])
     assert stalls(case, {0, 1})[0].words.endswith("aten::after_own0")
     (place,) = (place for place in stalls(case, {0, 1}, common=True) if place.ms_per_step > 1)
     assert "own" not in place.words
 
 
-def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
+def test_location_is_named_if_it_has_most_of_the_stall() -> None:
     for shared, named in (((20_000, 5_000, 5_000), True), ((10_000, 9_000, 8_000), False)):
         found, _ = diagnosis_of([trace.build() for trace in two_ranks((), shared)])
         assert (found["host-stall"].place != "") == named
@@ -72,9 +72,12 @@ def test_a_place_is_named_that_has_most_of_the_stalling() -> None:
 
 
 @pytest.mark.parametrize(("share", "lost"), [(0.4, False), (0.6, True)])
-def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: bool) -> None:
+def test_cores_are_advised_if_threads_waited_for_them(share: float, *, lost: bool) -> None:
     case = case_of([trace.build() for trace in two_ranks((), (10_000, 9_000, 8_000))])
-    gain = next(one for one in diagnose(case).findings if one.code == "host-stall").recoverable_ms_per_step or 0.0
+    gain = (
+        next(finding for finding in diagnose(case).findings if finding.code == "host-stall").recoverable_ms_per_step
+        or 0.0
+    )
     case = run_of(case, [case.slowest_ms] * 9 + [case.slowest_ms * 1.01])
     assert case.run is not None
     waited = Scheduling(involuntary_switches=9.0, run_queue_wait_ms=share * gain, cpu_ms=1.0)
@@ -83,12 +86,12 @@ def test_cores_are_advised_where_threads_waited_for_them(share: float, *, lost: 
         for rank in case.run.ranks
     )
     timed = replace(case, run=msgspec.structs.replace(case.run, ranks=ranks))
-    found = next(one for one in diagnose(timed).findings if one.code == "host-stall")
+    found = next(finding for finding in diagnose(timed).findings if finding.code == "host-stall")
     assert ("give each process separate cores" in " ".join(found.advice)) == lost
 
 
-def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
-    """The marks are an update's: rank 0 saves for 30 ms after it, then both fetch for 2 ms."""
+def test_time_before_a_marked_fetch_is_no_input() -> None:
+    """The ranges are of the update: rank 0 saves for 30 ms after it, and then both ranks fetch for 2 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -104,7 +107,7 @@ def test_what_passes_before_a_marked_fetch_is_no_loading() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no_ranks(ranks: int) -> None:
+def test_garbage_collection_gets_specific_advice(ranks: int) -> None:
     traces = [TraceBuilder(rank, world_size=ranks) for rank in range(ranks)]
     for rank, trace in enumerate(traces):
         for step in range(6):
@@ -125,7 +128,7 @@ def test_collecting_garbage_is_advised_about_as_such_and_one_process_hears_of_no
 
 
 @pytest.mark.parametrize("thread", [0, 5])
-def test_what_other_threads_do_is_no_place(thread: int) -> None:
+def test_other_threads_give_no_location(thread: int) -> None:
     trace = logging(marked=False)
     for step in range(7):
         trace.step(step * 30_000, mark=None).by(thread)

@@ -1,4 +1,4 @@
-"""Between which calls a thread records nothing, and which calls are slow, in steps of a few calls. Times in µs."""
+"""Test between which calls a thread records nothing, and which calls are slow, in steps of a few calls. Times in µs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Call = tuple[str, int, int]
 
 
 def job(*ranks: Sequence[Call]) -> Case:
-    """Ranks of CPU processes whose steps of 20 ms have these calls."""
+    """Make CPU processes with these calls in each step of 20 ms."""
     traces = []
     for rank, calls in enumerate(ranks):
         trace = TraceBuilder(rank, world_size=len(ranks), origin_ns=10**18 + 10**6 * rank)
@@ -44,37 +44,38 @@ def job(*ranks: Sequence[Call]) -> Case:
 
 
 def pausing(*until: int) -> list[Call]:
-    """`a` and then pauses until each of these times, when `b`, `c`, … begin; the last goes on to the step's end."""
+    """Call `a`, then pause until each of these times, at which `b`, `c`, … begin; the last lasts until the step's
+    end."""
     calls = [("a", 0, 1000)]
     for place, at in enumerate(until):
         calls.append(("bcdef"[place], at, at + 500 if place < len(until) - 1 else 19_990))
     return calls
 
 
-def found(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, float]]:
+def pauses_of(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, float]]:
     return [(place.words, place.ms_per_step) for place in stalls(case, ranks, common=common)]
 
 
-def test_stretches_are_named_by_what_is_around_them_the_longest_first() -> None:
+def test_pauses_are_named_by_the_calls_around_them_longest_first() -> None:
     case = job(pausing(2000, 5500), pausing(4000))
-    assert found(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
-    # Each is as long as where that is longest,
-    assert found(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
-    # or as on most of the ranks: the lower median, of a rank without it nothing.
-    assert found(case, 0, 1, common=True) == [("after a and before b", 1.0)]
+    assert pauses_of(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
+    # By default each pause has the length of the rank where it is longest.
+    assert pauses_of(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
+    # With `common`, it has the lower median of the ranks; a rank without the pause counts as zero.
+    assert pauses_of(case, 0, 1, common=True) == [("after a and before b", 1.0)]
     three = job(pausing(2000, 5500), pausing(4000, 6500), pausing(3000))
-    assert found(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
-    assert found(case) == []
+    assert pauses_of(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
+    assert pauses_of(case) == []
 
 
 @pytest.mark.parametrize(("collected", "collecting"), [(1001, True), (1000, False)])
-def test_a_stretch_is_collecting_garbage_for_the_most_part(collected: int, *, collecting: bool) -> None:
+def test_pause_is_garbage_collection_if_most_of_it_is(collected: int, *, collecting: bool) -> None:
     case = job([("a", 0, 1000), (COLLECTING, 1200, 1200 + collected), ("b", 3000, 19_990)])
     (place,) = stalls(case, [0])
     assert (place.words, place.ms_per_step, place.collecting) == ("after a and before b", 2.0, collecting)
 
 
-def test_before_the_first_operator_is_told_by_what_came_before() -> None:
+def test_pause_before_the_first_operator_is_named_by_the_previous_call() -> None:
     case = job([("a", 2000, 19_000)], [("a", 1000, 5000), ("b", 5001, 18_000)])
     assert before_first_operator(case, [0]) == "after a and before a"
     assert before_first_operator(case, [1]) == "after b and before a"
@@ -83,7 +84,7 @@ def test_before_the_first_operator_is_told_by_what_came_before() -> None:
 
 
 def outermost(*calls: Call, latest: bool) -> str:
-    """The name of the call whose end, or start, is the last or the first."""
+    """Return the name of the outermost call that ends last, or starts first."""
     events: Any = SimpleNamespace(
         start_ns=np.array([start * 1000 for _, start, _ in calls], np.int64),
         end_ns=np.array([end * 1000 for _, _, end in calls], np.int64),
@@ -92,11 +93,11 @@ def outermost(*calls: Call, latest: bool) -> str:
     return _outermost(events, np.arange(len(calls)), events.end_ns if latest else events.start_ns, latest=latest)
 
 
-def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
+def test_outermost_of_nested_calls_is_named() -> None:
     calls = (("inner", 10, 90), ("outer", 0, 100), ("before", 0, 40))
     assert outermost(*calls, latest=True) == "outer"
     assert outermost(("inner", 10, 90), ("outer", 50, 100), latest=False) == "inner"
-    # They end within 50 µs of one another.
+    # The calls end within 50 µs of each other.
     assert outermost(("long", 0, 950), ("last", 990, 1000), latest=True) == "long"
     assert outermost(("long", 0, 949), ("last", 990, 1000), latest=True) == "last"
     assert outermost(("first", 0, 10), ("long", 50, 900), latest=False) == "long"
@@ -104,7 +105,7 @@ def test_of_calls_that_are_nested_the_outermost_is_named() -> None:
     assert outermost(latest=True) == ""
 
 
-def test_a_place_is_also_told_by_the_range_around_it() -> None:
+def test_location_includes_the_surrounding_range() -> None:
     case = job([("a", 0, 1000), ("mine", 1500, 19_000), ("b", 3000, 18_000)])
     track, events = case.tracks[0], case.timeline.traces[0].events
 
@@ -124,14 +125,14 @@ def test_slow_calls_are_per_step_and_process() -> None:
     assert slow_operators(job(slow, fast), [0, 1]) == {"b": (2.0, 1.0), "a": (0.5, 0.5)}
     assert slow_operators(job(slow, slow), [0, 1]) == {"b": (4.0, 2.0), "a": (1.0, 1.0)}
     assert slow_operators(job(slow, fast), [1]) == {}
-    # One that is interrupted by another is one call.
+    # A call that is interrupted by a nested call counts once.
     ((own_ms, times),) = slow_operators(job([("a", 0, 3000), ("c", 1000, 1001)]), [0]).values()
     assert own_ms == pytest.approx(2.999)
     assert times == 1
 
 
 @pytest.mark.parametrize(("rest", "few"), [(2.0, True), (2.1, False)])
-def test_slow_calls_are_few_where_two_names_have_half_of_it(
+def test_slow_calls_are_few_if_two_names_have_half_of_their_time(
     monkeypatch: pytest.MonkeyPatch, rest: float, *, few: bool
 ) -> None:
     slow = {"a": (3.0, 1.0), "b": (1.0, 1.0), "c": (rest, 1.0), "d": (2.0, 1.0)}
@@ -139,7 +140,7 @@ def test_slow_calls_are_few_where_two_names_have_half_of_it(
     assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # not looked at
 
 
-def test_processes_are_those_of_the_ranks_once_each() -> None:
+def test_each_process_of_the_ranks_counts_once() -> None:
     tracks = [
         SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
     ]

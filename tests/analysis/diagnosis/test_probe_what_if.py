@@ -1,4 +1,4 @@
-"""What-if edits to what the probes measured: another transport's collectives, pinned copies."""
+"""Test what-if scenarios from probe results: collectives over other transports, and pinned copies."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def curve(strategy: str, *points: tuple[int, float]) -> tuple[Collective, ...]:
-    """All-reduces of 4 ranks: (MB, µs) as measured."""
+    """Make all-reduces of 4 ranks with these measured (MB, µs)."""
     return tuple(
         Collective(
             operation="all_reduce",
@@ -42,7 +42,7 @@ def probed(*collectives: Collective) -> Facts:
 
 
 def exposed(milliseconds: float, megabytes: float, facts: Facts) -> Case:
-    """10 ms of compute, then an all-reduce that nothing hides, then the update."""
+    """Make 10 ms of compute, then an all-reduce that nothing hides, then the update."""
     job = Job(ranks=4, step=(kernels(10), all_reduce(milliseconds, megabytes=megabytes), update(1)))
     return replace(case_of(job.traces()), facts=facts)
 
@@ -51,20 +51,20 @@ def finding(case: Case, code: str) -> Finding:
     return next(found for found in diagnose(case).findings if found.code == code)
 
 
-def test_the_gain_is_what_the_other_transport_would_save() -> None:
+def test_savings_are_those_of_the_other_transport() -> None:
     facts = probed(
         *curve("nccl", (50, 1000.0), (150, 3000.0)), *curve("nccl-no-p2p", (100, 10_000.0)), *curve("gloo", (1, 50.0))
     )
     case = exposed(10, 100, facts)
     assert transports(facts) == ("nccl", "nccl-no-p2p", "gloo")
     found = finding(case, "communication-bound")
-    # Between 50 and 150 MB lie 2 ms, 8 less than measured. Over no-p2p it would take what it took; gloo was not
-    # measured at this size.
+    # Interpolated between 50 and 150 MB it takes 2 ms, which is 8 less than recorded. Without peer access it would take
+    # as long as recorded; gloo was not measured at this size.
     assert found.evidence["savings_ms_at_probed"] == {"nccl": pytest.approx(8.0, abs=0.05)}
     assert found.recoverable_ms_per_step == pytest.approx(10.0, abs=0.05)
 
 
-def test_another_transport_is_advised_only_where_one_is_faster() -> None:
+def test_transport_is_advised_only_if_faster() -> None:
     own = finding(exposed(10, 100, probed(*curve("nccl", (100, 6000.0)))), "communication-bound")
     assert own.evidence["savings_ms_at_probed"] == {"nccl": pytest.approx(4.0, abs=0.05)}
     assert not any("savings_ms_at_probed" in line for line in own.advice)
@@ -83,7 +83,7 @@ def test_a_slower_transport_lengthens_the_step() -> None:
     assert with_transport(what_if, what_if.corrected, facts, "nccl-ring") is None
 
 
-def test_copies_pinned_at_the_probed_rate() -> None:
+def test_copies_take_the_probed_pinned_rate() -> None:
     job = Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10)))
     found = finding(replace(case_of(job.traces()), facts=four_h200()), "slow-copy")
     rate = found.evidence["probe_pinned_gb_per_s"]

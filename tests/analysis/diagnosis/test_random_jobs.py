@@ -1,6 +1,6 @@
-"""Random jobs with causes that are known by taking them out: found, lawful, and no loader called something else.
+"""Test random jobs: known causes are found, findings explain the table, and a loader is not misreported.
 
-`benchmarks/random_jobs.py` does the same with more of them and says what is wrong with each.
+`benchmarks/random_jobs.py` runs more of these jobs and lists the errors of each.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tests.analysis.diagnosis.random_jobs.score import Share, judged
 from tests.analysis.diagnosis.random_jobs.truth import truth_of
 
 JOBS = 100
-#: What is asked of them.
+#: Required share of right diagnoses.
 LEAST_RIGHT = 0.97
 MOST_LOADERS_AS_LAUNCHING = 0
 MOST_UNLAWFUL = 0
 
 
 @pytest.mark.long
-def test_random_jobs() -> None:
-    """One test, so that they are judged once."""
+def test_random_jobs_are_diagnosed_correctly() -> None:
+    """Check everything in one test, so that the jobs are judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
@@ -34,20 +34,20 @@ def test_random_jobs() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_a_job_is_the_same_each_time_and_its_faults_cost_what_taking_them_out_gains(kind: str) -> None:
+def test_random_job_is_reproducible_and_its_faults_cost_time(kind: str) -> None:
     assert draw(7, kind) == draw(7, kind)
     truth = truth_of(draw(7, kind))
     assert truth == truth_of(draw(7, kind))
     assert all(cause.gain_ms > -0.02 * truth.step_ms for cause in truth.causes)
 
 
-def test_the_shares_interval_is_wilsons() -> None:
+def test_share_has_a_wilson_interval() -> None:
     # Newcombe, Statistics in Medicine 17 (1998), 857-872, table I: 81 of 263.
     assert Share(81, 263).interval == pytest.approx((0.2553, 0.3662), abs=1e-4)
 
 
 def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), **buckets: float) -> Analysis:
-    """One device of 100 ms of which these buckets take so many, the rest computing."""
+    """Return the analysis of one device with a step of 100 ms and these buckets; the rest is compute."""
     parts = dict.fromkeys(BUCKETS, 0.0) | buckets
     parts["compute"] = 100.0 - sum(buckets.values())
     return Analysis(
@@ -61,7 +61,7 @@ def analysis_of(findings: dict[str, float], unexplained: tuple[str, ...] = (), *
     )
 
 
-def test_the_law_asks_for_an_explanation_from_five_percent_on() -> None:
+def test_law_requires_an_explanation_from_five_percent_on() -> None:
     assert not violations(analysis_of({"compute-bound": 0}, launch=4.9))
     assert violations(analysis_of({"compute-bound": 0}, launch=5.1)) == [
         "compute-bound, but launch takes 5 % of the step"

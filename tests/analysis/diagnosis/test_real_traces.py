@@ -1,7 +1,7 @@
-"""The verdict on recorded traces whose truth was measured by ablation: fault on minus fault off, without a profiler.
+"""Test the diagnosis of recorded traces whose truth was measured by ablation: fault on minus fault off, unprofiled.
 
-The small traces lack nested operators, so that they carry the causes but not the profiler's cost: amounts are checked
-on the whole recordings.
+The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
+recordings.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def top(where: Path) -> Finding:
         ("clean", "compute-bound", (), None),
     ],
 )
-def test_cause_and_ranks(
+def test_cause_and_ranks_match_the_truth(
     name: str, code: str, ranks: tuple[int, ...], cause: str | None, whole_recording: Callable[[str], Path]
 ) -> None:
     for where in (SMALL / name, whole_recording(name)):
@@ -62,7 +62,7 @@ def test_cause_and_ranks(
         assert not others, "one fault was put in"
 
 
-#: The step of each job timed without the profiler, as its truth.json has it.
+#: The unprofiled step of each job, from its truth.json.
 UNPROFILED_MS = {
     "clean": 30.81,
     "slow_loader_rank2": 57.08,
@@ -76,7 +76,7 @@ UNPROFILED_MS = {
     ("name", "true_ms", "within"),
     [("slow_loader_rank2", 57.08 - 30.89, 0.15), ("vgg_p2poff", 39.38 - 19.45, 0.10)],
 )
-def test_what_can_be_recovered(
+def test_savings_match_the_truth(
     name: str, true_ms: float, within: float, whole_recording: Callable[[str], Path]
 ) -> None:
     assert top(whole_recording(name)).recoverable_ms_per_step == pytest.approx(true_ms, rel=within)
@@ -95,7 +95,7 @@ def test_what_can_be_recovered(
         ),
     ],
 )
-def test_step_time_without_the_profiler(
+def test_estimated_unprofiled_step_matches_the_truth(
     name: str, unprofiled_ms: float, whole_recording: Callable[[str], Path]
 ) -> None:
     what_if = case(whole_recording(name)).what_if
@@ -104,7 +104,7 @@ def test_step_time_without_the_profiler(
 
 
 @pytest.mark.parametrize(("name", "unprofiled_ms"), UNPROFILED_MS.items())
-def test_the_interval_holds_the_step_time_without_the_profiler(
+def test_interval_contains_the_unprofiled_step(
     name: str, unprofiled_ms: float, whole_recording: Callable[[str], Path]
 ) -> None:
     recorded = case(whole_recording(name))
@@ -125,7 +125,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_what_is_published_is_what_is_worked_out(name: str, whole_recording: Callable[[str], Path]) -> None:
+def test_published_figures_are_reproduced(name: str, whole_recording: Callable[[str], Path]) -> None:
     page = (SMALL.parents[1] / "docs" / "accuracy.md").read_text(encoding="utf-8")
     (row,) = (line for line in page.splitlines() if line.startswith(f"| {PUBLISHED[name]} |"))
     corrected, finding, gain = (row.split("|")[column].strip() for column in (4, 7, 8))
@@ -138,20 +138,20 @@ def test_what_is_published_is_what_is_worked_out(name: str, whole_recording: Cal
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "tiny", "vgg_p2poff"])
-def test_replayed_unchanged_it_takes_what_was_measured(name: str, whole_recording: Callable[[str], Path]) -> None:
+def test_unchanged_simulation_reproduces_the_recording(name: str, whole_recording: Callable[[str], Path]) -> None:
     recorded = case(whole_recording(name))
     assert recorded.what_if is not None
     assert recorded.what_if.simulated_ms == pytest.approx(recorded.step_ms, rel=0.01)
 
 
-def test_a_trace_of_2021_with_four_loader_workers(whole_recording: Callable[[str], Path]) -> None:
+def test_trace_of_2021_with_four_loader_workers_is_diagnosed(whole_recording: Callable[[str], Path]) -> None:
     where = whole_recording("kineto_2021_resnet50_workers4")
     assert top(where).code == "launch-bound", "the loader keeps up, the V100 waits for the host"
     assert findings(where)["slow-copy"].cause == "pageable memory"
 
 
 @pytest.mark.parametrize("path", sorted((SMALL / "public").glob("*.gz")), ids=lambda path: path.name.partition(".")[0])
-def test_other_peoples_traces_lead_to_no_absurd_figures(path: Path) -> None:
+def test_public_traces_give_no_implausible_figures(path: Path) -> None:
     one = case(path)
     for finding in diagnose(one).findings:
         assert 0 <= (finding.recoverable_ms_per_step or 0.0) <= 2 * one.slowest_ms
@@ -161,7 +161,7 @@ def test_other_peoples_traces_lead_to_no_absurd_figures(path: Path) -> None:
 
 
 @pytest.mark.parametrize("left_out", [2, 0])
-def test_without_one_ranks_trace_nothing_is_called_transfer(left_out: int) -> None:
+def test_missing_rank_leaves_no_transfer_bucket(left_out: int) -> None:
     traces = [trace for trace in read_traces([SMALL / "slow_loader_rank2"]) if trace.rank != left_out]
     diagnosis = diagnose(case_of(traces))
     found, doubts = diagnosis.findings, diagnosis.validity

@@ -1,7 +1,8 @@
-"""Faults of known cost in real jobs on a slow host, recorded lightly and with operators, with the steps timed beside.
+"""Test faults of known cost in real jobs on a slow host, with kernel-only traces, full traces and unprofiled steps.
 
-The cost of each is steps with it less steps without, by turns, without a profiler (`gpudiag selftest`, 2 H200). A light
-recording takes these hosts half as long again as the job, and one with operators twice as long.
+The cost of each fault is the unprofiled step with the fault minus the step without it, in alternation (`gpudiag
+selftest`, 2 H200). On these hosts a kernel-only trace makes the step half as long again, and a full trace twice as
+long.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def analysis_of(name: str, run: dict[str, Any], where: Path) -> Analysis:
         ("resnet50-float64-batches", "slow-copy", (0, 1), "pageable memory"),
     ],
 )
-def test_it_is_first_with_ranks_cause_and_amount(
+def test_fault_is_first_with_ranks_cause_and_amount(
     name: str, code: str, ranks: tuple[int, ...], cause: str, tmp_path: Path
 ) -> None:
     first = analysis_of(name, FAULTS[name]["run"], tmp_path).findings[0]
@@ -47,8 +48,8 @@ def test_it_is_first_with_ranks_cause_and_amount(
     assert first.recoverable_ms_per_step == pytest.approx(FAULTS[name]["costs_ms"], rel=0.25)
 
 
-def test_whose_host_is_slow_is_told_by_who_was_ahead_in_the_timed_steps(tmp_path: Path) -> None:
-    """Both hosts took 52 ms for a timed step. One was ahead by 49, and the other by less than one."""
+def test_unprofiled_steps_show_which_host_is_slow(tmp_path: Path) -> None:
+    """Both hosts took 52 ms for an unprofiled step. One host was ahead by 49 ms, and the other by less than 1 ms."""
     name = "gpt-busy-core-one"
     run = json.loads(json.dumps(FAULTS[name]["run"]))
     assert [round(sum(rank["timed"]["lead_ms"]) / 20) for rank in run["ranks"]] == [49, 1]

@@ -1,4 +1,4 @@
-"""Each rule on its own examples, played as traces and taken through all stages."""
+"""Test each rule on its examples, simulated as traces and analysed by all stages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def played(*kinds: str) -> list[Any]:
 
 
 @pytest.mark.parametrize(("code", "job"), played("FIRES"))
-def test_fires(code: str, job: Job) -> None:
+def test_rule_fires_on_its_example(code: str, job: Job) -> None:
     findings, _ = diagnosis_of(job.traces())
     assert code in findings
     finding = findings[code]
@@ -53,16 +53,16 @@ def test_fires(code: str, job: Job) -> None:
 
 
 @pytest.mark.parametrize(("code", "job"), played("SILENT"))
-def test_is_silent(code: str, job: Job) -> None:
+def test_rule_is_silent_on_its_example(code: str, job: Job) -> None:
     findings, validity = diagnosis_of(job.traces())
     assert code not in findings
     assert f"cannot-tell:{code}" not in validity
 
 
 @pytest.mark.parametrize(("code", "job"), played("ABSTAINS"))
-def test_abstains_and_says_what_to_record(code: str, job: Job) -> None:
+def test_abstaining_rule_says_what_to_record(code: str, job: Job) -> None:
     findings, validity = diagnosis_of(job.traces())
-    if code in findings:  # as a share, of which nothing is said to be saved
+    if code in findings:  # a share of the step, without savings
         assert findings[code].recoverable_ms_per_step is None
         assert "or waiting in it" in findings[code].title
     assert "give the traces of all ranks" in validity[f"cannot-tell:{code}"]
@@ -70,14 +70,14 @@ def test_abstains_and_says_what_to_record(code: str, job: Job) -> None:
 
 
 @pytest.mark.parametrize("rule", DOCUMENTED_RULES, ids=lambda rule: rule.code)
-def test_says_what_it_is_and_has_both_kinds_of_examples(rule: type[Rule]) -> None:
+def test_rule_has_a_description_and_both_kinds_of_examples(rule: type[Rule]) -> None:
     assert len((rule.__doc__ or "").split()) >= 20, "the docstring is the page that users read"
     assert every_example(rule.code, "FIRES")
     assert every_example(rule.code, "SILENT")
 
 
 @pytest.mark.parametrize(("_code", "job"), played("FIRES", "SILENT"))
-def test_an_example_simulated_unchanged_takes_what_was_measured(_code: str, job: Job) -> None:
+def test_unchanged_simulation_reproduces_an_example(_code: str, job: Job) -> None:
     case = case_of(job.traces())
     assert case.what_if is not None
     assert case.what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
@@ -94,7 +94,7 @@ def test_an_example_simulated_unchanged_takes_what_was_measured(_code: str, job:
         ({3: (python(0.09),) * 400}, (3,), "launch"),
     ],
 )
-def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_without_it_is_faster(
+def test_straggler_savings_equal_the_difference_without_it(
     extra: dict[int, tuple[Piece, ...]], ranks: tuple[int, ...], cause: str
 ) -> None:
     job = Job(ranks=4, step=DDP, extra=extra)
@@ -106,8 +106,8 @@ def test_the_straggler_is_named_with_its_cause_and_its_gain_is_what_the_job_with
     assert finding.confidence == "high"
 
 
-def test_a_host_that_is_slow_in_all_that_it_does_is_one_that_launches_slowly() -> None:
-    """Of 20 ms launches are 9, operators 6 and pauses 5: no part alone is most of it."""
+def test_generally_slow_host_launches_slowly() -> None:
+    """Of 20 ms, launches take 9, operators 6 and pauses 5: no component is most of it."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))
@@ -118,14 +118,14 @@ def test_a_host_that_is_slow_in_all_that_it_does_is_one_that_launches_slowly() -
     assert by_part[-1] < 0.5 * (late.recoverable_ms_per_step or 0.0)
 
 
-def test_a_rank_that_alone_waits_for_its_device_is_the_late_one() -> None:
+def test_rank_that_alone_waits_for_its_device_is_late() -> None:
     alone = (item(), *(python(0.3),) * 40)
     found = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
     assert "host-sync" not in found
     assert found["straggler"].ranks == (0,)
 
 
-def test_a_late_rank_that_rotates_is_jitter_with_its_distribution() -> None:
+def test_rotating_late_rank_is_jitter_with_its_distribution() -> None:
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10)
     finding = diagnosis_of(job.traces())[0]["straggler"]
     assert finding.title.startswith("ranks take turns being slow")
@@ -134,14 +134,14 @@ def test_a_late_rank_that_rotates_is_jitter_with_its_distribution() -> None:
     assert finding.confidence != "high"
 
 
-def test_a_rank_late_a_little_more_often_than_others_is_not_named_as_the_late_one() -> None:
-    # Of the five analysed steps 1 to 5, rank 1 is late in two, each other in one.
+def test_rank_that_is_late_slightly_more_often_is_not_named() -> None:
+    # Of the analysed steps 1 to 5, rank 1 is late in two, and each other rank in one.
     job = Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=7)
     finding = diagnosis_of(job.traces())[0]["straggler"]
     assert finding.title.startswith("ranks take turns")
 
 
-def test_dropped_events_and_few_steps_lower_the_confidence() -> None:
+def test_dropped_events_and_few_steps_lower_confidence() -> None:
     whole = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}).traces())
     dropped = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, dropped_events=100).traces())
     few = diagnosis_of(Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, steps=4).traces())
@@ -152,7 +152,7 @@ def test_dropped_events_and_few_steps_lower_the_confidence() -> None:
     assert few[0]["straggler"].confidence != "high"
 
 
-def test_one_step_cannot_be_replayed() -> None:
+def test_single_step_cannot_be_simulated() -> None:
     findings, validity = diagnosis_of(Job(ranks=4, step=DDP, steps=1).traces())
     (finding,) = findings.values()
     assert (finding.code, finding.confidence, finding.recoverable_ms_per_step) == ("compute-bound", "medium", 0)

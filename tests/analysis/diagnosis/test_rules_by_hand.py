@@ -1,4 +1,4 @@
-"""What rules say of a few numbers: which condition, which words, which figures."""
+"""Test the findings of rules for a few numbers: conditions, text and figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def timed(
     step_ms: float | None = 100.0,
     not_recorded_ms: float = 0.0,
 ) -> list[Finding]:
-    """The findings of a job whose ranks waited so long for input in each timed step."""
+    """Return the findings of a job whose ranks waited this long for input in each unprofiled step."""
     record = run(*(host(*[1.0] * len(of), fetching=tuple(of)) for of in waits), device="cpu")
     case: Any = SimpleNamespace(
         run=record,
@@ -62,10 +62,10 @@ def timed(
     [
         ([[5.0] * 9], 100.0, 5.0),
         ([[4.9] * 9], 100.0, None),
-        ([[5.0]], 100.0, None),  # of one step
+        ([[5.0]], 100.0, None),  # a single step
         ([[5.0] * 9], None, None),
-        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # by chance
-        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # what all wait alike
+        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # may be chance
+        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # the common wait
         ([[8.0] * 9, [7.0] * 9, [1.0] * 9], 100.0, 7.0),
         ([], 100.0, None),
     ],
@@ -76,7 +76,7 @@ def test_unprofiled_steps_show_input_that_costs_five_percent(
     assert [one.recoverable_ms_per_step for one in timed(*waits, step_ms=step_ms)] == ([] if gain is None else [gain])
 
 
-def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
+def test_unprofiled_input_names_the_ranks_that_wait_for_half_of_it() -> None:
     (one,) = timed([8.0] * 9, [10.0] * 8, [4.0] * 9, [3.9] * 9, [12.0] * 9)
     assert (one.recoverable_ms_per_step, one.ranks) == (8.0, (0, 1, 2, 4))
     assert (one.recoverable_percent, one.severity) == (8.0, "warning")
@@ -91,12 +91,12 @@ def test_it_is_said_with_the_ranks_that_wait_for_half_of_it() -> None:
 
 
 @pytest.mark.parametrize(("not_recorded_ms", "gain"), [(0.0, 7.0), (2.1, 8.0)])
-def test_it_takes_the_place_of_what_recorded_steps_show_less_of(not_recorded_ms: float, gain: float) -> None:
+def test_unprofiled_input_wait_replaces_a_shorter_recorded_wait(not_recorded_ms: float, gain: float) -> None:
     (found,) = timed([8.0] * 9, findings=(finding("input-bound", 7.0),), not_recorded_ms=not_recorded_ms)
     assert found.recoverable_ms_per_step == gain
 
 
-def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:
+def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
     def codes(*findings: Finding) -> list[tuple[str, float | None]]:
         return [(one.code, one.recoverable_ms_per_step) for one in timed([8.0] * 9, findings=findings)]
 
@@ -111,7 +111,7 @@ def test_it_takes_the_place_of_less_and_of_the_same_wait() -> None:
 
 
 @pytest.mark.parametrize(("marked", "known"), [(6.0, True), (5.0, True), (4.9, False)])
-def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, *, known: bool) -> None:
+def test_mostly_marked_input_is_the_loaders(marked: float, *, known: bool) -> None:
     nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, before_first_op=np.array([20.0, 0.0]) * 1e6)
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(
@@ -124,8 +124,9 @@ def test_waiting_that_is_marked_for_the_most_part_is_the_loaders(marked: float, 
     assert (one.cause == "loader", one.confidence == "high", "data loading adds 10.0" in one.title) == (known,) * 3
 
 
-def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operator_around_them() -> None:
-    """Rank 0 reads twice in `outer`, rank 1 once by itself; another thread's operator is around none."""
+def test_blocking_calls_are_counted_by_outermost_operator() -> None:
+    """Rank 0 reads twice in `outer`, and rank 1 once outside; an operator of a different thread contains none of
+    them."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -149,7 +150,7 @@ def test_blocking_calls_are_counted_per_step_and_rank_with_the_outermost_operato
     assert "waits for the GPU in outer, which costs 3.0 ms" in one.title
 
 
-def test_functions_in_which_blocking_calls_are_made_are_counted_per_step_and_rank() -> None:
+def test_blocking_calls_are_counted_by_users_function() -> None:
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -184,12 +185,12 @@ def test_only_the_five_most_frequent_calls_are_named() -> None:
 
 
 def copies(pageable: int, pinned: int) -> Finding:
-    """A step that copies so many µs from either memory, 1 kB each."""
+    """Make a step with a copy of this many µs from each kind of memory, 1 kB each."""
     trace = TraceBuilder().steps(
         6,
         10_000,
-        lambda one: (
-            one.copy(
+        lambda trace: (
+            trace.copy(
                 100, 100 + pageable, "Memcpy HtoD (Pageable -> Device)", launch=(50, 110 + pageable), size_bytes=1000
             )
             .copy(4000, 4000 + pinned, "Memcpy HtoD (Pinned -> Device)", launch=3900, size_bytes=1000)
@@ -201,7 +202,7 @@ def copies(pageable: int, pinned: int) -> Finding:
     return SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
 
 
-def test_copies_are_of_pageable_memory_where_these_take_longer() -> None:
+def test_copies_count_as_pageable_if_those_take_longer() -> None:
     one, other = copies(2000, 1000), copies(1000, 1000)
     assert one.evidence == pytest.approx(
         {"pageable_ms_per_step": 2, "pinned_ms_per_step": 1, "copied_bytes_per_step": 2000, "achieved_gb_per_s": 0.0005}
@@ -211,30 +212,30 @@ def test_copies_are_of_pageable_memory_where_these_take_longer() -> None:
     assert copies(1000, 2000).evidence["achieved_gb_per_s"] == pytest.approx(0.0005)
 
 
-def test_copies_whose_size_nobody_recorded_have_no_rate() -> None:
+def test_copies_of_unknown_size_have_no_rate() -> None:
     trace = TraceBuilder().steps(
         6,
         10_000,
-        lambda one: one.copy(100, 2000, launch=50).copy(3000, 4000, launch=60, size_bytes=3000).compute(8000, 9000),
+        lambda trace: trace.copy(100, 2000, launch=50).copy(3000, 4000, launch=60, size_bytes=3000).compute(8000, 9000),
     )
     case = case_of([trace.build()])
     assert case.what_if is not None
     found = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
     assert found.evidence["copied_bytes_per_step"] == 3000
-    alone = case_of([TraceBuilder().steps(6, 10_000, lambda one: one.copy(100, 2000).compute(8000, 9000)).build()])
+    alone = case_of([TraceBuilder().steps(6, 10_000, lambda trace: trace.copy(100, 2000).compute(8000, 9000)).build()])
     assert alone.what_if is not None
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
 
 
-def test_launching_in_figures() -> None:
-    """Kernels of 20, 5 and 8 µs a step on each of two ranks, whose hosts work 300 µs of it."""
+def test_figures_of_launch_overhead() -> None:
+    """Kernels take 20, 5 and 8 µs per step on each of two ranks, whose hosts work 300 µs per step."""
     traces = [
         TraceBuilder(rank, world_size=2)
         .steps(
             6,
             1000,
-            lambda one: (
-                one.operator(0, 300).compute(10, 30, launch=5).compute(40, 45, launch=35).compute(50, 58, launch=299)
+            lambda trace: (
+                trace.operator(0, 300).compute(10, 30, launch=5).compute(40, 45, launch=35).compute(50, 58, launch=299)
             ),
         )
         .build()
@@ -263,13 +264,13 @@ def test_launching_in_figures() -> None:
         ("copy", "", "rank 3 copies longer", "ranks 3 copy longer"),
     ],
 )
-def test_what_late_ranks_do_in_words(cause: str, place: str, one: str, several: str) -> None:
+def test_wording_for_late_ranks(cause: str, place: str, one: str, several: str) -> None:
     assert (_what(cause, "rank 3", place, one=True, silent=False) or "").startswith(one)
     assert (_what(cause, "ranks 3", place, one=False, silent=False) or "").startswith(several)
     assert _what("unknown", "rank 3", place, one=True, silent=False) is None
 
 
-def test_unmarked_input_is_called_what_it_may_be() -> None:
+def test_wording_for_unmarked_input() -> None:
     words = "unmarked time (usually loading)"
     assert _what("input", "rank 3", words, one=True, silent=True) == f"rank 3's {words} delays"
     assert _what("input", "ranks 3 and 4", words, one=False, silent=True) == (
@@ -277,7 +278,7 @@ def test_unmarked_input_is_called_what_it_may_be() -> None:
     )
 
 
-def test_how_often_each_rank_came_last_counts_each_collective_once() -> None:
+def test_last_arrivals_count_each_collective_once() -> None:
     def track(*of: tuple[int, int]) -> Any:
         instance, last = np.array(of).T
         return SimpleNamespace(collectives=SimpleNamespace(instance=instance, last_rank=last))
@@ -287,7 +288,7 @@ def test_how_often_each_rank_came_last_counts_each_collective_once() -> None:
 
 
 def stacks(*functions: dict[str, int]) -> Case:
-    """Ranks that spend so many µs of a step of 10 ms in functions of their own."""
+    """Make ranks that spend these µs of a step of 10 ms in user's functions."""
     traces = []
     for rank, times in enumerate(functions):
         trace = TraceBuilder(rank, world_size=len(functions), origin_ns=10**18 + 10**6 * rank)
@@ -301,7 +302,7 @@ def stacks(*functions: dict[str, int]) -> Case:
     return case_of(traces)
 
 
-def test_functions_in_which_late_ranks_are_longer_than_all_others() -> None:
+def test_functions_slower_on_late_ranks_are_named() -> None:
     case = stacks({"log": 100, "load": 900}, {"log": 1100, "load": 900, "save": 300}, {"log": 500, "tiny": 10})
     found = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
     assert found == pytest.approx({"log": 0.6, "save": 0.3})
@@ -313,7 +314,7 @@ def test_functions_in_which_late_ranks_are_longer_than_all_others() -> None:
 
 
 def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, world: int = 4) -> Any:
-    """The largest of collectives (operation, bytes, ns of each from the last arrival); -1: that is not known."""
+    """Return the largest of the collectives (operation, bytes, ns of each from the last arrival; -1 if unknown)."""
     times = [(index, ns) for index, (_, _, each) in enumerate(kinds) for ns in each]
     arrival = np.array([UNKNOWN if ns < 0 else 50 for _, ns in times])
     table = SimpleNamespace(
@@ -329,7 +330,7 @@ def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, wor
     return largest_collective(case, from_last_arrival=True)
 
 
-def test_the_largest_collective_is_that_of_most_transfer_time() -> None:
+def test_largest_collective_has_the_most_transfer_time() -> None:
     found = largest(("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900]))
     assert (found.operation, found.size_bytes, found.median_ns) == ("all_reduce", 4000, 400)
     assert found.busbw_gb_per_s == 4000 / 400 * 1.5
@@ -337,7 +338,7 @@ def test_the_largest_collective_is_that_of_most_transfer_time() -> None:
     assert largest(("all_reduce", 10, [100]), ("all_reduce", 20, [100])).size_bytes == 10
 
 
-def test_it_is_one_whose_size_and_cost_are_known() -> None:
+def test_largest_collective_has_known_size_and_cost() -> None:
     known = ("all_gather", 30, [10.0])
     for other in (
         ("all_reduce", None, [900.0]),
@@ -352,9 +353,7 @@ def test_it_is_one_whose_size_and_cost_are_known() -> None:
 @pytest.mark.parametrize(
     ("collecting", "world", "together"), [(True, 2, True), (True, 1, False), (False, 2, None), (None, 2, None)]
 )
-def test_collecting_garbage_is_to_be_done_together(
-    *, collecting: bool | None, world: int, together: bool | None
-) -> None:
+def test_common_garbage_collection_is_advised(*, collecting: bool | None, world: int, together: bool | None) -> None:
     case: Any = SimpleNamespace(timeline=SimpleNamespace(world_size=world))
     place = None if collecting is None else Place(words="after a", ms_per_step=1.0, collecting=collecting)
     advice = stall_advice(case, place)
@@ -364,7 +363,7 @@ def test_collecting_garbage_is_to_be_done_together(
         assert ("on all ranks at once" in str(advice)) == together
 
 
-def test_the_main_place_has_half_of_all_and_of_what_is_gained() -> None:
+def test_main_location_has_half_of_the_time_and_savings() -> None:
     def main(*ms: float, gain: float = 0.0) -> bool:
         return main_place([Place(words="", ms_per_step=one) for one in ms], gain) is not None
 
@@ -377,7 +376,7 @@ def test_the_main_place_has_half_of_all_and_of_what_is_gained() -> None:
     ]
 
 
-def test_ranks_that_are_late_in_some_steps_are_so_for_a_third_of_the_latest() -> None:
+def test_occasionally_late_ranks_exceed_a_third_of_the_latest() -> None:
     excess = {0: (10.0, -90.0), 1: (0.0, 3.0), 2: (2.9, 0.0), 3: (-5.0, -5.0)}
     what_if: Any = SimpleNamespace(excess=excess)
     with pytest.MonkeyPatch.context() as patch:
@@ -387,7 +386,7 @@ def test_ranks_that_are_late_in_some_steps_are_so_for_a_third_of_the_latest() ->
         assert _late_in_some_steps(what_if, "launch") == (0, 1)
 
 
-def test_clocks_hold_back_only_where_they_do_so_on_every_late_rank() -> None:
+def test_clocks_are_the_cause_only_if_all_late_ranks_are_slowed() -> None:
     from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
 
     slow = machine(gpu(0), gpu(1, sm_mhz=1000), gpu(2, sm_mhz=1000, throttle_reasons=("hardware thermal slowdown",)))
@@ -422,7 +421,7 @@ def concluded(
     compute: float = 90.0,
     step: float = 120.0,
 ) -> list[str]:
-    """What is concluded beside findings of so many percent, of a recorded step of so many ms."""
+    """Return the conclusions for findings of these percentages, in a recorded step of this many ms."""
     case: Any = SimpleNamespace(
         step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
         timeline=SimpleNamespace(framework="pytorch"),
@@ -431,7 +430,7 @@ def concluded(
     return [one.title.partition(";")[0] for one in ComputeBound().conclude(case, findings, conclusive=conclusive)]
 
 
-def test_it_is_compute_bound_where_nothing_else_reaches_five_percent() -> None:
+def test_step_without_other_large_buckets_is_compute_bound() -> None:
     assert concluded() == concluded(4.9, None) == ["compute-bound (75 %)"]
     assert concluded(5.0) == concluded(1.0, 7.0) == concluded(conclusive=False) == []
     assert concluded(compute=130.0) == ["compute-bound (100 %)"]
@@ -448,7 +447,7 @@ def stalled(*at: Place, gain: float = 10.0) -> Finding:
         return HostStall()._describe(case, what_if, gain, 20.0)
 
 
-def test_a_stall_is_told_by_its_main_place_or_in_many() -> None:
+def test_stall_names_its_main_location_or_says_that_there_are_many() -> None:
     long, short = Place(words="after a", ms_per_step=9.0), Place(words="after b", ms_per_step=3.0)
     one = stalled(long, short)
     assert (one.title, one.place) == ("the training thread stalls after a, which costs 10.0 ms per step", "after a")

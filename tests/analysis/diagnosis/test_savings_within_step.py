@@ -1,4 +1,4 @@
-"""No cause saves more than the step that reports show, whatever a recording or a run record says."""
+"""Test that no finding saves more than the reported step, whatever a recording or a run record says."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 
 def late_input() -> Trace:
-    """Steps of 100 ms, of which the host waits 95 ms for input."""
+    """Make steps of 100 ms in which the host waits 95 ms for input."""
     return (
         TraceBuilder(unit_ns=1_000_000)
-        .steps(8, 100, lambda one: one.loader(0, 95).operator(95, 99).compute(96, 99, launch=(95, 96)))
+        .steps(8, 100, lambda trace: trace.loader(0, 95).operator(95, 99).compute(96, 99, launch=(95, 96)))
         .build()
     )
 
 
 def nothing_left(costs: Scenario) -> Scenario:
-    """The costs of a job that does nothing."""
+    """Return the scenario of a job that does nothing."""
     return replace(
         costs,
         busy=np.zeros_like(costs.busy),
@@ -61,7 +61,7 @@ def test_nothing_saves_more_than_the_unprofiled_step(share: float) -> None:
     assert 0 < made.saving_ms(nothing_left(made.corrected)) <= share * step_ms
 
 
-def test_nothing_saves_more_than_the_recorded_step_where_the_simulation_takes_longer() -> None:
+def test_nothing_saves_more_than_the_recorded_step_if_the_simulated_step_is_longer() -> None:
     timeline = build_timeline([late_input()])
     free = what_if_of(timeline)
     assert free.saving_ms(nothing_left(free.corrected)) == pytest.approx(free.corrected_ms)
@@ -71,14 +71,14 @@ def test_nothing_saves_more_than_the_recorded_step_where_the_simulation_takes_lo
 
 
 def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> None:
-    """The recording says that input takes 95 ms; the simulated step is longer than the recorded one by a fifth."""
+    """The recording says that input takes 95 ms; the simulated step is a fifth longer than the recorded step."""
     timeline = build_timeline([late_input()])
     case = Case(timeline=timeline, attribution=attribute(timeline))
     free = case.what_if
     assert free is not None
-    (before,) = [one for one in diagnose(case).findings if one.code == "input-bound"]
+    (before,) = [finding for finding in diagnose(case).findings if finding.code == "input-bound"]
     case.__dict__["what_if"] = what_if_of(timeline, recorded_ms=(before.recoverable_ms_per_step or 0.0) * 0.9)
-    (after,) = [one for one in diagnose(case).findings if one.code == "input-bound"]
+    (after,) = [finding for finding in diagnose(case).findings if finding.code == "input-bound"]
     assert before.recoverable_ms_per_step is not None
     assert after.recoverable_ms_per_step == pytest.approx(0.9 * before.recoverable_ms_per_step)
     assert (after.recoverable_percent or 0.0) <= 100.0
@@ -86,7 +86,7 @@ def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> N
 
 
 def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_shown() -> None:
-    """A damaged trace had 38 devices, most of them busy for microseconds of a step of 11 ms."""
+    """A damaged trace had 38 devices, most of which were busy for microseconds of a step of 11 ms."""
     builder = TraceBuilder(unit_ns=1000)
     for step in range(4):
         builder.step(step * 12_000).operator(0, 20)
@@ -96,14 +96,16 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
         builder.on(0).compute(20, 9_000, launch=(3, 4)).collective(9_000, 11_400, launch=(7, 8))
     told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
     assert told.findings
-    assert any((one.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for one in told.findings), "of all devices"
+    assert any((finding.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for finding in told.findings), (
+        "of all devices"
+    )
     for finding in told.findings:
         assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(told)
         assert 0.0 <= (finding.recoverable_percent or 0.0) <= 100.0
 
 
 def test_input_of_unprofiled_steps_saves_no_more_than_they_take() -> None:
-    """A damaged record says that 150 ms of steps of 100 ms were waited."""
+    """A damaged record has input waits of 150 ms in steps of 100 ms."""
     (finding,) = timed([150.0] * 9, step_ms=100.0)
     assert (finding.recoverable_ms_per_step, finding.recoverable_percent) == (100.0, 100.0)
     assert finding.evidence["step_ms_if_fixed"] == 0.0

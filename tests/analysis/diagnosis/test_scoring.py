@@ -146,15 +146,15 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
     found, doubts = scored(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
     assert [one.finding.code for one in found] == ["loader", "launch"]
-    assert [(one.code, one.message) for one in doubts] == [("cannot-tell:stall", "chance")]
-    # The stall may be chance, so that it does not reduce the savings of launch overhead.
+    assert [(doubt.code, doubt.message) for doubt in doubts] == [("cannot-tell:stall", "chance")]
+    # The stall may be chance, so it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
 
 
 def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     found, doubts = scored(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
     assert [one.finding.code for one in found] == ["loader"]
-    assert [one.code for one in doubts] == ["cannot-tell:launch"]
+    assert [doubt.code for doubt in doubts] == ["cannot-tell:launch"]
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     [
         (20, 20, 80, True),
         (20, 20, 78.1, True),
-        (20, 20, 78, False),  # both save 2 % more than either alone
-        (20, 10, 79, False),  # fixing one suffices, fixing the other does not
+        (20, 20, 78, False),  # removing both saves 2 % more than either alone
+        (20, 10, 79, False),  # fixing the first is enough, but not the second
         (5, 5, 95, True),
         (4.9, 4.9, 95.1, False),  # neither is worth fixing
     ],
@@ -200,7 +200,7 @@ def test_waste_worth_fixing_precedes_launch_overhead(waste: float, fields: dict[
     job = summed(other=100 - 40 - waste, launch=40, waste=waste)
     found, _ = scored(job, [LAUNCH, cause("waste", **fields)])
     assert [one.finding.code for one in found] == order
-    assert [one.finding.code for one in in_order(found[::-1])] == order
+    assert [scored.finding.code for scored in in_order(found[::-1])] == order
 
 
 def test_waste_precedes_similar_communication_and_launch_overhead() -> None:

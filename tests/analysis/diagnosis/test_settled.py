@@ -1,4 +1,4 @@
-"""Unprofiled steps that show the wait a finding is about settle it, however few steps were recorded."""
+"""Test that unprofiled steps confirm findings about a wait that they also show, however few steps were recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.analysis.diagnosis.test_unprofiled_steps import timed
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
-#: Waits for 10 ms of 30 in each unprofiled step, too.
+#: Each unprofiled step also waits for 10 of 30 ms.
 CASE = timed(Job(ranks=1, step=(fetch(10), kernels(20))), 1 / 3)
 
 
@@ -30,24 +30,24 @@ def confidence(case: Case, saved_ms: float, *, code: str = "input-bound", cause:
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.76, "low"), (0.82, "high"), (1.0, "high"), (1.3, "high"), (1.4, "low")]
 )
-def test_the_same_wait_within_a_quarter_is_certain(share: float, expected: str) -> None:
+def test_equal_unprofiled_wait_gives_high_confidence(share: float, expected: str) -> None:
     wait_ms = CASE.slowest_ms / 3
     assert confidence(CASE, share * wait_ms) == expected
 
 
-def test_nothing_else_is_settled_by_waits_for_input() -> None:
+def test_unprofiled_input_wait_confirms_only_input_findings() -> None:
     wait_ms = CASE.slowest_ms / 3
     assert confidence(CASE, wait_ms, code="host-stall") == "low"
     assert confidence(CASE, wait_ms, code="straggler", cause="compute") == "low"
     assert confidence(replace(CASE, run=None), wait_ms) == "low"
 
 
-def test_a_recording_that_cannot_be_trusted_settles_nothing() -> None:
+def test_untrusted_recording_confirms_nothing() -> None:
     doubted = msgspec.structs.replace(CASE.timeline, validity=(Validity(code="mixed-runs", message=""),))
     assert confidence(replace(CASE, timeline=doubted), CASE.slowest_ms / 3) == "low"
 
 
-def test_a_late_loader_of_one_rank_is_settled_by_how_much_longer_it_waits() -> None:
+def test_late_loader_of_one_rank_is_confirmed_by_its_longer_wait() -> None:
     case = timed(Job(ranks=2, step=(kernels(20),), extra={1: (fetch(10),)}), [0.0, 1 / 3])
     late = Finding(
         code="straggler",

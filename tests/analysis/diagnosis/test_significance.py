@@ -1,4 +1,4 @@
-"""A finding about the hosts' pace is made only where it can be neither chance nor the recording's doing."""
+"""Test that findings about host speed are reported only if chance and profiler overhead cannot explain them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.case import Case
 
-#: So many random jobs, the first.
+#: Number of random jobs.
 JOBS = 20
-#: 100 kernels that take 10 ms, launched in 11: a step that the host sets the pace of by a tenth.
+#: 100 kernels take 10 ms and their launches 11 ms, so the host sets the pace by a tenth.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
-def told(case: Case) -> tuple[set[str], dict[str, str]]:
+def findings_and_warnings(case: Case) -> tuple[set[str], dict[str, str]]:
     found = diagnose(case)
     findings, doubts = found.findings, found.validity
     return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
 
 
 def timed(job: Job, *, slow_times: float) -> Case:
-    """The job with its steps timed without the profiler: as long as recorded in the mean, but one in eight slower."""
+    """Return the job with unprofiled steps whose mean is the recorded step; one of eight steps is slower."""
     case = case_of(job.traces())
     times = [1.0] * 70 + [slow_times] * 10
     scale = case.slowest_ms / statistics.fmean(times)
-    return run_of(case, [scale * one for one in times])
+    return run_of(case, [scale * time for time in times])
 
 
-def test_steps_that_scatter_little_carry_a_small_finding() -> None:
-    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.02))
+def test_small_finding_is_reported_if_steps_scatter_little() -> None:
+    codes, doubts = findings_and_warnings(timed(SLIGHTLY_BOUND, slow_times=1.02))
     assert "launch-bound" in codes
     assert "cannot-tell:launch-bound" not in doubts
 
 
-def test_what_is_lost_in_a_few_steps_is_none() -> None:
-    codes, doubts = told(timed(SLIGHTLY_BOUND, slow_times=1.8))
+def test_loss_in_few_steps_is_no_finding() -> None:
+    codes, doubts = findings_and_warnings(timed(SLIGHTLY_BOUND, slow_times=1.8))
     assert not codes & {"launch-bound", "compute-bound"}, "nor is it said that nothing is wrong"
     assert "chance" in doubts["cannot-tell:launch-bound"]
 
 
 def with_events(case: Case, per_node: int) -> Case:
-    """The case as if so many events had been recorded before each launch."""
+    """Return the case as if this many events had been recorded before each launch."""
     what_if = case.what_if
     assert what_if is not None
     host = msgspec.structs.replace(what_if.graph.host, events=np.full(len(what_if.graph.host.time), per_node))
@@ -69,22 +69,22 @@ def with_events(case: Case, per_node: int) -> Case:
 
 
 @pytest.mark.parametrize(("launch_us", "found"), [(250.0, True), (160.0, False)])
-def test_what_the_profiler_might_have_cost_is_no_finding(launch_us: float, *, found: bool) -> None:
-    """100 launches with 40 events each: the profiler costs them 5.1 ms, and 6.6 where it costs 30 % more."""
+def test_savings_within_profiler_overhead_are_no_finding(launch_us: float, *, found: bool) -> None:
+    """100 launches have 40 events each: the profiler costs 5.1 ms, and 6.6 ms if its overhead is 30 % higher."""
     case = with_events(
         case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=launch_us),), steps=10).traces()), 40
     )
     assert case.what_if is not None
     assert case.what_if.corrected_ms == pytest.approx(launch_us / 10 - 40 * PROFILER_NS_PER_EVENT / 1e4, rel=0.02)
-    codes, doubts = told(case)
+    codes, doubts = findings_and_warnings(case)
     assert ("launch-bound" in codes) == found
     assert ("cannot-tell:launch-bound" in doubts) == (not found)
 
 
-def test_what_is_left_once_a_larger_cause_is_gone_must_remain_when_the_profiler_costs_more() -> None:
+def test_remaining_savings_must_survive_higher_overhead() -> None:
     job = Job(ranks=1, step=(fetch(15), kernels(10, count=100, launch_us=168)), steps=10)
     without_profiler_ms = 15 + 100 * (0.168 - 40 * PROFILER_NS_PER_EVENT / 1e6)
-    codes, doubts = told(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
+    codes, doubts = findings_and_warnings(with_events(run_of(case_of(job.traces()), [without_profiler_ms] * 20), 40))
     assert "input-bound" in codes
     assert "launch-bound" not in codes
     assert "otherwise, at the estimated 1.3 µs, " in doubts["cannot-tell:launch-bound"]
@@ -99,7 +99,7 @@ def interval_of(case: Case) -> tuple[float, float]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("is_timed", [False, True])
-def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
+def test_interval_contains_the_true_step_of_random_jobs(*, is_timed: bool) -> None:
     held, halves = 0, []
     for seed in range(JOBS):
         recipe = msgspec.structs.replace(draw(seed), timed=is_timed)
@@ -108,29 +108,29 @@ def test_the_interval_holds_the_true_step_of_random_jobs(*, is_timed: bool) -> N
         held += low <= true_ms <= high
         halves.append((high - low) / 2 / true_ms)
     assert held >= 0.95 * JOBS
-    # Where none were timed, hosts may be a third slower or faster at other times.
+    # Without unprofiled steps, hosts may be a third slower or faster at other times.
     assert statistics.median(halves) < (0.1 if is_timed else 0.3), "an interval that says something"
 
 
-def test_it_reaches_to_the_timed_steps_where_the_replay_does_not() -> None:
-    """A device that took 10 ms of each recorded step, and 7 of the timed ones: no cost of a profiler explains that."""
+def test_interval_includes_faster_unprofiled_steps() -> None:
+    """The device took 10 ms of each recorded step and 7 ms of unprofiled steps, which no profiler overhead explains."""
     case = case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=20),), steps=10).traces())
     low, high = interval_of(run_of(case, [7.0, 7.1, 6.9, 7.0, 7.05, 6.95]))
     assert 6.5 < low <= 7.0
     assert high >= 10.0
 
 
-def test_without_timed_steps_the_profiler_may_have_cost_twice_as_much_or_half() -> None:
+def test_interval_covers_half_and_twice_the_overhead() -> None:
     case = with_events(case_of(Job(ranks=1, step=(kernels(10, count=100, launch_us=250.0),), steps=10).traces()), 40)
     low, high = interval_of(case)
     recorded_ms, cost_ms = 25.0, 40 * PROFILER_NS_PER_EVENT / 1e4
     assert low < recorded_ms - 2 * cost_ms
-    # Nothing but the host sets its pace, which at other times is up to 1.3 times as slow.
+    # Only the host sets the pace, and at other times it may be 1.3 times as slow.
     assert recorded_ms - cost_ms / 2 < high < 1.3 * recorded_ms
 
 
 def cpu_ranks(scatter_us: int) -> Case:
-    """Two CPU processes of 20 ms a step, by turns so much longer and shorter."""
+    """Make two CPU processes with steps of 20 ms that are alternately longer and shorter by this much."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         at = 0
@@ -141,7 +141,7 @@ def cpu_ranks(scatter_us: int) -> Case:
     return case_of([trace.build() for trace in ranks])
 
 
-def test_cpu_processes_whose_steps_scatter_may_take_another_time_at_other_times() -> None:
+def test_interval_of_cpu_processes_covers_drift() -> None:
     quiet, busy = interval_of(cpu_ranks(20)), interval_of(cpu_ranks(1_000))
     assert (quiet[1] - quiet[0]) / 2 < 0.1 * 20
     assert busy[0] < 0.8 * 20

@@ -198,7 +198,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "bbbb"), (1,), True),
         (("aaab", "bbbb"), (1,), True),
         (("aabb", "bbbb"), (1,), False),
-        (("aaab", "bbba"), (1,), False),  # reversed in one step
+        (("aaab", "bbba"), (1,), False),  # in reverse order in one step
         (("aaaa", "bbba"), (1,), True),
         (("aaa", "bbbb"), (1,), True),  # only steps timed on all ranks count
         (("aaaa", "bbbb", "abab"), (1, 2), False),
@@ -273,7 +273,7 @@ def test_recording_cost_uses_inner_steps_of_the_slowest_rank() -> None:
 
 
 def test_missing_kernel_only_trace_is_reported_once() -> None:
-    assert [(one.code, one.message) for one in recording_doubts(run(None, None, None, notes="why"))] == [
+    assert [(doubt.code, doubt.message) for doubt in recording_doubts(run(None, None, None, notes="why"))] == [
         ("no-light-recording", "why")
     ]
     assert recording_doubts(run(None)) == recording_doubts(None) == ()

@@ -1,4 +1,4 @@
-"""What was measured without the profiler: means, what a recording cost, and input that only the timed steps show."""
+"""Test figures of unprofiled steps: means, the cost of recording, and input waits that only these steps show."""
 
 from __future__ import annotations
 
@@ -35,23 +35,23 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """The job with timed steps that are longer by this share of the recorded one, by rank, spent in fetching.
+    """Return the job with unprofiled steps that are longer by this share, by rank, spent in fetching.
 
-    The host is ahead of its device by `lead` of a recorded step, and fetches that much longer.
+    The host runs ahead of its device by `lead` of a recorded step, and fetches for that much longer.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
     base_ms = case.slowest_ms
-    # A loader is not the same in each step.
+    # A loader's time varies between steps.
     scatter = list(islice(cycle((0.8, 1.2, 0.9, 1.1)), STEPS))
-    case = run_of(case, [base_ms * (1 + max(shares) * one) for one in scatter])
+    case = run_of(case, [base_ms * (1 + max(shares) * factor) for factor in scatter])
     assert case.run is not None
     ranks = [
         msgspec.structs.replace(
             rank,
             device=device if device == "cpu" else f"{device}:{rank.rank}",
             timed=UnprofiledSteps(
-                input_ms=tuple(base_ms * (own * one + lead) for one in scatter),
+                input_ms=tuple(base_ms * (own * factor + lead) for factor in scatter),
                 host_ms=(base_ms,) * STEPS,
                 lead_ms=None if device == "cpu" else (base_ms * lead,) * STEPS,
             ),
@@ -61,25 +61,25 @@ def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lea
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-def found(case: Case) -> dict[str, Finding]:
+def findings_of(case: Case) -> dict[str, Finding]:
     return {finding.code: finding for finding in diagnose(case).findings}
 
 
-#: Nothing in these recordings waits for input.
+#: No recorded step waits for input.
 QUIET = Job(ranks=2, step=DDP)
 
 
 @pytest.mark.parametrize(("device", "lead"), [("cuda", 0.0), ("cuda", 0.3), ("cpu", 0.0)])
-def test_a_loader_too_slow_by_a_tenth_that_the_recording_hides_is_found(device: str, lead: float) -> None:
+def test_slow_loader_hidden_by_recording_is_found(device: str, lead: float) -> None:
     case = timed(QUIET, 0.1, device=device, lead=lead)
-    assert "input-bound" not in found(replace(case, run=None))
-    finding = found(case)["input-bound"]
+    assert "input-bound" not in findings_of(replace(case, run=None))
+    finding = findings_of(case)["input-bound"]
     assert finding.recoverable_ms_per_step == pytest.approx(0.1 * case.slowest_ms, rel=0.01)
     assert finding.recoverable_percent == pytest.approx(100 * 0.1 / 1.1, rel=0.05)
     assert (finding.severity, finding.confidence, finding.ranks) == ("warning", "high", (0, 1))
     assert finding.evidence["timed_steps"] in {STEPS, STEPS - 1}
     assert finding.advice
-    assert "compute-bound" not in found(case)
+    assert "compute-bound" not in findings_of(case)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def test_a_loader_too_slow_by_a_tenth_that_the_recording_hides_is_found(device: 
         pytest.param(timed(QUIET, 0.0, device="cpu"), id="no time in fetching"),
     ],
 )
-def test_what_costs_the_job_nothing_is_no_finding(case: Case) -> None:
-    assert "input-bound" not in found(case)
+def test_wait_that_costs_nothing_is_no_finding(case: Case) -> None:
+    assert "input-bound" not in findings_of(case)
 
 
-def test_where_it_is_not_known_whether_the_device_waits_nothing_is_said() -> None:
+def test_unknown_device_wait_gives_no_finding() -> None:
     case = timed(QUIET, 0.3)
     assert case.run is not None
     for unknown in ({"lead_ms": None}, {"input_ms": None}):
@@ -104,20 +104,20 @@ def test_where_it_is_not_known_whether_the_device_waits_nothing_is_said() -> Non
             for rank in case.run.ranks
             if rank.timed is not None
         )
-        assert "input-bound" not in found(replace(case, run=msgspec.structs.replace(case.run, ranks=ranks)))
+        assert "input-bound" not in findings_of(replace(case, run=msgspec.structs.replace(case.run, ranks=ranks)))
 
 
-def test_what_the_recording_shows_too_is_found_from_the_recording() -> None:
-    finding = found(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
+def test_recorded_wait_is_reported_from_the_recording() -> None:
+    finding = findings_of(timed(Job(ranks=1, step=(fetch(30), kernels(20))), 0.1))["input-bound"]
     assert "timed_steps" not in finding.evidence
 
 
-#: Recorded, rank 1 fetches for 30 ms longer.
+#: In recorded steps, rank 1 fetches for 30 ms longer.
 ONE_LATER = Job(ranks=2, step=(fetch(30), *DDP), extra={1: (fetch(30),)})
 
 
 def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = None) -> Case:
-    """The same, timed: each rank fetches for so long in steps of 60 ms, its one worker takes so long for a batch."""
+    """Return the job on CPUs with unprofiled steps of 60 ms, these fetch times by rank, and this time per batch."""
     case = run_of(case_of(ONE_LATER.traces()), [60.0] * STEPS)
     assert case.run is not None
     ranks = []
@@ -130,21 +130,21 @@ def on_cpus(waits: tuple[float, float], batch_ms: tuple[float, float] | None = N
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-def test_one_loader_that_is_later_in_the_few_recorded_steps_is_not_late_by_itself() -> None:
-    recorded = found(replace(on_cpus((30, 30)), run=None))
+def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
+    recorded = findings_of(replace(on_cpus((30, 30)), run=None))
     assert recorded["straggler"].ranks == (1,)
-    alike = found(on_cpus((30, 30)))
+    alike = findings_of(on_cpus((30, 30)))
     assert "straggler" not in alike
     assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
-    # It waited longer in the timed steps too, but not for all of it.
-    later = found(on_cpus((30, 40)))
+    # Rank 1 also waited longer in unprofiled steps, but less than in recorded ones.
+    later = findings_of(on_cpus((30, 40)))
     assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
     assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
     assert next(iter(later)) == "input-bound"
 
 
-def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_recorded() -> None:
-    """Recorded, the host takes 28 ms a step and its loader keeps up; timed, it takes 20 and waits for 30 more."""
+def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> None:
+    """A recorded step takes 28 ms and its loader keeps up; an unprofiled step takes 20 ms and waits for 30."""
     slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
     case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
     assert case.run is not None
@@ -154,41 +154,41 @@ def test_what_else_is_found_is_of_the_step_without_the_input_that_was_not_record
     assert case.what_if is not None
     assert case.what_if.input_not_recorded_ms == pytest.approx(30, rel=0.01)
     assert case.what_if.corrected_ms == pytest.approx(20, rel=0.02)
-    findings = found(case)
+    findings = findings_of(case)
     assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30, rel=0.01)
     assert findings["launch-bound"].recoverable_ms_per_step == pytest.approx(20 - 15.3, abs=1)
-    (said,) = (one.message for one in diagnose(case).validity if one.code == "profiler-overhead")
+    (said,) = (warning.message for warning in diagnose(case).validity if warning.code == "profiler-overhead")
     assert "29.9 ms of waiting for input that were not recorded; 50.0 ms were measured" in said
 
 
-def test_workers_that_are_as_slow_on_the_rank_that_does_not_wait_make_no_late_rank() -> None:
-    slow = found(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # with the workers of rank 0 it takes 59
+def test_equally_slow_workers_make_no_rank_late() -> None:
+    slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
     assert next(iter(slow)) == "input-bound"
-    late = found(on_cpus((1, 40), (10.0, 59.5)))
+    late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
     assert late["straggler"].recoverable_ms_per_step == pytest.approx(30)
 
 
-def test_whose_workers_cannot_keep_up_is_named_though_it_waits_for_nothing() -> None:
+def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
     hidden = run_of(case_of(QUIET.traces()), [60.0] * STEPS)
     assert hidden.run is not None
     for batch_ms, ranks in ((59.0, (0, 1)), (40.0, (1,))):
         case = replace(hidden, run=on_cpus((8, 40), (batch_ms, 59.5)).run)
-        assert found(case)["input-bound"].ranks == ranks
+        assert findings_of(case)["input-bound"].ranks == ranks
 
 
-def test_the_gain_is_what_the_device_did_not_have_to_do_meanwhile() -> None:
+def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # Before the first step nothing is known; 8 after a lead of 5, 2 after 5, 7 after none.
+    # The first step is unknown; the others are 8 minus a lead of 5, 2 after a lead of 5, and 7 after none.
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
     assert exposed_input_ms(rank) == ()
 
 
-def test_means_and_costs_of_a_run() -> None:
+def test_means_and_recording_costs_of_a_run() -> None:
     case = timed(QUIET, 0.1, lead=0.2)
     assert case.run is not None
     ranks = [
@@ -203,17 +203,17 @@ def test_means_and_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Without the first and the last step, as the analysis leaves them out; of the slowest rank.
+    # Without the first and the last step, which the analysis leaves out too, on the slowest rank.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
     assert (first.rank, second.rank, first.steps) == (0, 1, STEPS)
     assert first.input_ms == pytest.approx(0.3 * case.slowest_ms)
     assert first.lead_ms == pytest.approx(0.2 * case.slowest_ms)
-    assert [one.message for one in recording_doubts(run)] == ["because"]
+    assert [doubt.message for doubt in recording_doubts(run)] == ["because"]
 
 
-def test_a_run_from_before_any_of_this_says_nothing() -> None:
+def test_run_record_without_these_fields_gives_no_figures() -> None:
     case = run_of(case_of(QUIET.traces()), [10.0, 11.0, 10.0])
     assert unprofiled_ranks(case.run) is None
     assert recording_cost(case.run) is None
@@ -221,10 +221,10 @@ def test_a_run_from_before_any_of_this_says_nothing() -> None:
     assert (unprofiled_ranks(None), recording_cost(None), recording_doubts(None)) == (None, None, ())
 
 
-#: Two ranks whose device takes 26.4 ms, 8 of them for an exchange that nothing hides; recorded, the host takes 28.
+#: Each device takes 26.4 ms, 8 of them for exposed communication; in recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: The step of such a job whose host takes as long without the profiler.
+#: The unprofiled step of such a job if its host is as slow without the profiler.
 HOST_MS = 28.0
 
 
@@ -236,7 +236,7 @@ def exchange_ms(
     lead_ms: float | None = None,
     idle_host_ms: tuple[float, ...] = (),
 ) -> float:
-    """What the exchange is found to cost where steps were timed so, and their work queued in so many ms by turns."""
+    """Return the savings of communication, given unprofiled steps and the alternating times to queue their work."""
     case = run_of(case_of(job.traces()), [step_ms] * STEPS)
     assert case.run is not None
     timed_host = UnprofiledSteps(
@@ -248,21 +248,21 @@ def exchange_ms(
     case = replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
     assert case.what_if is not None
     assert case.what_if.corrected_ms >= 0.99 * step_ms
-    finding = found(case).get("communication-bound")
+    finding = findings_of(case).get("communication-bound")
     return 0.0 if finding is None else finding.recoverable_ms_per_step or 0.0
 
 
-def test_what_a_host_hides_only_while_it_is_recorded_is_found_by_how_fast_it_was_timed() -> None:
-    """A thread that fills the device's queue waits for room in it: only some steps show what it can do."""
+def test_communication_hidden_only_while_recorded_is_found_by_host_speed() -> None:
+    """A thread that runs far ahead waits for room in the launch queue, so only some steps show its speed."""
     assert exchange_ms(DEVICE_MS, [DEVICE_MS, 16.0, DEVICE_MS, DEVICE_MS]) == pytest.approx(COMMUNICATION_MS, rel=0.02)
     assert exchange_ms(DEVICE_MS, [DEVICE_MS]) < COMMUNICATION_MS / 2
 
 
-def test_so_is_what_it_does_by_steps_that_began_on_an_idle_device() -> None:
+def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> None:
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same with hosts that are fast enough, but for one that the recording slows at the beginning of its step.
+#: The same with fast hosts, except for one that recording slows at the start of its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,
@@ -272,21 +272,21 @@ ONE_SLOWED = Job(
 
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
-def test_where_devices_set_the_pace_no_host_is_slower_than_it_was_timed(lead_ms: float | None, each: bool) -> None:
-    """Hosts are ahead of their devices by more than half of the step; 13 ms of 26.4 are less."""
+def test_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(lead_ms: float | None, each: bool) -> None:
+    """A host sets no pace if it runs ahead by more than half of the step: 13 of 26.4 ms are less."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
 
-def test_a_host_that_sets_the_pace_of_the_timed_step_is_not_made_faster_by_a_step_that_was() -> None:
+def test_host_that_sets_the_pace_is_not_made_faster() -> None:
     as_told = exchange_ms(HOST_MS, [HOST_MS])
     assert exchange_ms(HOST_MS, [HOST_MS, 16.0]) == pytest.approx(as_told)
 
 
-def test_unprofiled_steps_that_took_longer_than_recorded_ones_make_an_amount_less_sure() -> None:
+def test_longer_unprofiled_steps_lower_confidence() -> None:
     case = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces())
     as_recorded, longer = (
-        found(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
+        findings_of(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
     )
     assert as_recorded.confidence == "high"
     assert longer.confidence == "medium", "a third of a step that no recording explains, beside a gain of half of one"
@@ -294,7 +294,7 @@ def test_unprofiled_steps_that_took_longer_than_recorded_ones_make_an_amount_les
 
 
 def fetching(job: Job, input_ms: Sequence[float]) -> Case:
-    """The job on CPUs, timed as it was recorded, with so many ms of each rank's timed steps in fetching the batch."""
+    """Return the job on CPUs with unprofiled steps as long as recorded, with these ms of each rank in fetching."""
     case = case_of(job.traces())
     case = run_of(case, [case.slowest_ms] * STEPS)
     assert case.run is not None
@@ -309,31 +309,29 @@ def fetching(job: Job, input_ms: Sequence[float]) -> Case:
     return replace(case, run=msgspec.structs.replace(case.run, ranks=tuple(ranks)))
 
 
-#: 30 ms behind the step's first kernels in which nothing is recorded: a stall, as far as the traces tell.
+#: 30 ms of untraced host time after the step's first kernels, which the trace alone reports as a stall.
 ELSEWHERE = (kernels(1), silence(30))
 
 
-def test_a_stall_that_the_timed_steps_know_as_fetching_is_input_and_said_once() -> None:
+def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input() -> None:
     job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
-    assert "host-stall" in found(fetching(job, (0.0, 0.0)))
+    assert "host-stall" in findings_of(fetching(job, (0.0, 0.0)))
     case = fetching(job, (30.0, 30.0))
-    told = found(case)
+    told = findings_of(case)
     assert "host-stall" not in told
     assert told["input-bound"].recoverable_ms_per_step == pytest.approx(30)
     assert "host-stall" not in {fix.code for fix in diagnose(case).next}
 
 
-def test_so_is_the_stall_of_one_late_rank() -> None:
+def test_stall_of_a_late_rank_that_is_fetching_is_input() -> None:
     job = Job(ranks=2, step=DDP, extra={1: ELSEWHERE})
-    causes = [found(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
+    causes = [findings_of(fetching(job, (0.0, fetched)))["straggler"].cause for fetched in (0.0, 30.0)]
     assert causes == ["stall", "input"]
 
 
 @pytest.mark.parametrize("found", [None, StepsFound(by="optimizer", optimizer="SGD", optimizers=1)])
 @pytest.mark.parametrize("late", [(0,), (0, 1)])
-def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading(
-    late: tuple[int, ...], found: StepsFound | None
-) -> None:
+def test_unmarked_time_after_an_update_may_be_more_than_input(late: tuple[int, ...], found: StepsFound | None) -> None:
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -355,7 +353,7 @@ def test_unmarked_time_is_called_so_and_after_an_update_may_be_more_than_loading
 
 
 def hosts(case: Case, *leads: Sequence[float], host_ms: float = 50.0) -> Case:
-    """The case with hosts that all took as long for each timed step, each ahead of its device by so many ms."""
+    """Return the case with hosts that took equally long for each unprofiled step and ran ahead by these ms."""
     case = run_of(case, [host_ms] * len(leads[0]))
     assert case.run is not None
     ranks = [
@@ -383,7 +381,7 @@ BY_TURNS = [[45.0, 0.5] * 10, [0.5, 45.0] * 10]
         ([[45.0] * 20, [0.5] * 20, [0.5] * 20, [0.5] * 20], (1,), False),
     ],
 )
-def test_who_is_waited_for_is_told_by_who_is_ahead(
+def test_ranks_ahead_of_their_devices_wait_for_the_others(
     leads: list[list[float]], late: tuple[int, ...], alone: bool
 ) -> None:
     case = hosts(case_of(Job(ranks=len(leads), step=DDP).traces()), *leads)
@@ -391,43 +389,43 @@ def test_who_is_waited_for_is_told_by_who_is_ahead(
 
 
 @pytest.mark.parametrize(("lead", "alone"), [(24.9, False), (25.1, True)])
-def test_a_host_that_is_ahead_by_less_than_half_a_step_may_have_worked_all_of_it(lead: float, alone: bool) -> None:
+def test_host_less_than_half_a_step_ahead_may_set_the_pace(lead: float, alone: bool) -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [lead] * 20, [0.5] * 20)
     assert alone_waited_for(case.run, range(2), (1,))
     assert alone_waited_for(case.run, range(2), (1,), ahead_from=MOST) == alone
 
 
-def test_who_is_waited_for_is_not_known_of_ranks_that_were_not_timed_or_have_no_lead() -> None:
+def test_awaited_ranks_are_unknown_without_leads_of_all_ranks() -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [45.0] * 20, [0.5] * 20)
     assert case.run is not None
     assert not alone_waited_for(case.run, range(3), (1,))
     assert not alone_waited_for(None, range(2), (1,))
     ranks = [
-        msgspec.structs.replace(one, timed=msgspec.structs.replace(one.timed, lead_ms=None))
-        for one in case.run.ranks
-        if one.timed is not None
+        msgspec.structs.replace(rank, timed=msgspec.structs.replace(rank.timed, lead_ms=None))
+        for rank in case.run.ranks
+        if rank.timed is not None
     ]
     assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
 
 
-def test_a_host_without_its_core_that_recording_slows_further_is_the_late_one_where_it_was_in_the_timed_steps() -> None:
-    """Both hosts took as long for a timed step: one waited for room in its device's queue."""
+def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
+    """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
-    told, untold = (found(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
+    told, untold = (findings_of(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))
     assert (told["straggler"].ranks, told["straggler"].cause) == ((1,), "launch")
     assert "straggler" not in untold
 
 
-def test_what_took_longer_in_the_timed_steps_is_the_late_ranks_where_all_waited_for_it() -> None:
-    """Rank 1 pauses for 30 ms of recorded steps, and 8 ms longer in the timed ones."""
+def test_longer_unprofiled_steps_belong_to_the_awaited_rank() -> None:
+    """Rank 1 pauses for 30 ms of recorded steps, and for 8 ms more in unprofiled steps."""
     step = (kernels(10), all_reduce(2), kernels(10), all_reduce(1), update(1))
     pause = (kernels(5), silence(30), kernels(5), all_reduce(2), kernels(10), all_reduce(1), update(1))
     case = case_of(Job(ranks=2, step=step, own={1: pause}, steps=8).traces())
     timed_ms = case.slowest_ms + 8.0
     ahead, behind = [timed_ms - 2.0] * 20, [0.5] * 20
     asked, by_turns = (
-        found(hosts(case, *leads, host_ms=timed_ms))["straggler"]
+        findings_of(hosts(case, *leads, host_ms=timed_ms))["straggler"]
         for leads in ((ahead, behind), (ahead[:10] + behind[:10], behind[:10] + ahead[:10]))
     )
     assert (asked.ranks, asked.cause, asked.place) == ((1,), by_turns.cause, by_turns.place)

@@ -1,4 +1,4 @@
-"""Collectives that are as slow as a path through the host say that the GPUs' NVLink is not used."""
+"""Test that collectives as slow as a path through the host show unused NVLink."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOB = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1))).traces
 
 
 def on(*names: str, case: Case = JOB) -> Case:
-    """The job on these devices, one a rank, numbered as on one machine."""
+    """Return the case of the job on these devices, one per rank, numbered as on one machine."""
     tracks = [
         msgspec.structs.replace(track, device_name=name, device=number)
         for number, (track, name) in enumerate(zip(case.timeline.tracks, names, strict=True))
@@ -51,11 +51,11 @@ H200S = on("NVIDIA H200", "NVIDIA H200")
         ("", None),
     ],
 )
-def test_boards_that_always_have_nvlink(name: str, gb_per_s: float | None) -> None:
+def test_boards_that_always_have_nvlink_are_recognized(name: str, gb_per_s: float | None) -> None:
     assert unused_nvlink_gb_per_s(on(name, name), LARGE, 5.0) == gb_per_s
 
 
-def test_nothing_is_said_of_ranks_that_may_be_on_several_machines() -> None:
+def test_ranks_on_several_machines_have_no_nvlink_finding() -> None:
     assert unused_nvlink_gb_per_s(H200S, LARGE, SLOW) is not None
     numbered_alike = msgspec.structs.replace(
         H200S.timeline, tracks=tuple(msgspec.structs.replace(track, device=0) for track in H200S.tracks)
@@ -69,21 +69,21 @@ def test_nothing_is_said_of_ranks_that_may_be_on_several_machines() -> None:
     assert unused_nvlink_gb_per_s(elsewhere, LARGE, SLOW) is None
 
 
-def test_nor_of_a_rank_alone_or_where_others_are_missing() -> None:
+def test_single_or_missing_ranks_have_no_nvlink_finding() -> None:
     missing = msgspec.structs.replace(H200S.timeline, world_size=3)
     assert unused_nvlink_gb_per_s(replace(H200S, timeline=missing), LARGE, SLOW) is None
     alone = case_of(Job(ranks=2, step=(kernels(10), all_reduce(10), update(1)), recorded=(0,)).traces())
     assert unused_nvlink_gb_per_s(on("NVIDIA H200", case=alone), LARGE, SLOW) is None
 
 
-def test_nor_of_a_machine_that_is_known_to_have_none() -> None:
+def test_machine_without_nvlink_has_no_nvlink_finding() -> None:
     for lanes, found in ((18, 450.0), (0, None)):
         facts = machine(gpu(0), gpu(1), links=(Link(a=0, b=1, kind="SYS", lanes=lanes),))
         assert unused_nvlink_gb_per_s(replace(H200S, facts=facts), LARGE, SLOW) == found
 
 
 @pytest.mark.parametrize(("name", "unused"), [("vgg_p2poff", True), ("clean", False)])
-def test_recordings_with_peer_access_and_without(
+def test_recordings_with_and_without_peer_access_are_distinguished(
     name: str, *, unused: bool, whole_recording: Callable[[str], Path]
 ) -> None:
     findings = {finding.code: finding for finding in analyze([whole_recording(name)]).findings}
@@ -98,12 +98,10 @@ def test_recordings_with_peer_access_and_without(
     ("size", "busbw", "unused"),
     [(16 << 20, 56.25, True), ((16 << 20) - 1, 56.25, False), (16 << 20, 56.3, False)],
 )
-def test_only_large_collectives_that_reach_an_eighth_of_it_or_less_say_that_it_is_not_used(
-    size: int, busbw: float, *, unused: bool
-) -> None:
+def test_only_slow_large_collectives_show_unused_nvlink(size: int, busbw: float, *, unused: bool) -> None:
     assert (unused_nvlink_gb_per_s(H200S, size, busbw) is not None) == unused
 
 
-def test_the_slowest_board_counts_and_one_of_which_nothing_is_known_says_nothing() -> None:
+def test_slowest_known_board_sets_the_nvlink_limit() -> None:
     assert unused_nvlink_gb_per_s(on("NVIDIA H200", "NVIDIA A100-SXM4-80GB"), LARGE, 5.0) == 300.0
     assert unused_nvlink_gb_per_s(on("NVIDIA H200", "a board"), LARGE, 5.0) is None

@@ -1,8 +1,8 @@
-"""All that is said of each rule's example jobs and machines, of recorded machines, random jobs and small real traces.
+"""Compare complete diagnoses of each rule's examples, recorded machines, random jobs and small real traces.
 
-Kept in `tests/golden/diagnoses`.
+The expected diagnoses are in `tests/golden/diagnoses`.
 
-Other tests say what has to be right; here it is seen whatever else a change moves.
+Other tests check what must be right; this test shows every other effect of a change.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def name_of(path: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it, with six digits: sums of floats differ by machine in the last."""
+    """Convert to JSON types with six significant digits, because the last digits of sums differ between machines."""
     match value:
         case float():
             return float(f"{value:.6g}")
@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """JSON in which what fits into a line stands in one."""
+    """Write JSON with each object that fits on a line in one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line
@@ -73,7 +73,7 @@ def written(value: Any, indent: str = "") -> str:
 
 
 @pytest.mark.parametrize("rule", DOCUMENTED_RULES, ids=lambda rule: rule.code)
-def test_of_the_examples_of_rules(rule: type[Rule], golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_rule_examples(rule: type[Rule], golden: Callable[[str, str], None]) -> None:
     said = {}
     for what, job in every_example(rule.code):
         case = case_of(job.traces())
@@ -82,7 +82,7 @@ def test_of_the_examples_of_rules(rule: type[Rule], golden: Callable[[str, str],
 
 
 @pytest.mark.parametrize("rule", HARDWARE_RULES, ids=lambda rule: rule.code)
-def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_example_machines(rule: FactsRule, golden: Callable[[str, str], None]) -> None:
     golden(
         f"diagnoses/{rule.code}.json",
         text({what: rule.examine(facts) for what, facts in examples_by_code(rule.code).FIRES}),
@@ -90,13 +90,13 @@ def test_of_the_example_machines(rule: FactsRule, golden: Callable[[str, str], N
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_recorded_machines(name: str, golden: Callable[[str, str], None]) -> None:
     golden(f"diagnoses/machine-{name}.json", text(examine_facts(machine(name))))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ALL_KINDS)
-def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
     said = {}
     for seed in (7, 8, 9):
         case = recorded(draw(seed, kind))
@@ -116,7 +116,7 @@ def test_of_random_jobs(kind: str, golden: Callable[[str, str], None]) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", [*JOBS, *ALONE], ids=name_of)
-def test_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
+def test_diagnoses_of_real_traces(path: Path, golden: Callable[[str, str], None]) -> None:
     analysis, view = analyze_with_step([path])
     assert view is not None
     drawn = {

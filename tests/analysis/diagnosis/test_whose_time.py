@@ -1,4 +1,4 @@
-"""Whose functions and operators time is spent in, and what is left to gain fix by fix: in a few numbers."""
+"""Test which functions and operators time is attributed to, and the remaining savings after each fix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Frame = tuple[str, int, int]
 
 
 def events(*frames: Frame, thread: Sequence[int] | int = 1, role: Role = Role.USER_FUNCTION) -> Any:
-    """Calls (name, start, end), by start; those of lower-case names are nobody's."""
+    """Make calls (name, start, end) sorted by start; those with lower-case names are not the user's."""
     return SimpleNamespace(
         start_ns=np.array([start for _, start, _ in frames], np.int64),
         end_ns=np.array([end for _, _, end in frames], np.int64),
@@ -39,7 +39,7 @@ def events(*frames: Frame, thread: Sequence[int] | int = 1, role: Role = Role.US
 
 @st.composite
 def nested(draw: st.DrawFn, begin: int = 0, end: int = 40, depth: int = 0) -> list[Frame]:
-    """Calls one within another, by start."""
+    """Make nested calls, sorted by start."""
     found: list[Frame] = []
     while begin < end and draw(st.booleans()):
         start = draw(st.integers(begin, end - 1))
@@ -53,7 +53,7 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 40, depth: int = 0) -> li
 
 @given(nested(), st.integers(-5, 45), st.integers(-5, 45))
 @examples(100)
-def test_time_is_the_innermost_functions(frames: list[Frame], begin: int, end: int) -> None:
+def test_time_belongs_to_the_innermost_function(frames: list[Frame], begin: int, end: int) -> None:
     told = [frame for frame in frames if frame[0].isupper()]
     instant_by_instant = Counter[str]()
     for at in range(begin, end):
@@ -62,7 +62,7 @@ def test_time_is_the_innermost_functions(frames: list[Frame], begin: int, end: i
     assert +Counter(time_in(events(*frames), 1, begin, end)) == instant_by_instant
 
 
-def test_of_other_threads_and_of_a_broken_record_no_more_is_taken_than_is_there() -> None:
+def test_time_is_limited_to_the_span_of_the_thread() -> None:
     frames = events(("A", 0, 10), ("B", 2, 12), ("A", 20, 30), thread=[1, 1, 2])
     assert time_in(frames, 1, 0, 100) == {"A": 2, "B": 8}
     assert time_in(frames, 2, 0, 100) == {"A": 10}
@@ -70,7 +70,7 @@ def test_of_other_threads_and_of_a_broken_record_no_more_is_taken_than_is_there(
     assert time_in(frames, 1, 12, 100) == {}
 
 
-def test_the_function_around_an_event_is_the_innermost_of_its_thread() -> None:
+def test_function_around_an_event_is_the_innermost_of_its_thread() -> None:
     frames = events(
         ("A", 0, 100), ("B", 10, 50), ("x", 20, 30), ("x", 20, 60), ("C", 20, 90), ("x", 50, 51), ("x", 200, 201),
         thread=[1, 1, 1, 1, 2, 1, 1],
@@ -81,8 +81,8 @@ def test_the_function_around_an_event_is_the_innermost_of_its_thread() -> None:
 
 
 @pytest.mark.parametrize(("end", "found"), [(16, "B"), (15, "A"), (100, "A")])
-def test_a_span_is_in_what_takes_most_of_it(end: int, found: str) -> None:
-    """From 10 to 20 or so; the shortest that does."""
+def test_span_belongs_to_the_function_that_covers_most_of_it(end: int, found: str) -> None:
+    """The span lasts from about 10 to 20; it is attributed to the shortest call that covers most of it."""
     frames = events(("A", 0, 90), ("B", 10, end), ("C", 5, 95))
     assert innermost(frames, np.arange(3), 10, 20) == found
     assert innermost(frames, np.array([1]), 10, 20) == ("" if end == 15 else "B")
@@ -93,7 +93,7 @@ def more(**own_ms: float) -> str:
     return MoreOperators(own_ms=own_ms, calls={}, own_work=True).words()
 
 
-def test_the_operators_are_named_by_the_first_where_it_has_most() -> None:
+def test_operators_are_named_by_the_one_with_most_time() -> None:
     assert more(a=5) == "in a"
     assert more(a=5, b=4) == "in a"
     assert more(a=5, b=5) == "in a, b"
@@ -102,7 +102,7 @@ def test_the_operators_are_named_by_the_first_where_it_has_most() -> None:
 
 
 def ranks(*operators: dict[str, tuple[float, int]]) -> MoreOperators | None:
-    """What rank 1 spends longer in; of each rank how long calls take, in ms, and how many there are in a step."""
+    """Return the excess of rank 1, given ms and number of calls per step of each rank."""
     traces = []
     for rank, called in enumerate(operators):
         trace = TraceBuilder(rank, world_size=len(operators))
@@ -121,7 +121,7 @@ def near(**values: float) -> Any:
     return pytest.approx(values)
 
 
-def test_what_a_late_rank_spends_longer_in_than_the_mean_of_the_others() -> None:
+def test_excess_of_a_late_rank_is_over_the_mean_of_its_peers() -> None:
     found = ranks({"mm": (5, 2)}, {"mm": (8, 2), "sort": (3, 1)}, {"mm": (6, 2)})
     assert found is not None
     assert found.own_ms == near(mm=5, sort=3)
@@ -130,46 +130,49 @@ def test_what_a_late_rank_spends_longer_in_than_the_mean_of_the_others() -> None
     assert list(found.own_ms) == ["mm", "sort"]
 
 
-def test_its_own_work_is_what_it_calls_more_often() -> None:
+def test_additional_work_is_called_more_often() -> None:
     found = ranks({"mm": (5, 2)}, {"mm": (6.4, 2), "sort": (3, 1), "pad": (0.1, 1)})
     assert found is not None
     assert (found.own_work, found.own_ms) == (True, near(sort=3, pad=0.1))
     assert found.calls == near(sort=1, pad=1)
-    # Most of it is not: that all call as often.
+    # Most of the excess is in calls that all ranks make equally often.
     found = ranks({"mm": (5, 2)}, {"mm": (6.6, 2), "sort": (3, 1), "pad": (0.1, 1)})
     assert found is not None
     assert (found.own_work, found.own_ms) == (False, near(mm=3.2, sort=3, pad=0.1))
-    # What it calls less often, and shorter, is none of it.
+    # Calls that the late rank makes less often and that take less time do not count.
     found = ranks({"mm": (5, 3), "sort": (1, 1)}, {"mm": (4, 2), "sort": (4, 1)})
     assert found is not None
     assert found.own_ms == near(sort=3)
 
 
-def test_only_the_first_few_are_named_and_none_without_peers() -> None:
+def test_only_the_first_names_are_listed_and_none_without_peers() -> None:
     found = ranks({}, {f"op{at}": (8 - at, 1) for at in range(7)})
     assert found is not None
     assert list(found.own_ms) == ["op0", "op1", "op2", "op3", "op4"]
     assert ranks({"mm": (5, 1)}, {"mm": (4, 1)}) is None
-    assert more_operators(case_of([TraceBuilder().steps(5, 100, lambda one: one.compute(0, 90)).build()]), (0,)) is None
+    assert (
+        more_operators(case_of([TraceBuilder().steps(5, 100, lambda trace: trace.compute(0, 90)).build()]), (0,))
+        is None
+    )
 
 
-def test_the_path_leaves_out_what_gains_nothing_after_the_fixes_before() -> None:
+def test_order_of_fixes_omits_fixes_without_further_savings() -> None:
     job = summed(50, other=30, a=30, b=20, c=20)
     found, _ = scored(job, [cause("input-bound", "waste", "a"), cause("b"), cause("host-sync", "waste", "c")])
     path = path_of_fixes(job, found)
-    assert [(one.code, one.step_ms, one.then) for one in path] == [
+    assert [(fix.code, fix.step_ms, fix.then) for fix in path] == [
         ("input-bound", 70, "compute"),
         ("b", 50, "compute"),
     ]
     found, _ = scored(summed(30, other=30, a=30, b=20, c=20), [cause("a"), cause("host-sync", "waste", "b")])
-    assert [(one.code, one.then) for one in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
+    assert [(fixe.code, fixe.then) for fixe in path_of_fixes(summed(30, other=30, a=30, b=20, c=20), found)] == [
         ("a", "sync"),
         ("host-sync", "compute"),
     ]
     assert path_of_fixes(job, []) == ()
 
 
-def test_of_several_late_ranks_and_peers_the_means_are_compared() -> None:
+def test_means_of_several_late_ranks_and_peers_are_compared() -> None:
     traces = []
     for rank, (ms, count) in enumerate(((5, 1), (9, 2), (7, 1), (6, 2))):
         trace = TraceBuilder(rank, world_size=4)

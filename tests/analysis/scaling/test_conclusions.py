@@ -1,4 +1,4 @@
-"""Test speedup, waterfall, fit and forecast against values computed by hand."""
+"""Test speedup, waterfall, fit and forecast with values computed by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from gpudiag.statistics import Estimate
 from tests.app.scale.points import measured, parts
 
 
-def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
+def test_efficiency_is_relative_to_one_device_of_the_same_curve() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     other = measured(1, 60.0, precision="fp32")
     found = {point.id: point for point in with_speedups([four, other, one])}
@@ -36,7 +36,7 @@ def test_efficiency_is_against_one_device_of_the_same_curve() -> None:
     "unlike",
     [{"batch_per_device": 32}, {"data": "loader"}, {"strategy": "gloo"}, {"mode": "strong"}, {"workload": "vgg16"}],
 )
-def test_no_speedup_over_another_job(unlike: dict[str, object]) -> None:
+def test_different_jobs_give_no_speedup(unlike: dict[str, object]) -> None:
     four = with_speedups([measured(4, 40.0), measured(1, 30.0, **unlike)])[0]
     assert four.speedup is None
     assert four.baseline is None
@@ -50,7 +50,7 @@ def test_strong_scaling_compares_the_same_step() -> None:
     assert found.efficiency == pytest.approx(0.8)
 
 
-def test_the_worked_example_of_the_waterfall() -> None:
+def test_waterfall_of_the_worked_example() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     fall = waterfall(four, one, parts(compute=30.5, disturbed=0.5, exposed_transfer=7, waiting=2), parts(compute=30))
     lost = {loss.name: loss.percent for loss in fall.losses}
@@ -62,7 +62,7 @@ def test_the_worked_example_of_the_waterfall() -> None:
     assert fall.notes == ()
 
 
-def test_residual_of_the_simulation_is_the_rest() -> None:
+def test_simulation_error_is_the_rest() -> None:
     fall = waterfall(measured(4, 40.0), measured(1, 30.0), parts(compute=38), parts(compute=30))
     assert {loss.name: loss.percent for loss in fall.losses}["rest"] == pytest.approx(5)
     assert any("5.0 %" in note for note in fall.notes)
@@ -84,7 +84,7 @@ def test_note_compares_with_the_job_without_communication() -> None:
     assert any("4 devices reach 96.8 %" in note for note in fall.notes)
 
 
-def test_a_waterfall_of_timed_steps_alone() -> None:
+def test_waterfall_without_recorded_steps() -> None:
     apart = measured(4, 31.0, strategy="independent"), measured(1, 29.0, strategy="independent")
     fall = measured_waterfall(measured(4, 40.0), measured(1, 30.0), apart)
     lost = {loss.name: loss.percent for loss in fall.losses}
@@ -102,7 +102,7 @@ length = st.floats(0, 50)
     st.floats(1, 200),
     st.sampled_from([1, 2, 4, 64]),
 )
-def test_the_waterfall_closes(
+def test_waterfall_parts_sum_to_the_step(
     several: tuple[float, ...], single: tuple[float, ...], step_ms: float, one_ms: float, count: int
 ) -> None:
     fall = waterfall(
@@ -121,7 +121,7 @@ def known(step_ms: float) -> Estimate:
     return Estimate(value=step_ms, low=0.998 * step_ms, high=1.002 * step_ms)
 
 
-def test_the_fit_finds_the_terms_it_was_made_of() -> None:
+def test_fit_recovers_its_terms() -> None:
     steps = {n: known(30 + 4 * 2 * (n - 1) / n + 0.2 * (n - 1)) for n in (1, 2, 4, 8, 16)}
     found = fit(steps)
     assert found.cost.compute_ms == pytest.approx(30, rel=0.01)
@@ -142,13 +142,13 @@ def test_costs_are_never_negative_and_never_fall(compute: float, transfer: float
 
 
 @pytest.mark.parametrize("freedom", [3.0, 9.0, math.inf])
-def test_the_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
+def test_forecast_range_at_a_measured_size_is_its_interval(freedom: float) -> None:
     steps = {
         1: Estimate(value=30, low=29.9, high=30.1, freedom=freedom),
         2: Estimate(value=40, low=36, high=44, freedom=freedom),
     }
     low, high = fit(steps).range_of(lambda cost: cost.step_ms(2))
-    # Of 400 draws, ten are beyond either end.
+    # Ten of 400 draws are outside each end of the interval.
     assert low == pytest.approx(36, abs=1.2)
     assert high == pytest.approx(44, abs=1.2)
 
@@ -159,36 +159,36 @@ def test_too_few_sizes_give_no_fit() -> None:
     assert prospect([measured(1, 30.0)], None, None) is None
 
 
-def test_forecasts_within_the_machine() -> None:
+def test_forecast_within_the_machine() -> None:
     found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
     assert found is not None
-    assert [one.devices for one in found.forecasts] == [8, 16, 32]
+    assert [forecast.devices for forecast in found.forecasts] == [8, 16, 32]
     for one in found.forecasts:
         assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
     assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
 
 
-def test_forecasts_over_a_network_span_from_no_overlap_to_all() -> None:
-    # 100 MB over 10 GB/s: 20 ms between many machines, as much as backward hides.
+def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
+    # 100 MB over 10 GB/s take 20 ms between many machines, which backward can hide entirely.
     found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert found is not None
     last = found.forecasts[-1]
     assert last.devices == 4096
     assert last.efficiency.high > 0.97
     assert last.efficiency.low < 30 / 50
-    values = [one.efficiency.value for one in found.forecasts]
+    values = [forecast.efficiency.value for forecast in found.forecasts]
     assert values == sorted(values, reverse=True)
     assert "10 GB/s" in last.network
 
 
-def test_durations_count_samples_and_say_the_batch() -> None:
+def test_durations_count_samples_and_name_the_batch() -> None:
     (one,) = durations([measured(4, 40.0)], Wanted(samples=64e6))
     assert one.iterations == pytest.approx(64e6 / 256)
     assert one.hours == pytest.approx(64e6 / 6400 / 3600)
 
 
-def test_voxels_count_once() -> None:
-    """8.1 teravoxels at 8.8 million voxels a second take 256 hours, and not 25.7."""
+def test_voxels_are_counted_once() -> None:
+    """8.1 teravoxels at 8.8 million voxels per second take 256 hours rather than 25.7."""
     point = measured(1, 1000.0, batch_per_device=1, samples_per_s=1.0)
     (one,) = durations([point], Wanted(voxels=8.1e12, voxels_per_sample={"resnet50": 8_800_000}))
     assert one.hours == pytest.approx(255.7, abs=0.1)
@@ -199,7 +199,7 @@ def test_voxels_count_once() -> None:
     assert "at 8.80 Mvox/s" in words.duration_words(one, written)
 
 
-def test_iterations_on_several_devices_are_not_those_of_one() -> None:
+def test_iterations_on_several_devices_train_more_samples() -> None:
     one, four = durations([measured(1, 30.0), measured(4, 40.0)], Wanted(iterations=1e5))
     assert (one.iterations, four.iterations) == (1e5, 1e5)
     assert one.hours == pytest.approx(1e5 * 0.03 / 3600)
@@ -228,7 +228,7 @@ def test_odd_gpu_is_named_instead_of_its_pair() -> None:
         links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
     )
     pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
-    # The pair with the slow GPU is compared with its own two, of which one can only wait for the other.
+    # The pair with the slow GPU is compared with its two GPUs measured alone, because the faster one waits.
     assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
     assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]

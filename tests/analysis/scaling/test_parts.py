@@ -18,7 +18,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
-    """Parts of a recorded job whose timed steps took this share of what its replay takes."""
+    """Return the parts of a recorded job whose unprofiled steps are this share of its simulated steps."""
     timeline = build_timeline(read_traces([TRACES / name]), None)
     what_if = build_what_if(timeline)
     assert what_if is not None
@@ -28,7 +28,7 @@ def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
-def test_parts_sum_to_the_timed_step(name: str) -> None:
+def test_parts_sum_to_the_unprofiled_step(name: str) -> None:
     found = of(name)
     assert set(found.parts_ms) == set(STEP_PARTS)
     assert min(found.parts_ms.values()) >= 0
@@ -66,7 +66,7 @@ milliseconds = st.floats(0, 100)
 
 
 @given(st.tuples(*[milliseconds] * len(STEP_PARTS)), st.floats(1, 300), st.booleans())
-def test_scaling_never_makes_parts_longer_than_the_timed_step(
+def test_scaling_never_makes_parts_longer_than_the_unprofiled_step(
     lengths: tuple[float, ...], timed_ms: float, on_cpu: bool
 ) -> None:
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))

@@ -1,8 +1,8 @@
-"""Test conclusions with untrusted baselines, and intervals widened by starts.
+"""Test conclusions from untrusted baselines, and intervals that cover the scatter between starts.
 
-`uneven-host.json`: points and parts of steps of ResNet-50 and VGG-16 on 4 H200s, as `gpudiag scale resnet50 vgg16
---precision bf16 --memory-format nhwc --seconds 2` measured them on 2026-11-22 on a slow and uneven host. ResNet-50's
-step was the host's; efficiencies of 118 and 132 % and a waterfall with a rest of 56 % came of it.
+`uneven-host.json` has points and step parts of ResNet-50 and VGG-16 on 4 H200, measured by `gpudiag scale resnet50
+vgg16 --precision bf16 --memory-format nhwc --seconds 2` on 2026-11-22 on a slow and uneven host. The host limited
+ResNet-50's step, which led to efficiencies of 118 and 132 % and a waterfall with 56 % unexplained.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def test_no_conclusions_from_a_baseline_on_an_uneven_host(uneven: Scaling) -> No
     assert len(resnet) == 11
     assert all(point.samples_per_s and point.speedup is None and point.efficiency is None for point in resnet)
     assert not any(fall.workload == "resnet50" for fall in uneven.waterfalls)
-    assert not any(one.workload == "resnet50" for one in uneven.prospects)
+    assert not any(prospect.workload == "resnet50" for prospect in uneven.prospects)
     assert not any(gpu.odd for gpu in uneven.alone)
     assert any(r.code == "no-baseline-to-trust" and "30.6 ms as nccl" in r.message for r in uneven.remarks)
 
 
-def test_undisturbed_points_keep_their_conclusions(uneven: Scaling) -> None:
+def test_points_without_contention_keep_their_conclusions(uneven: Scaling) -> None:
     vgg = {(point.strategy, point.devices): point for point in uneven.points if point.workload == "vgg16"}
     assert vgg["nccl", 4].efficiency == pytest.approx(0.93, abs=0.001)
     assert {fall.strategy for fall in uneven.waterfalls} == {"nccl", "nccl-no-p2p"}
@@ -89,7 +89,7 @@ def started(devices: int, *steps_ms: float, **given: object) -> PointRecord:
 
 
 def test_intervals_cover_the_scatter_of_starts() -> None:
-    """Two starts, 1 % apart on average, each known to 1 %."""
+    """Two starts differ by 1 % on average, and each is known to 1 %."""
     points = [started(n, 30.0 * n, 30.0 * n * (1 + apart)) for n, apart in ((1, 0.01), (2, -0.01), (4, 0.012))]
     for point in with_scatter(points):
         rates = [start.samples_per_s for start in point.starts]
@@ -113,7 +113,7 @@ def test_every_point_has_the_requested_starts() -> None:
     assert again([measured(1, 30.0), two], 1) == []
 
 
-def test_a_point_of_two_starts_keeps_both() -> None:
+def test_point_with_two_starts_keeps_both() -> None:
     point = started(2, 40.0, 50.0)
     assert point.starts == tuple(
         StartResult(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)
@@ -122,7 +122,7 @@ def test_a_point_of_two_starts_keeps_both() -> None:
     assert point.steps == 100
 
 
-def test_two_points_forecast_nothing() -> None:
+def test_two_points_give_no_forecast() -> None:
     assert prospect([measured(1, 30.0), measured(4, 36.0)], Network(gb_per_s=25.0), None) is None
 
 

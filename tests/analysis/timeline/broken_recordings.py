@@ -1,4 +1,4 @@
-"""Break whole recordings as they break in practice; each function writes the traces of a job into a new directory."""
+"""Damage full recordings in realistic ways; each function writes the traces of a job into a new directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def named(directory: Path, rank: int) -> Path:
 
 
 def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path) -> Path:
-    """Replace the traces of these ranks by those of another run."""
+    """Replace the traces of these ranks by traces of a different run."""
     for source in sorted(first.glob("rank*")):
         of = second if any(source == named(first, rank) for rank in ranks) else first
         (target / source.name).write_bytes((of / source.name).read_bytes())
@@ -31,7 +31,7 @@ def with_ranks_of(first: Path, second: Path, ranks: Sequence[int], target: Path)
 
 
 def without_rank(source: Path, rank: int, target: Path) -> Path:
-    """All traces but one rank's."""
+    """Copy all traces except those of one rank."""
     for path in sorted(source.glob("rank*")):
         if path != named(source, rank):
             (target / path.name).write_bytes(path.read_bytes())
@@ -39,7 +39,7 @@ def without_rank(source: Path, rank: int, target: Path) -> Path:
 
 
 def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
-    """Replace a rank's trace by another's, whose header says that it is of rank `says`."""
+    """Replace a rank's trace by the trace of a different rank, with a header that says rank `says`."""
     without_rank(source, instead_of, target)
     text = gzip.decompress(named(source, rank).read_bytes()).decode()
     head, events = text.split('"traceEvents"', 1)
@@ -68,13 +68,13 @@ def with_events(source: Path, target: Path, stays: Callable[[str, str], bool], r
 
 
 def without_device_work(source: Path, target: Path, ranks: Sequence[int], *, calls: bool = True) -> Path:
-    """CUPTI could not record on these ranks; without `calls` not even what the host called."""
+    """Remove device work on these ranks, as if CUPTI had failed; without `calls` remove runtime calls too."""
     gone = {*DEVICE_WORK, "gpu_user_annotation", *(() if calls else ("cuda_runtime", "cuda_driver"))}
     return with_events(source, target, lambda category, _: category not in gone, ranks)
 
 
 def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> Path:
-    """This share of all device ops was lost, at random."""
+    """Remove this share of all device ops at random."""
     draw = np.random.default_rng(seed)
     return with_events(
         source, target, lambda category, _: category not in DEVICE_WORK or draw.random() >= share, range(64)
@@ -82,7 +82,7 @@ def with_lost_work(source: Path, target: Path, share: float, seed: int = 0) -> P
 
 
 def say_devices_of_calls(space: Any) -> None:
-    """Add what TensorFlow writes and the small recording lacks: the GPU that each call gives work to."""
+    """Add the GPU of each call, which TensorFlow writes and the small recording lacks."""
     device_of: dict[int, int] = {}
     for plane in space.planes:
         names = {ident: entry.name for ident, entry in plane.stat_metadata.items()}

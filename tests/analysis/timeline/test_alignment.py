@@ -1,4 +1,4 @@
-"""Test that the true pairing is found despite injected lags, drops, jitter and clock offsets."""
+"""Test that the true matches are found despite injected lags, drops, jitter and clock offsets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TYPICAL_NS = 13 * NS_PER_US
 
 @dataclass
 class Job:
-    """Collectives as they truly happened: when, of what size, whether all leave together."""
+    """The true ends and sizes of collectives, and whether all ranks leave them together."""
 
     end: np.ndarray[tuple[int], np.dtype[np.int64]]
     signature: np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -46,7 +46,7 @@ class Job:
 
 
 def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: bool = True, broadcasts: int = 0) -> Job:
-    """Steps of about 30 ms, each with `buckets` all-reduces in its second half; step times vary by 2 %."""
+    """Make steps of about 30 ms, each with `buckets` all-reduces in its second half; step times vary by 2 %."""
     ends, signatures, symmetric = [], [], []
     begin = 0.0
     for _ in range(steps):
@@ -64,7 +64,7 @@ def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: boo
 
 
 def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_least: float) -> None:
-    """Every pair is one collective, and hardly any that both ranks saw is left out."""
+    """Check that each match is of the same collective, and that almost all collectives recorded by both ranks match."""
     assert (of_a[found.a] == of_b[found.b]).all()
     assert len(found.a) >= at_least * len(np.intersect1d(of_a, of_b))
 
@@ -80,7 +80,7 @@ def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_le
 )
 @example(seed=1, steps=6, buckets=4, sized=False, broadcasts=2, cut=(3, 6, 4, 4), offset=0)
 @examples(200)
-def test_captures_that_begin_and_end_apart(
+def test_captures_with_different_start_and_end(
     *, seed: int, steps: int, buckets: int, sized: bool, broadcasts: int, cut: tuple[int, int, int, int], offset: int
 ) -> None:
     noise = np.random.default_rng(seed)
@@ -90,7 +90,7 @@ def test_captures_that_begin_and_end_apart(
     of_a = np.arange(min(cut[0], most), count - min(cut[1], most))
     of_b = np.arange(min(cut[2], most), count - min(cut[3], most))
     found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
-    # A handful of like collectives under a clock that is off may fit in several ways: then it must be said.
+    # A few equal collectives may match in several ways if the clocks differ; the result must then be ambiguous.
     if abs(offset) < NS_PER_MS or not found.ambiguous:
         check_pairing(found, of_a, of_b, at_least=0.99)
         assert abs(found.offset_ns - offset) <= JITTER_NS
@@ -109,7 +109,7 @@ def test_small_clock_offset_is_unambiguous(seed: int, offset: int) -> None:
 
 @given(seed=st.integers(0, 2**32), lost=st.integers(1, 6), offset=st.sampled_from([0, 40 * NS_PER_US, 2 * NS_PER_MS]))
 @examples(100)
-def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> None:
+def test_collectives_lost_in_the_middle_are_skipped(seed: int, lost: int, offset: int) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 5, noise)
     of_a = np.arange(len(job.end))
@@ -120,8 +120,8 @@ def test_collectives_lost_in_the_middle(seed: int, lost: int, offset: int) -> No
 
 @given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
 @examples(100)
-def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
-    """Steps of uneven length make one pairing fit far better than the others."""
+def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut: tuple[int, int, int, int]) -> None:
+    """Steps of unequal length make one match much better than the others."""
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     count = len(job.end)
@@ -133,8 +133,8 @@ def test_clocks_without_a_common_origin(seed: int, origin: int, cut: tuple[int, 
 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
-def test_long_captures(origin: int) -> None:
-    """A sample of many collectives votes on the offset, and all are paired."""
+def test_long_captures_are_aligned(origin: int) -> None:
+    """A sample of collectives votes on the offset, and then all are matched."""
     noise = np.random.default_rng(3)
     job = training(150, 7, noise)
     every = np.arange(len(job.end))
@@ -146,7 +146,7 @@ def test_long_captures(origin: int) -> None:
 
 
 def test_uneven_steps_are_rarely_ambiguous_without_a_common_origin() -> None:
-    """Two steps may be so alike by chance that a correct pairing is reported as ambiguous."""
+    """Two steps may be so similar by chance that a correct match is reported as ambiguous."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)
@@ -179,7 +179,7 @@ def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> Non
 
 
 @pytest.mark.parametrize("comparable", [True, False])
-def test_one_collective_each(comparable: bool) -> None:
+def test_single_collectives_match(comparable: bool) -> None:
     one = CollectiveSequence(
         start=np.array([1], np.int64),
         end=np.array([5], np.int64),
@@ -203,8 +203,8 @@ def test_rank_without_symmetric_collectives_matches_nothing(comparable: bool) ->
 
 @given(seed=st.integers(0, 2**32))
 @examples(50)
-def test_unrelated_collectives_move_no_clock(seed: int) -> None:
-    """Groups that only share a name end at unrelated instants: no offset may be made of chance neighbours."""
+def test_unrelated_collectives_give_no_clock_offset(seed: int) -> None:
+    """Groups with the same name but different collectives end at unrelated times, which must not give an offset."""
     noise = np.random.default_rng(seed)
     count = 40
     one, other = (
@@ -221,12 +221,12 @@ def test_unrelated_collectives_move_no_clock(seed: int) -> None:
 
 @given(seed=st.integers(0, 2**32), comparable=st.booleans())
 @examples(50)
-def test_only_collectives_of_one_signature_are_paired(seed: int, *, comparable: bool) -> None:
+def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
-    # Beside each of one rank's the other has one of another size, that ends with it to the nanosecond.
+    # Next to each collective of one rank, the other rank has one of a different size that ends in the same nanosecond.
     beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),
@@ -240,8 +240,8 @@ def test_only_collectives_of_one_signature_are_paired(seed: int, *, comparable: 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
 @examples(50)
-def test_scattered_ends_pair_by_overlap_on_one_clock(seed: int, steps: int, lost: int) -> None:
-    """gloo's threads on busy processors: ends milliseconds apart, as in `tests/traces/gloo_dataloader`."""
+def test_scattered_ends_match_by_overlap_on_one_clock(seed: int, steps: int, lost: int) -> None:
+    """gloo's threads on busy CPUs end milliseconds apart, as in `tests/traces/gloo_dataloader`."""
     noise = np.random.default_rng(seed)
     job = training(steps, 3, noise)
     of_a, of_b = np.arange(len(job.end)), np.arange(lost, len(job.end))
@@ -258,7 +258,7 @@ def test_scattered_ends_pair_by_overlap_on_one_clock(seed: int, steps: int, lost
     assert found.offset_ns == 0
 
 
-def test_empty() -> None:
+def test_empty_captures_match_nothing() -> None:
     none = CollectiveSequence(
         start=np.empty(0, np.int64),
         end=np.empty(0, np.int64),

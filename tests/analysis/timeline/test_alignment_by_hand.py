@@ -42,7 +42,7 @@ def seen(
     of: Several[int] | None = None,
     rooted: Several[int] = (),
 ) -> CollectiveSequence:
-    """Collectives that ended then; `of` are their signatures, `rooted` those that not all leave together."""
+    """Make collectives with these ends; `of` are their signatures, and ranks leave the `rooted` ones separately."""
     end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
     start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
     signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
@@ -71,7 +71,7 @@ def test_nearest_value_with_ties_to_the_lower(points: list[int], among: list[int
         assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
 
 
-def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
+def test_matches_are_mutually_nearest_within_the_tolerance() -> None:
     assert near(seen([0, 1000, 2000]), seen([300, 700, 2301])) == [(0, 0), (1, 1)]
     assert near(seen([0, 200]), seen([150])) == [(1, 0)]
     assert near(seen([150]), seen([0, 200])) == [(0, 1)]
@@ -80,18 +80,19 @@ def test_pairs_are_each_others_nearest_within_the_tolerance() -> None:
     assert near(seen([0, 1000]), seen([-4000, -5000]), -5000) == [(0, 1), (1, 0)]
 
 
-def test_pairs_are_symmetric_and_of_one_signature() -> None:
+def test_matches_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen([0, 1000, 2000], of=[1, 3, 3])) == [(0, 0), (2, 2)]
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
     assert near(seen([0, 1000], rooted=[0, 1]), seen([0, 1000])) == near(seen([0]), seen([0], rooted=[0])) == []
-    # However far the other's are from the first and the last: none is another signature's neighbour.
+    # The other signature's ends are far before the first and after the last, and must not count as neighbours.
     ends = [-5_000, 0, 1000, 2000, 7_000]
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen(ends, of=[3, 1, 2, 3, 1])) == [(0, 1), (1, 2), (2, 3)]
 
 
 def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
-    """`count` ends 1000 apart, or ever further, of which all but so many are off by more than the tolerance."""
+    """Return `count` ends at increasing distances of about 1000; all except `good` differ by more than the
+    tolerance."""
     return [at * 1000 + bend * at * at + (500 if 1 <= at <= count - fitting else 0) for at in range(count)]
 
 
@@ -114,7 +115,7 @@ def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, bel
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
 def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
-    """Return ends alternately early and late by this much, and one on time."""
+    """Return ends that are alternately early and late by this much, and one on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
     found = fit(seen(shifted(11, 11)), seen(ends), FAR)
     assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
@@ -131,10 +132,10 @@ def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, belie
 
 
 def test_collectives_of_one_capture_need_not_fit() -> None:
-    """The other rank recorded the last three of eleven ends, and one more between them."""
+    """The other rank recorded the last three of eleven ends, and a further end between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
-    # What is within the tolerance of the edge was seen.
+    # Ends within the tolerance of the capture's edge count as recorded.
     more = seen([8000, 8500, 9000, 10_000, 10_300, 12_000])
     assert fit(one, more).coverage == 1.0
     assert fit(seen([0, 1000, 2000, 3000]), seen([-300, 100, 1100, 1500, 2100])).coverage == 1.0
@@ -152,7 +153,7 @@ def offsets(*fits: _Fit) -> list[float]:
     return [one.offset / NS_PER_US for one in _equally_good([*fits])]
 
 
-def test_equally_good_pairings_have_half_the_pairs_and_nearly_full_coverage() -> None:
+def test_equally_good_alignments_have_half_the_matches_and_nearly_full_coverage() -> None:
     assert offsets() == []
     assert offsets(fitting(10, 5000), fitting(20, 0)) == [0, 5000]
     assert offsets(fitting(9, 5000), fitting(20, 0)) == [0]
@@ -161,19 +162,19 @@ def test_equally_good_pairings_have_half_the_pairs_and_nearly_full_coverage() ->
     assert offsets(fitting(20, 0, coverage=0.8), fitting(15, 5000, coverage=0.76)) == [0, 5000]
 
 
-def test_equally_good_pairings_have_at_most_four_times_the_spread() -> None:
+def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
-    # On one clock they may as well leave unevenly.
+    # On one clock, ranks may leave at different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
-    # What is finer than the finest says no more.
+    # A spread below the clock's resolution does not decide.
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20)) == [2000, 5000]
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
 
-def test_few_pairs_do_not_set_the_spread() -> None:
+def test_few_matches_do_not_set_the_spread() -> None:
     assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
     assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]
@@ -184,26 +185,26 @@ def test_offsets_within_the_tolerance_are_merged() -> None:
     assert offsets(fitting(19, 2300), fitting(20, 2000), fitting(18, 2301), fitting(17, 1700)) == [2000, 2301]
 
 
-def test_on_comparable_clocks_the_smaller_offset_is_the_right_one() -> None:
-    def found(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
+def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
+    def alignment_of(*fits: _Fit, comparable: bool = True) -> tuple[float, int, bool]:
         one = _finish(seen([0] * 30), seen([0] * 30), [*fits], comparable)
         return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
 
-    assert found(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
-    assert found(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the other pairs more
-    assert found(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
-    assert found(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert found(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly further
-    assert found(fitting(15, 101)) == (101, 15, False)
-    # On others nothing tells them apart.
-    assert found(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
-    assert found(fitting(15, 100, spread=2), fitting(15, 5000, spread=1), comparable=False) == (5000, 15, True)
-    assert found(fitting(15, 5000), comparable=False) == (5000, 15, False)
+    assert alignment_of(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
+    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the second offset matches more
+    assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
+    assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly larger
+    assert alignment_of(fitting(15, 101)) == (101, 15, False)
+    # If clocks are not comparable, the size of the offset does not decide.
+    assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
+    assert alignment_of(fitting(15, 100, spread=2), fitting(15, 5000, spread=1), comparable=False) == (5000, 15, True)
+    assert alignment_of(fitting(15, 5000), comparable=False) == (5000, 15, False)
     assert _finish(seen([0] * 9), seen([0] * 9), [fitting(9, 0, spread=7)], False).residual_ns == 7 * NS_PER_US
 
 
 def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
-    """Pairs of rooted collectives (letters) of two ranks whose `*` are matched, each with its next."""
+    """Return the matches of rooted collectives (letters) between the matched ones (`*`) of two ranks."""
     one, other = (
         seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
         for of in (a, b)
@@ -216,15 +217,15 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
     ("a", "b", "found"),
     [
         ("*xy*", "*xy*", [(1, 1), (2, 2)]),
-        ("*xy*", "*x*", []),  # which of them is missing is not known
+        ("*xy*", "*x*", []),  # it is unknown which one is missing
         ("*xy*", "*xz*", []),
         ("*x*y*", "*z*y*", [(3, 3)]),
         ("*x**", "***", []),
         ("xy*", "xy*", [(0, 0), (1, 1)]),
-        ("xy*", "y*", [(1, 0)]),  # outwards from the match
+        ("xy*", "y*", [(1, 0)]),  # matches proceed outwards from a matched collective
         ("y*", "xy*", [(0, 1)]),
         ("xy*", "zy*", [(1, 1)]),
-        ("xy*", "xz*", []),  # while they agree
+        ("xy*", "xz*", []),  # the signatures agree
         ("*xy", "*x", [(1, 1)]),
         ("*x", "*xy", [(1, 1)]),
         ("*xyz", "*xaz", [(1, 1)]),
@@ -232,7 +233,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
         ("*", "*", []),
     ],
 )
-def test_rooted_collectives_are_paired_between_matched_ones(a: str, b: str, found: list[tuple[int, int]]) -> None:
+def test_rooted_collectives_match_between_matched_ones(a: str, b: str, found: list[tuple[int, int]]) -> None:
     assert rooted_between(a, b) == found
 
 
@@ -244,14 +245,14 @@ def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[in
 def test_overlapping_collectives_match_on_one_clock() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
     assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
-    # One that begins after the other has ended is another: that one waits for the next.
+    # A collective that begins after the other has ended is a different one.
     assert overlap(a, seen([1900, 3500], starts=[1001, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(a, seen([-1, 3500], starts=[-100, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(seen([10], starts=[5]), seen([4], starts=[1])) == ([], 0, 0, False)
     assert overlap(a, seen([1000, 3000], of=[7, 7])) == ([], 0, 0, False)
 
 
-def test_overlap_pairs_each_signature_in_order() -> None:
+def test_overlap_matches_each_signature_in_order() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     b = seen([1000, 3000, 5000], starts=[0, 2000, 4000], of=[2, 1, 2])
     assert overlap(a, b) == ([(0, 0), (1, 1), (2, 2)], 0, 1.0, True)
@@ -261,7 +262,7 @@ def test_overlap_pairs_each_signature_in_order() -> None:
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
 def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
-    """Nine pairs, and on both ranks as many others that overlap nothing, all but the last within the captures."""
+    """Nine collectives match; both ranks have as many others without overlap, all but the last within both captures."""
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
     a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
@@ -270,7 +271,7 @@ def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
-def test_collective_at_the_end_of_the_other_capture_counts_as_seen(begin: float, coverage: float) -> None:
+def test_collective_at_the_edge_of_the_other_capture_counts_as_recorded(begin: float, coverage: float) -> None:
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     a = seen([*nine, 20_050], starts=[*(at - 50 for at in nine), begin])
     b = seen(sorted([*nine, 10_500]))
@@ -281,14 +282,14 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
     a, b = seen([0, 10_000, 20_000]), seen([5_000, 15_000, 25_000])
 
     def of(a: CollectiveSequence, b: CollectiveSequence, *, comparable: bool) -> list[float]:
-        return [one / NS_PER_US for one in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
+        return [offset / NS_PER_US for offset in _offsets(a, b, LEAST_TOLERANCE_NS, comparable)]
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]
-    # Of four those that one alone has are fewer than half of the most.
+    # The four unmatched collectives of one rank are fewer than half.
     a, b = seen([0, 10_000, 20_000, 30_000]), seen([5_000, 15_000, 25_000, 35_000])
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
-    # Within the tolerance they are one, in the median.
+    # Ends within the tolerance are merged to their median.
     assert of(seen([0]), seen([0, 200, 400]), comparable=False) == [100]
     assert of(seen([0]), seen([0, 100, 300]), comparable=False) == [100]
     assert of(seen([0]), seen([0, 301]), comparable=False) == [0, 301]
@@ -301,21 +302,21 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
     assert of(many, many, comparable=True) == [0, 0, *(sign * at * 1000 for at in (1, 2, 3) for sign in (-1, 1)), -4000]
 
 
-def test_overlap_is_used_if_it_pairs_more() -> None:
+def test_overlap_is_used_if_it_matches_more() -> None:
     def loose(fits: int) -> CollectiveSequence:
         ends = shifted(fits, 12, bend=400)
         return seen(ends, starts=[at - 600 for at in ends])
 
-    def found(fits: int) -> tuple[int, float]:
+    def alignment_of(fits: int) -> tuple[int, float]:
         one = align(loose(12), loose(fits), clocks_comparable=True)
         return len(one.a), one.residual_ns / NS_PER_US
 
-    assert found(12) == (12, 0)
-    assert found(9) == (9, 0)  # three quarters fit: the others are others
-    assert found(8) == (12, 0)
-    assert found(5) == (12, 500)
+    assert alignment_of(12) == (12, 0)
+    assert alignment_of(9) == (9, 0)  # three quarters match, so the rest are different collectives
+    assert alignment_of(8) == (12, 0)
+    assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0
-    # Without any overlap they are strangers, of which those fit that fit.
+    # Without overlap the collectives are unrelated, and only the matching ones count.
     ends = shifted(8, 12, bend=400)
     assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8
 

@@ -1,4 +1,4 @@
-"""Test when the training thread of a CPU process waits inside an operator for its collective."""
+"""Test when the training thread of a CPU process waits inside an operator for a collective."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import pytest
 from gpudiag.analysis.timeline.host import awaited_inside
 from tests.timeline_builder import TRAINING, TraceBuilder
 
-#: Hands over from 1100 to 1150.
+#: Enqueues from 1100 to 1150.
 ENQUEUE = "c10d::allreduce_"
 
 
 def awaited(trace: TraceBuilder) -> list[tuple[int, int]]:
-    """When it waited, in µs."""
+    """Return the waits in µs."""
     return [(start // 1000, end // 1000) for start, end in awaited_inside(trace.build(), TRAINING).pairs()]
 
 
 def summed(*, end: int = 2000) -> TraceBuilder:
-    """Add an autograd function from 1000 on that enqueues an all-reduce."""
+    """Add an autograd function that starts at 1000 and enqueues an all-reduce."""
     return TraceBuilder().operator(1000, end, "_Summed").operator(1100, 1150, ENQUEUE)
 
 
 def test_operator_waits_until_the_collective_ends() -> None:
     assert awaited(summed().gloo(1120, 1900)) == [(1150, 1900)]
     assert awaited(summed().gloo(1120, 1500).gloo(1130, 1900)) == [(1150, 1900)]
-    # What it does meanwhile is no waiting.
+    # Time in which the thread runs operators is not a wait.
     busy = summed().operator(1300, 1600).gloo(1120, 1200).gloo(1130, 1900)
     assert awaited(busy) == [(1150, 1200), (1600, 1900)]
 
 
-def test_pause_without_an_ending_collective_is_no_wait() -> None:
+def test_pause_without_a_collective_end_is_no_wait() -> None:
     assert awaited(summed()) == []
-    assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # while it was busy
-    assert awaited(summed().gloo(1090, 1900)) == []  # begun before
+    assert awaited(summed().operator(1500, 1900).gloo(1120, 1850)) == []  # ends while the thread is busy
+    assert awaited(summed().gloo(1090, 1900)) == []  # starts before the enqueue
     assert awaited(summed().gloo(1100, 1900)) == [(1150, 1900)]
     assert awaited(summed().by(TRAINING).gloo(1120, 1900, thread=TRAINING)) == []  # on the same thread
 
@@ -42,7 +42,7 @@ def test_pause_without_an_ending_collective_is_no_wait() -> None:
     [(2001, [(1150, 2000)]), (2849, [(1150, 2000)]), (2850, []), (1150, []), (1151, [(1150, 1151)])],
 )
 def test_collective_that_ends_slightly_later_counts(end: int, waits: list[tuple[int, int]]) -> None:
-    """The collective ends later by less than the pause of 850 µs."""
+    """The collective ends later, by less than the pause of 850 µs."""
     assert awaited(summed().gloo(1120, end)) == waits
 
 
@@ -61,7 +61,7 @@ def test_innermost_operator_around_the_enqueue_waits() -> None:
     trace = TraceBuilder().operator(500, 9000, "forward").operator(600, 700).operator(1000, 2000, "_Summed")
     trace.operator(1010, 1050, "aten::clone").operator(1100, 1150, ENQUEUE).gloo(1120, 1900).gloo(1130, 8000)
     assert awaited(trace) == [(1150, 1900)]
-    # What ended before the hand-over is not around it.
+    # An operator that ended before the enqueue does not contain it.
     trace = TraceBuilder().operator(1000, 2000, "_Summed").operator(1010, 1090, "c10d::barrier").operator(1020, 1080)
     assert awaited(trace.operator(1100, 1150, ENQUEUE).gloo(1120, 1900)) == [(1150, 1900)]
 

@@ -1,4 +1,4 @@
-"""Test that every threshold of the timeline has a source, and decides between a case just below and one just above."""
+"""Test that each threshold of the timeline has a source, and separates a case just below from one just above it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.timeline_builder import TraceBuilder
 
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
-#: Numbers elsewhere: bounds of time and memory, and how much of a step is drawn.
+#: Constants elsewhere: limits of time and memory, and of the number of drawn spans.
 BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_ORDINARY_ROLE", "_THREE"}
 DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
@@ -34,7 +34,7 @@ def fit(pairs: int, *, offset: int = 0, spread: float = 10 * NS_PER_US, coverage
 
 
 def seen(matching: float, offset: int) -> _Fit:
-    """Return the fit of two captures of 100 collectives, of which this share ends together."""
+    """Return the fit of two captures of 100 collectives, of which this share ends at the same time."""
     end = np.arange(100) * NS_PER_MS
     other = end + np.where(np.arange(100) < round(100 * matching), 0, NS_PER_MS // 2) + offset
     kinds, symmetric = np.zeros(100, np.int64), np.ones(100, np.bool_)
@@ -80,7 +80,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """A launch recurs after a thousand others, the third time a little later."""
+    """Make a launch that recurs after a thousand others, the third time slightly later."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
@@ -141,7 +141,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps with a window, of three with 100 device ops each, except the last."""
+    """Return the steps with a window, for three steps with 100 device ops each, except the last."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
@@ -168,7 +168,7 @@ def idle_device(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_threshold_decides_between_its_cases(name: str) -> None:
+def test_threshold_separates_its_cases(name: str) -> None:
     assert CASES.differ(name)
 
 

@@ -22,7 +22,8 @@ TRANSFER = BUCKETS.index("communication_transfer")
 def job(
     arrivals: list[int], *, steps: int = 6, period: int = 30_000, clocks_ns: list[int] | None = None, jitter: int = 0
 ) -> list[TraceBuilder]:
-    """Ranks with one all-reduce per step that each enters at its own time (µs) and all leave at 20 000."""
+    """Make ranks with an all-reduce per step, which each rank enters at a different time (µs) and all leave at 20
+    000."""
     noise = np.random.default_rng(5)
     lengths = noise.integers(0, 900, steps)
     builders = []
@@ -38,7 +39,7 @@ def job(
 
 
 @pytest.mark.parametrize("clocks_ns", [None, [0, 3 * NS_PER_MS, -7 * NS_PER_MS]])
-def test_all_ranks_wait_for_the_last_one(clocks_ns: list[int] | None) -> None:
+def test_all_ranks_wait_for_the_last_arrival(clocks_ns: list[int] | None) -> None:
     builders = job([4_000, 15_000, 9_000], clocks_ns=clocks_ns, jitter=10)
     timeline = build_timeline([builder.build() for builder in builders])
     attribution = attribute(timeline)
@@ -56,7 +57,7 @@ def test_all_ranks_wait_for_the_last_one(clocks_ns: list[int] | None) -> None:
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """Two groups of two; the clock of rank 3 is 4 ms ahead, which only rank 2 can tell."""
+    """There are two groups of two ranks; the clock of rank 3 is 4 ms ahead, which only rank 2's collectives show."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -71,8 +72,8 @@ def test_separate_components_of_clocks_are_aligned() -> None:
     assert attribute(timeline).tracks[2].waits_ns.keys() == {3}
 
 
-def test_two_devices_of_one_process_share_its_clock() -> None:
-    """The second device takes part in no collective; its clock is off as the first's is."""
+def test_devices_of_one_process_share_its_clock() -> None:
+    """The second device has no collectives; its clock offset equals that of the first."""
     reference, other = (
         TraceBuilder(rank, world_size=2).steps(
             6, 30_000, lambda s: s.on(0).compute(0, 100).collective(5_000, 20_000, ranks=(0, 1)).on(1).compute(0, 100)
@@ -83,7 +84,7 @@ def test_two_devices_of_one_process_share_its_clock() -> None:
     assert [track.shift_ns for track in timeline.tracks] == [0, 0, -9 * NS_PER_MS, -9 * NS_PER_MS]
 
 
-def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
+def test_groups_with_equal_names_and_different_ranks_are_different() -> None:
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -96,8 +97,8 @@ def test_groups_of_one_name_with_different_ranks_are_different_groups() -> None:
     assert waits == [{1}, set(), set(), {2}]
 
 
-def test_several_groups_of_one_process() -> None:
-    """Tensor-parallel pairs within the step, a data-parallel all-reduce at its end."""
+def test_several_groups_of_one_process_are_matched_separately() -> None:
+    """Tensor-parallel pairs communicate within the step, and a data-parallel all-reduce ends it."""
     traces = []
     for rank in range(4):
         pair = (0, 1) if rank < 2 else (2, 3)
@@ -112,8 +113,8 @@ def test_several_groups_of_one_process() -> None:
     assert tracks[0].waits_ns[3].tolist() == [3_000 * NS_PER_US] * 4
 
 
-def test_a_broadcast_whose_root_leaves_early() -> None:
-    """The root does not wait for the others; they wait for it if it is late."""
+def test_root_of_a_broadcast_may_leave_early() -> None:
+    """The root does not wait for other ranks; they wait for a late root."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -128,7 +129,7 @@ def test_a_broadcast_whose_root_leaves_early() -> None:
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
-def test_group_of_one_rank_waits_for_nobody() -> None:
+def test_group_of_one_rank_has_no_wait() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
     (track,) = attribute(build_timeline([trace.build()])).tracks
     assert track.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
@@ -137,7 +138,7 @@ def test_group_of_one_rank_waits_for_nobody() -> None:
     assert track.unsplit_ns.tolist() == [0, 0]
 
 
-def test_single_rank_shows_waiting_as_transfer() -> None:
+def test_single_rank_shows_its_wait_as_transfer() -> None:
     trace = TraceBuilder(5, world_size=8).steps(4, 100, lambda s: s.collective(10, 60, ranks=tuple(range(8))))
     timeline = build_timeline([trace.build()])
     (track,) = attribute(timeline).tracks
@@ -155,7 +156,7 @@ def test_present_ranks_match_despite_missing_ones() -> None:
     assert "missing-ranks" in {v.code for v in timeline.validity}
 
 
-def test_send_and_receive_have_no_partner() -> None:
+def test_send_and_receive_do_not_match() -> None:
     traces = []
     for rank, operation in enumerate(("send", "recv")):
         trace = TraceBuilder(rank, world_size=2)
@@ -168,7 +169,7 @@ def test_send_and_receive_have_no_partner() -> None:
         assert cut.unsplit_ns.tolist() == cut.buckets_ns[:, TRANSFER].tolist()
 
 
-def test_captures_that_end_early_and_lose_some_in_the_middle() -> None:
+def test_captures_that_end_early_or_lose_collectives_are_matched() -> None:
     builders = [job([4_000, 12_000], steps=9)[rank] for rank in range(2)]
     whole, cut = (builder.build() for builder in builders)
     lost = cut.collectives[4]
@@ -179,8 +180,8 @@ def test_captures_that_end_early_and_lose_some_in_the_middle() -> None:
     assert (first.collectives.last_rank[first.collectives.instance >= 0] == 1).all()
 
 
-def test_clocks_of_unknown_origin() -> None:
-    """Files without baseTimeNanoseconds: each clock starts anywhere."""
+def test_clocks_of_unknown_origin_are_aligned() -> None:
+    """The files lack baseTimeNanoseconds, so each clock has an arbitrary start."""
     builders = job([4_000, 15_000], steps=8, jitter=3, clocks_ns=[0, 17 * NS_PER_S])
     traces = [replace(builder.build(), origin_ns=0) for builder in builders]
     timeline = build_timeline(traces)
@@ -190,7 +191,7 @@ def test_clocks_of_unknown_origin() -> None:
 
 
 def test_gloo_order_differs_between_worker_threads() -> None:
-    """Two threads run the collectives; which of two starts first is chance."""
+    """Two threads run the collectives in either order."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -220,7 +221,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the clocks' residual leaves open who came last
+        return  # the residual of the clocks is too large to say who arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

@@ -1,4 +1,4 @@
-"""Test host threads and device work of communication in traces like PyTorch's."""
+"""Test communication by host threads and on devices in traces like PyTorch's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import DeviceTrack, Timeline
 
 STEP_US = 10_000
-#: Communication needs two ranks, even where only the first one's trace is given.
+#: Communication needs two ranks, although only the first rank's trace is given.
 ONE_OF_TWO = {"rank": 0, "world_size": 2}
 
 
@@ -33,7 +33,7 @@ def copy_call(start_us: float, correlation: int, **more: Any) -> dict[str, Any]:
 
 
 def steps(*one: dict[str, Any], count: int = 5) -> list[dict[str, Any]]:
-    """Repeat a step: times count from its start, correlation ids are unique."""
+    """Repeat a step, with times from its start and unique correlation ids."""
     events = []
     for number in range(count):
         begin = number * STEP_US
@@ -56,7 +56,7 @@ def classes(track: DeviceTrack) -> list[str]:
 
 
 def buckets(found: Timeline) -> dict[str, float]:
-    """Per step, µs."""
+    """Return the buckets in µs per step."""
     (cut,) = attribute(found).tracks
     return {
         bucket: float(part.end.sum() - part.start.sum()) / 1e3 / len(cut.step_ns) for bucket, part in cut.parts.items()
@@ -81,7 +81,7 @@ def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Pa
     )
     assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
     spent = buckets(found)
-    # The range began at 1100, when the device had nothing left to compute, and its copy ended in it.
+    # The range began at 1100, when the device had no more compute, and its copy ended within the range.
     assert (spent["communication_transfer"], spent["copy"]) == (500, 300)
 
 
@@ -107,7 +107,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
-    """Unless it is one on the device: that would be made without an exchange too."""
+    """An update on the device is not communication, because it would happen without communication too."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
     found = timeline(
         tmp_path,
@@ -125,7 +125,7 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
-    """The wait lasts from a hook's last range to the update; a later pause has another cause."""
+    """The wait lasts from the end of a hook's last range to the update; a later pause has a different cause."""
     found = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
@@ -140,7 +140,7 @@ def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
     assert buckets(found)["communication_transfer"] == 4010
 
 
-def test_replica_threads_are_no_communication(tmp_path: Path) -> None:
+def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
     found = timeline(
         tmp_path,
         event("user_annotation", "DataParallel.forward", 100, 5000),
@@ -151,7 +151,7 @@ def test_replica_threads_are_no_communication(tmp_path: Path) -> None:
         kernel("gemm", 2210, 100, 2),
     )
     (spans,) = found.tracks[0].communication.values()
-    # The replica's thread was busy from 2000 to 2202, the pause between its two launches included.
+    # The replica's thread was busy from 2000 to 2202, including the pause between its two launches.
     assert (spans.start[:2] / 1e3).tolist() == [100, 2202]
     assert (spans.end[:2] / 1e3).tolist() == [2000, 5100]
 
@@ -199,13 +199,13 @@ def test_user_hook_is_recognised_by_its_caller(tmp_path: Path, under_ddp: bool) 
         ("user_annotation", "gpudiag.exchange", Role.COMMUNICATION),
     ],
 )
-def test_names_of_communication(tmp_path: Path, category: str, name: str, role: Role) -> None:
+def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name: str, role: Role) -> None:
     trace = read_one(tmp_path, document(event(category, name, 0, 5), event("cpu_op", "aten::mm", 6, 5)))
     assert Role(int(trace.events.role[0])) is role
 
 
 def test_gradient_copied_by_ddp_only_has_no_hook(tmp_path: Path) -> None:
-    """DDP's own marks fill all that the engine runs for it."""
+    """DDP's ranges contain everything that the engine runs for DDP."""
     trace = read_one(
         tmp_path,
         document(

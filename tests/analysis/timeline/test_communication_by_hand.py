@@ -1,4 +1,4 @@
-"""Test the spans in which host threads communicate, a µs below and above each boundary."""
+"""Test the intervals in which host threads communicate, with a µs below and above each limit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMUNICATION = "gpudiag.exchange"
 
 
 def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
-    """Return the spans by thread in µs, with `calls` including enqueues and bucket copies."""
+    """Return the intervals by thread in µs; `calls` includes enqueues and bucket copies."""
     (track, *_) = build_timeline([trace.build() if isinstance(trace, TraceBuilder) else trace]).tracks
     of = track.communication_calls if calls else track.communication
     return {thread: [(a / 1000, b / 1000) for a, b in found.pairs()] for thread, found in of.items()}
@@ -40,13 +40,13 @@ def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int
 def test_thread_waits_for_communication_until_the_update() -> None:
     assert spans(stepping()) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
     assert spans(stepping(range=(100, 1200))) == {9: [(100, 1200)], TRAINING: [(1200, 2000)]}
-    # From half a millisecond on, where nothing else is done.
+    # Untraced time counts from half a millisecond on.
     assert spans(stepping(silent_until=1501)) == {9: [(100, 600)], TRAINING: [(1000, 1501)]}
     assert spans(stepping(silent_until=1500, begin=1001)) == {9: [(100, 600)]}
     assert spans(stepping().by(7).operator(-3800, -3100)) == {9: [(100, 600)]}
 
 
-def test_communication_of_the_previous_step_is_over() -> None:
+def test_communication_of_the_previous_step_does_not_count() -> None:
     trace = stepping().operator(0, 100).optimizer(3000, 3100).operator(3000, 3050).step(10_000)
     assert spans(trace) == {9: [(100, 600)], TRAINING: [(1000, 2000)]}
     before = TraceBuilder(world_size=2).step(0).operator(0, 100).optimizer(2000, 2100).operator(2000, 2050)
@@ -89,7 +89,7 @@ def test_range_around_launching_threads_counts_only_while_they_idle() -> None:
         .operator(340, 500)
     )
     assert spans(trace.by(TRAINING).step(2000)) == {TRAINING: [(0, 300), (500, 1000)]}
-    # Its own thread's work is no other's, nor is that of threads that launch nothing.
+    # A thread's work does not belong to other threads, nor to threads that launch nothing.
     trace = (
         TraceBuilder(world_size=2)
         .step(0)

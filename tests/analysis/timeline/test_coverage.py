@@ -1,4 +1,4 @@
-"""Test the share of a recording that the analysed steps represent, and its warning."""
+"""Test the share of a recording that the analysed steps represent, and the warning about it."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ def track_of(trace: TraceBuilder) -> DeviceTrack:
 
 def partial(trace: TraceBuilder) -> list[str]:
     """Return the warnings about partial coverage."""
-    return [one.message for one in build_timeline([trace.build()]).validity if one.code == "partial-coverage"]
+    return [
+        warning.message for warning in build_timeline([trace.build()]).validity if warning.code == "partial-coverage"
+    ]
 
 
-def test_the_worked_example() -> None:
+def test_coverage_of_the_worked_example() -> None:
     assert covered_share(track_of(recording(60))) == pytest.approx((20 + 21 + 20 + 21) / 130)
 
 
@@ -45,7 +47,7 @@ def test_marked_steps_cover_a_recording_without_other_work() -> None:
     assert covered_share(track_of(recording(0))) == 1
 
 
-def test_work_that_overlaps_counts_once() -> None:
+def test_overlapping_work_counts_once() -> None:
     trace = recording(60)
     for at in (100, 200, 300, 400):
         trace.step(at, mark=None).compute(0, 9, stream=8)
@@ -62,7 +64,7 @@ def test_a_cpu_process_is_covered_by_its_operators() -> None:
 
 
 def test_a_cpu_process_is_covered_by_its_collectives_too() -> None:
-    """Operators of the training thread are short, and in the analysed steps there are none at all."""
+    """Operators of the training thread are short, and the analysed steps have none."""
     trace = TraceBuilder(0, world_size=2, unit_ns=NS_PER_MS).operator(-20, -19)
     for at in (100, 200, 300, 400, 500):
         trace.step(at).gloo(2, 42, ranks=(0, 1))
@@ -81,15 +83,15 @@ def test_remedy_depends_on_marks() -> None:
 
 
 def test_below_seventy_percent_the_outside_work_is_reported() -> None:
-    """The last step of 9 ms and the work after it count as one step at most."""
+    """The last step of 9 ms and the work after it count as at most one step."""
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message
-    assert partial(recording(47)) == []  # 82 of 117 ms
-    assert len(partial(recording(48))) == 1  # 82 of 118 ms
+    assert partial(recording(47)) == []  # covers 82 of 117 ms
+    assert len(partial(recording(48))) == 1  # covers 82 of 118 ms
 
 
-def test_the_least_covered_rank_decides() -> None:
+def test_least_covered_rank_decides() -> None:
     traces = [TraceBuilder(rank, world_size=2, unit_ns=NS_PER_MS) for rank in range(2)]
     for trace in traces:
         for at in range(100, 600, 100):
@@ -97,7 +99,7 @@ def test_the_least_covered_rank_decides() -> None:
     traces[1].compute(20, 99, launch=20)
     timeline = build_timeline([trace.build() for trace in traces])
     assert timeline.covered == pytest.approx(100 / 179)
-    assert [one.code for one in timeline.validity if one.code == "partial-coverage"] == ["partial-coverage"]
+    assert [warning.code for warning in timeline.validity if warning.code == "partial-coverage"] == ["partial-coverage"]
 
 
 @pytest.mark.parametrize(("after", "concluded"), [(0, True), (400, False)])
@@ -123,8 +125,8 @@ def test_no_compute_bound_finding_from_a_single_step(before: int, *, concluded: 
     assert ("partial-coverage" in validity) != concluded
 
 
-def test_a_single_range_at_the_end_of_a_long_recording_is_said_to_be_a_part_of_it() -> None:
-    """PARAM's AlexNet: all device work lies in one range of 12.9 s, and 30 s of setting up before it."""
+def test_single_range_at_the_end_is_reported_as_partial() -> None:
+    """In PARAM's AlexNet all device work is in one range of 12.9 s, after 30 s of setup."""
     (trace,) = read_traces([TRACES / "public" / "benchmark_result_alexnet.json.gz"])
-    (message,) = [one.message for one in build_timeline([trace]).validity if one.code == "partial-coverage"]
+    (message,) = [warning.message for warning in build_timeline([trace]).validity if warning.code == "partial-coverage"]
     assert "12920.2 ms of the 43424.3 ms" in message

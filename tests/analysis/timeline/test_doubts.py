@@ -1,4 +1,4 @@
-"""Test each warning about a recording just below and just above its threshold."""
+"""Test each warning about a recording, with values just below and just above its threshold."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     from gpudiag.model.event import Trace
 
 
-def said(*traces: Trace) -> dict[str, str]:
-    return {one.code: one.message for one in build_timeline(traces).validity}
+def warnings_of(*traces: Trace) -> dict[str, str]:
+    return {warning.code: warning.message for warning in build_timeline(traces).validity}
 
 
 @pytest.mark.parametrize(
     ("launches", "lost", "lossy"),
     [(500, 10, True), (500, 9, False), (501, 10, False), (550, 11, True), (100, 10, True), (20, 9, False)],
 )
-def test_kernels_are_lost_from_ten_and_two_percent_on(launches: int, lost: int, *, lossy: bool) -> None:
+def test_kernels_count_as_lost_above_ten_and_two_percent(launches: int, lost: int, *, lossy: bool) -> None:
     assert DeviceActivity(launches, lost, missing=False).lossy == lossy
     assert not DeviceActivity(launches, lost, missing=True).lossy
 
@@ -56,12 +56,12 @@ def test_device_work_is_missing_if_most_launches_led_to_none() -> None:
     assert activity(TraceBuilder().operator(0, 5)) == (0, 0, False)
     used = replace(TraceBuilder().operator(0, 5).build(), uses_devices=True)
     assert device_activities([used])[0].missing
-    # Or where another says that it exchanged with it on devices.
+    # Or a different rank's trace says that it communicated with this rank on devices.
     other = TraceBuilder(1).collective(5, 9, ranks=(0, 1)).build()
     silent = TraceBuilder(0).operator(0, 5).build()
-    assert [one.missing for one in device_activities([silent, other])] == [True, False]
+    assert [activity.missing for activity in device_activities([silent, other])] == [True, False]
     on_hosts = TraceBuilder(1).operator(0, 5).gloo(5, 9, ranks=(0, 1)).build()
-    assert [one.missing for one in device_activities([silent, on_hosts])] == [False, False]
+    assert [activity.missing for activity in device_activities([silent, on_hosts])] == [False, False]
 
 
 def test_lost_launches_are_summed_over_lossy_ranks() -> None:
@@ -89,23 +89,23 @@ def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
         for step in range(5):
             trace.step(1000 * step).compute(0, length)
         traces.append(trace.build())
-    messages = said(*traces)
+    messages = warnings_of(*traces)
     assert ("thin-recording" in messages) == thin
     if thin:
         assert "cover 9.9 % of the steps of rank 0:" in messages["thin-recording"]
 
 
 def test_step_marks_do_not_count_as_recorded() -> None:
-    trace = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 50).operator(200, 250))
-    assert "thin-recording" not in said(trace.build())
-    assert "thin-recording" in said(
-        TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 50).operator(40, 99)).build()
+    trace = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(200, 250))
+    assert "thin-recording" not in warnings_of(trace.build())
+    assert "thin-recording" in warnings_of(
+        TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(40, 99)).build()
     )
 
 
 @pytest.mark.parametrize(("steps", "few"), [(5, False), (4, True)])
 def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
-    messages = said(TraceBuilder().steps(steps, 100, lambda one: one.compute(0, 90)).build())
+    messages = warnings_of(TraceBuilder().steps(steps, 100, lambda trace: trace.compute(0, 90)).build())
     assert ("few-steps" in messages) == few
     if few:
         assert messages["few-steps"].startswith("2 step(s) could be analysed")
@@ -113,13 +113,13 @@ def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
 
 
 def test_source_of_unmarked_steps_is_reported_once() -> None:
-    marked = TraceBuilder(0).steps(5, 100, lambda one: one.compute(0, 90)).build()
-    assert "no-step-marks" not in said(marked)
+    marked = TraceBuilder(0).steps(5, 100, lambda trace: trace.compute(0, 90)).build()
+    assert "no-step-marks" not in warnings_of(marked)
     stepping = TraceBuilder(1)
     for step in range(5):
         stepping.step(100 * step, mark=None).compute(0, 70).optimizer(80, 90)
     alone = TraceBuilder(2).step(0, mark=None).compute(0, 70)
-    messages = said(marked, stepping.build(), alone.build())["no-step-marks"]
+    messages = warnings_of(marked, stepping.build(), alone.build())["no-step-marks"]
     assert messages.startswith(
         "the trace has no step marks: steps were taken from the ends of Optimizer.step; no repetition was found either"
     )
@@ -133,9 +133,9 @@ def test_different_steps_are_reported() -> None:
             built.step(100 * step, number=first + step).compute(0, 90)
         return built.build()
 
-    assert "different-steps" not in said(trace(0, 3), trace(1, 3))
-    assert "different-steps" not in said(trace(0, 3), trace(1, 4))
-    assert "different-steps" in said(trace(0, 3), trace(1, 90))
+    assert "different-steps" not in warnings_of(trace(0, 3), trace(1, 3))
+    assert "different-steps" not in warnings_of(trace(0, 3), trace(1, 4))
+    assert "different-steps" in warnings_of(trace(0, 3), trace(1, 90))
 
 
 def test_missing_ranks_have_no_trace_or_are_in_groups() -> None:
@@ -161,13 +161,13 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
     assert len(_clocks(Matching([], [], clocks, set(), True))) == 1 + skewed
 
 
-def test_lost_events_are_added_up() -> None:
+def test_lost_events_are_summed() -> None:
     traces = [
-        replace(TraceBuilder(rank).steps(5, 100, lambda one: one.compute(0, 90)).build(), dropped_events=rank + 1)
+        replace(TraceBuilder(rank).steps(5, 100, lambda trace: trace.compute(0, 90)).build(), dropped_events=rank + 1)
         for rank in range(2)
     ]
-    assert said(*traces)["dropped-events"].startswith("the profiler lost 3 events")
-    assert "dropped-events" not in said(replace(traces[0], dropped_events=0))
+    assert warnings_of(*traces)["dropped-events"].startswith("the profiler lost 3 events")
+    assert "dropped-events" not in warnings_of(replace(traces[0], dropped_events=0))
 
 
 def test_at_most_eight_ranks_are_named() -> None:

@@ -1,4 +1,4 @@
-"""Test host threads, launches and tracks with a few calls, a µs below and above each boundary."""
+"""Test host threads, launches and tracks with a few calls, a µs below and above each limit."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def threads_of(trace: TraceBuilder) -> dict[int, HostThread]:
     return track_of(trace).threads
 
 
-def test_a_thread_is_busy_over_pauses_of_half_a_millisecond() -> None:
+def test_thread_is_busy_during_short_pauses() -> None:
     trace = TraceBuilder().operator(0, 100).runtime(600, 700).operator(1201, 1300).annotation(2000, 3000, "mine")
     (thread,) = threads_of(trace).values()
     assert us(thread.busy) == [(0, 700), (1201, 1300)]
 
 
-def test_threads_are_those_that_work_or_wait_for_data() -> None:
+def test_training_threads_work_or_wait_for_data() -> None:
     trace = TraceBuilder().operator(0, 10).by(2).runtime(5, 9).by(3).loader(1, 4).by(4).annotation(0, 50, "mine")
     found = threads_of(trace)
     assert found.keys() == {1, 2, 3}
@@ -54,13 +54,13 @@ def test_threads_are_those_that_work_or_wait_for_data() -> None:
     assert len(found[3].busy) == len(found[1].input) == 0
 
 
-def test_synchronization_and_waiting_in_communication_block() -> None:
+def test_synchronization_and_waits_for_communication_block() -> None:
     trace = TraceBuilder().operator(0, 10).sync(20, 50).runtime(60, 90, "cudaLaunchKernel").by(2).sync(70, 80)
     found = threads_of(trace)
     assert us(found[1].blocked) == [(20, 50)]
     assert us(found[2].blocked) == [(70, 80)]
     assert us(found[1].busy) == [(0, 90)]
-    # An executor's call that is an exchange is a wait, and not busy.
+    # An executor's call that communicates is a wait rather than work.
     built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
     role[built.events.kind == EventKind.RUNTIME] = Role.COMMUNICATION
@@ -72,7 +72,7 @@ def test_synchronization_and_waiting_in_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # put aside by the driver: begun when its call had returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # deferred by the driver: the copy starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
@@ -82,12 +82,12 @@ def test_copy_of_pageable_memory_blocks_its_caller(name: str, start: int, call: 
     assert us(threads_of(trace)[TRAINING].blocked) == ([(10, 40)] if blocked else [])
 
 
-def test_copy_with_an_unknown_call_blocks_nobody() -> None:
+def test_copy_with_an_unknown_call_blocks_no_thread() -> None:
     trace = TraceBuilder().operator(0, 5).copy(8, 90, PAGEABLE, launch=None).copy(95, 99, PAGEABLE, launch=(92, 97))
     assert us(threads_of(trace)[TRAINING].blocked) == [(92, 97)]
 
 
-def test_first_of_several_calls_with_one_correlation_launched() -> None:
+def test_first_call_of_a_correlation_is_the_launch() -> None:
     trace = TraceBuilder().runtime(5, 6, correlation=7).runtime(2, 9, correlation=7).runtime(0, 1, correlation=3)
     trace.runtime(20, 21).graph((30, 31), (40, 50), (50, 60)).compute(70, 80, launch=None).compute(80, 90, launch=33)
     events = trace.build().events
@@ -119,7 +119,7 @@ def test_times_are_on_the_common_clock() -> None:
     traces = [
         TraceBuilder(rank, origin_ns=10**18 + 5000 * rank)
         .operator(0, 2)
-        .steps(4, 100, lambda one: one.compute(7, 90, launch=(1, 3)))
+        .steps(4, 100, lambda trace: trace.compute(7, 90, launch=(1, 3)))
         for rank in range(2)
     ]
     for track in build_timeline([trace.overhead(4, 6).build() for trace in traces]).tracks:
@@ -142,9 +142,7 @@ def test_times_are_on_the_common_clock() -> None:
         ([], []),
     ],
 )
-def test_top_level_operators_are_inside_no_other_of_their_thread(
-    spans: list[tuple[int, int, int]], kept: list[int]
-) -> None:
+def test_top_level_operators_are_not_nested(spans: list[tuple[int, int, int]], kept: list[int]) -> None:
     start, end, thread = np.array(spans, np.int64).reshape(-1, 3).T
     assert _top_level(np.arange(len(spans)), start, end, thread).tolist() == kept
 
@@ -158,7 +156,7 @@ def test_cutting_intervals_splits_operators() -> None:
     ]  # fmt: skip
 
 
-def test_training_thread_operators_stand_in_for_device_work() -> None:
+def test_training_thread_operators_replace_device_work() -> None:
     """Nested operators, other threads, collectives and the loader's operators do not count."""
     trace = TraceBuilder(world_size=2)
     for step in range(4):
@@ -176,16 +174,16 @@ def test_training_thread_operators_stand_in_for_device_work() -> None:
 
 
 def of_ranks(*ranks: int | None) -> tuple[list[int], list[str]]:
-    """Return the ranks that traces with these ranks get, and their notes."""
+    """Return the ranks assigned to traces with these ranks, and the notes about them."""
     traces = [
-        replace(TraceBuilder(rank).steps(4, 100, lambda one: one.compute(0, 90)).build(), source=f"{place}.json")
+        replace(TraceBuilder(rank).steps(4, 100, lambda trace: trace.compute(0, 90)).build(), source=f"{place}.json")
         for place, rank in enumerate(ranks)
     ]
     timeline = build_timeline(traces)
     return [track.rank for track in timeline.tracks], [note for trace in timeline.traces for note in trace.notes]
 
 
-def test_trace_without_a_rank_takes_the_first_free_one() -> None:
+def test_trace_without_a_rank_gets_the_first_free_rank() -> None:
     assert of_ranks(0, 1) == ([0, 1], [])
     assert of_ranks(None, 0, None)[0] == [0, 1, 2]
     assert of_ranks(None, 2, 0, None)[0] == [0, 1, 2, 3]
@@ -216,7 +214,7 @@ def test_devices_have_work_or_else_the_host_counts() -> None:
 
 def test_host_collectives_belong_to_the_first_track() -> None:
     trace = TraceBuilder().steps(
-        4, 100, lambda one: one.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
+        4, 100, lambda trace: trace.gloo(60, 70).on(0).compute(0, 9).on(1).compute(0, 9).collective(20, 30)
     )
     first, second = build_timeline([trace.build()]).tracks
     assert [kind[0] for kind in first.collectives.kinds] == ["all_reduce"]
@@ -225,7 +223,7 @@ def test_host_collectives_belong_to_the_first_track() -> None:
 
 
 def test_time_is_linear_in_threads() -> None:
-    """Searching all events for each thread would take 10,000 million comparisons."""
+    """A search of all events for each thread would take 10 billion comparisons."""
     threads = 50_000
     thread = np.tile(np.arange(threads), 4)
     start = np.arange(len(thread), dtype=np.int64)

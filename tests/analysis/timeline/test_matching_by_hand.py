@@ -1,4 +1,4 @@
-"""Test partners, last arrivals and clocks of the collectives of a few tracks. Times in µs."""
+"""Test matches, last arrivals and clocks of the collectives of a few tracks. Times in µs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import ClockAlignment
 
 Call = tuple[float, float]
-#: At no constant distance, so that they fit under one offset alone.
+#: The distances differ, so that only one offset fits.
 ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
@@ -51,17 +51,17 @@ def track(
 
 
 def entering(before: float, *, ends: Sequence[float] = ENDS, ahead: float = 0) -> list[Call]:
-    """Collectives entered so long before their ends, on a clock that is ahead."""
+    """Make collectives that start this long before their ends, on a clock that is ahead."""
     return [(end - before + ahead, end + ahead) for end in ends]
 
 
 def arrivals(found: Matching, index: int) -> list[tuple[int, float]]:
-    """(rank, µs) of the last to arrive at each of a lane's collectives."""
+    """Return (rank, µs) of the last arrival at each collective of a track."""
     of = found.collectives[index]
     return list(zip(of.last_rank.tolist(), (of.last_arrival / 1000).tolist(), strict=True))
 
 
-def test_the_last_to_arrive_is_the_same_for_all() -> None:
+def test_last_arrival_is_the_same_for_all_ranks() -> None:
     tracks = [
         track(0, entering(300), ranks=(0, 1, 2)),
         track(1, entering(100), ranks=(0, 1, 2)),
@@ -74,7 +74,7 @@ def test_the_last_to_arrive_is_the_same_for_all() -> None:
     assert (found.offsets, found.missing_ranks, found.ambiguous) == ([0, 0, 0], set(), False)
 
 
-def test_unmatched_collective_waits_for_nobody() -> None:
+def test_unmatched_collective_has_no_wait() -> None:
     found = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
     assert arrivals(found, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
     assert found.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
@@ -85,14 +85,14 @@ def test_unmatched_collective_waits_for_nobody() -> None:
     assert clock.matched == 5
 
 
-def test_a_single_collective_is_matched_too() -> None:
+def test_single_collective_matches() -> None:
     found = match_collectives(
         [track(0, [(0, 100)]), track(1, [(50, 100)]), track(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
     )
     assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
-def test_track_with_other_sizes_matches_nothing() -> None:
+def test_collectives_of_different_sizes_do_not_match() -> None:
     tracks = [
         track(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
     ]
@@ -115,7 +115,7 @@ def test_instances_are_unique_across_groups() -> None:
     assert [of.instance.min() for of in found.collectives] == [0, 0, 6, 6]
     assert arrivals(found, 2) == [(3, end - 200) for end in ENDS]
     assert found.missing_ranks == {3}
-    # Each island keeps the clock of its first.
+    # Each group keeps the clock of its first rank.
     assert [clock.rank for clock in found.clocks] == [1, 3]
 
 
@@ -132,7 +132,7 @@ def test_groups_of_one_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves at 500 after each all-reduce; the other rank arrives then, or a µs later."""
+    """The root leaves each all-reduce at 500; the other rank arrives at that time, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
         tracks = []
         for rank in range(2):
@@ -163,13 +163,13 @@ def test_clock_moves_only_by_more_than_the_spread_of_ends() -> None:
     assert (offsets, found.offset_ns, found.residual_ns) == ([0, -5000], -5_000_000, 0)
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
     assert (offsets, found.residual_ns) == ([0, -101], 0)
-    # What is too little to be moved by is residual.
+    # A difference too small to move a clock becomes a residual.
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=-100)))
     assert (offsets, found.residual_ns) == ([0, 0], 100_000)
 
 
 def test_last_arrival_is_on_the_common_clock() -> None:
-    """Rank 1's clock is 5 ms ahead, and behind; it comes 200 later than the other."""
+    """Rank 1's clock is 5 ms ahead or behind; the rank arrives 200 later than the other."""
     for ahead in (5000, -5000):
         found = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
         for index in range(2):
@@ -180,7 +180,7 @@ def test_first_process_keeps_its_clock() -> None:
     offsets, found = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (found.rank, found.offset_ns) == (1, 5_000_000)
-    # Of unknown origin it is the same; of as many the first is what others are compared with.
+    # The same holds for clocks of unknown origin; if groups are equally large, the first is the reference.
     offsets, _ = clock(
         track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
     )
@@ -188,7 +188,7 @@ def test_first_process_keeps_its_clock() -> None:
 
 
 def test_clock_offsets_chain_across_groups() -> None:
-    """Ranks 0 and 1 meet in one group, 1 and 2 in another."""
+    """Ranks 0 and 1 share a group, and ranks 1 and 2 share a second group."""
     first = track(0, entering(300), group="a")
     last = track(2, entering(100, ahead=7000), group="b", ranks=(1, 2))
     both = [
@@ -203,10 +203,10 @@ def test_tracks_of_one_process_do_not_link_clocks() -> None:
     tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
     found = match_collectives(tracks, {0, 1})
     assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
-    assert [one.rank for one in found.clocks] == [1]
+    assert [clock.rank for clock in found.clocks] == [1]
 
 
-def test_kinds_differ_by_size() -> None:
+def test_kinds_of_collectives_differ_by_size() -> None:
     of = match_collectives([track(0, entering(300), sizes=[4, 8, 4, None, 8, 4])], {0}).collectives[0]
     assert of.kind.tolist() == [0, 1, 0, 2, 1, 0]
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))

@@ -1,4 +1,4 @@
-"""Test how traces of several runs are detected, just below and just above each threshold."""
+"""Test how traces of several runs are detected, with values just below and just above each threshold."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ PAIR = ("0", (0, 1))
 
 
 class Rank:
-    """A rank with steps of these lengths and collectives with these ends, in ms, matched or not.
+    """A rank with these step lengths and collective ends in ms, and whether collectives matched.
 
-    `others` are earlier collectives of other groups or operations: (operation, group, ranks).
+    `others` are earlier collectives of different groups or operations: (operation, group, ranks).
     """
 
     def __init__(
@@ -91,11 +91,11 @@ def test_ranks_with_different_world_sizes_are_mixed() -> None:
     ("shorter", "reported"),
     [
         ((10, 10, 10), False),
-        ((7, 7, 6), False),  # 10 ms less over three steps, as long as the longest
+        ((7, 7, 6), False),  # 10 ms less over three steps, the length of the longest step
         ((7, 7, 5.9), True),
     ],
 )
-def test_ranks_that_communicate_in_every_step_do_not_drift_apart(shorter: tuple[float, ...], *, reported: bool) -> None:
+def test_ranks_that_communicate_in_every_step_do_not_drift(shorter: tuple[float, ...], *, reported: bool) -> None:
     message = warning(Rank(0), Rank(1, steps=shorter), Rank(2, steps=(9, 9, 9)))
     assert ("which communicate in every step" in message) == reported
     if reported:
@@ -108,15 +108,15 @@ def test_a_pause_of_one_rank_is_no_drift() -> None:
 
 
 @pytest.mark.parametrize(("ends", "reported"), [((5, 15, 25), True), ((5, 15), False)])
-def test_ranks_that_communicate_less_often_may_drift_apart(ends: tuple[float, ...], *, reported: bool) -> None:
+def test_ranks_that_communicate_less_often_may_drift(ends: tuple[float, ...], *, reported: bool) -> None:
     assert bool(warning(Rank(0, ends=ends), Rank(1, steps=(1, 1, 1)))) == reported
     assert bool(warning(Rank(0), Rank(1, steps=(1, 1, 1), ends=ends))) == reported
 
 
-def test_ranks_with_other_steps_are_not_compared() -> None:
+def test_ranks_with_different_steps_are_not_compared() -> None:
     assert warning(Rank(0), Rank(1, steps=(1, 1, 1), numbers=(1, 2, 3))) == ""
     assert warning(Rank(0, steps=()), Rank(1, steps=(1, 1, 1))) == ""
-    # A group that cannot be compared does not hide the next.
+    # A group that cannot be compared does not hide the next group.
     odd = ("1", (2, 3))
     assert warning(
         Rank(2, numbers=(5, 6, 7), group=odd), Rank(3, group=odd), Rank(0), Rank(1, steps=(1, 1, 1))
@@ -161,12 +161,12 @@ def test_collectives_in_one_capture_only_need_not_match() -> None:
     assert warning(Rank(0), late) == ""
     early = Rank(1, ends=(-35, -25, -15, 5, 15, 25, 35), matched=(False, False, False, True, True, False, False))
     assert warning(Rank(0), early) == ""
-    # Matches outside of the other capture do not count.
+    # Matches outside of the other rank's capture do not count.
     elsewhere = Rank(1, ends=(5, 15, 25, 35, 45, 55), matched=(True, False, False, False, True, True))
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 
 
-def test_one_other_capture_suffices() -> None:
+def test_one_matching_capture_is_enough() -> None:
     group = ("0", (0, 1, 2))
     first, second = Rank(0, ends=(5, 10, 15, 20), group=group), Rank(2, ends=(25, 30, 35, 40), group=group)
     of_both = Rank(1, ends=(15, 20, 25, 30), matched=False, group=group)
@@ -176,9 +176,9 @@ def test_one_other_capture_suffices() -> None:
 def test_captures_that_do_not_overlap_match_nothing() -> None:
     later = (105, 115, 125, 135)
     assert ALONE.format("ranks 0, 1") in warning(Rank(0, matched=False), Rank(1, ends=later, matched=False))
-    # One match by another clock is enough.
+    # One match by a different clock is enough.
     assert warning(Rank(0), Rank(1, ends=later, matched=(True, False, False, False))) == ""
-    # Nothing is known about a rank that recorded hardly any.
+    # A rank with too few recorded collectives cannot be judged.
     assert warning(Rank(0, ends=(5, 15, 25)), Rank(1, ends=later, matched=False)) == ""
     assert warning(Rank(0, ends=(5, 15, 25, 35)), Rank(1, ends=later, matched=False)) != ""
 

@@ -1,4 +1,4 @@
-"""Test that only communication of a single participant becomes compute, copies and host work."""
+"""Test that communication of a single participant becomes compute, copies and host work."""
 
 from __future__ import annotations
 
@@ -37,9 +37,7 @@ def communicates(trace: Trace) -> bool:
         (None, None, (0,)),
     ],
 )
-def test_one_device_that_is_alone_communicates_with_nobody(
-    rank: int | None, world_size: int | None, group: tuple[int, ...]
-) -> None:
+def test_single_device_has_no_communication(rank: int | None, world_size: int | None, group: tuple[int, ...]) -> None:
     (trace,) = without_lone_communication([process(rank, world_size, group).build()])
     assert not communicates(trace)
     roles = {trace.events.name_of(row): Role(int(trace.events.role[row])) for row in range(len(trace.events))}
@@ -49,7 +47,7 @@ def test_one_device_that_is_alone_communicates_with_nobody(
     assert {Role(role) for role in trace.events.role[trace.events.kind == EventKind.COPY].tolist()} == {Role.COPY}
 
 
-def test_without_a_world_and_without_collectives_one_device_is_alone() -> None:
+def test_single_device_without_world_size_has_no_communication() -> None:
     (trace,) = without_lone_communication([process(collectives=False).build()])
     assert not communicates(trace)
 
@@ -60,8 +58,8 @@ def test_without_a_world_and_without_collectives_one_device_is_alone() -> None:
         (0, 2, ()),
         (0, 2, (0, 1)),
         (0, None, (0, 1)),
-        (0, None, ()),  # a group that is not known may be of ranks whose traces are not here
-        (1, None, (1,)),  # where there is a second rank, there is a first
+        (0, None, ()),  # an unknown group may include ranks without traces
+        (1, None, (1,)),  # if there is a second rank, there is a first
     ],
 )
 def test_trace_that_mentions_other_ranks_keeps_its_communication(
@@ -79,7 +77,7 @@ def test_given_world_size_applies_if_the_trace_has_none() -> None:
     assert communicates(trace)
 
 
-def test_a_peer_copy_has_a_peer() -> None:
+def test_peer_copy_implies_a_peer() -> None:
     built = process(0, 1).copy(50, 60, "Memcpy PtoP (Device -> Device)").build()
     assert without_lone_communication([built]) == [built]
 
@@ -107,6 +105,6 @@ def test_traces_without_communication_are_unchanged() -> None:
 
 
 def test_a_timeline_of_one_device_has_no_collectives() -> None:
-    trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda one: one.compute(0, 40).collective(40, 90))
+    trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda trace: trace.compute(0, 40).collective(40, 90))
     (track,) = build_timeline([trace.build()]).tracks
     assert len(track.collectives) == 0

@@ -1,4 +1,4 @@
-"""Test the steps that are kept for drawing, of a real job with a straggler."""
+"""Test which steps are kept for drawing, in a real job with a straggler."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 @pytest.fixture(scope="module")
 def late() -> StepView:
-    """Two steps, in which rank 2's loader comes 40 ms late."""
+    """Return two steps in which rank 2's loader is 40 ms late."""
     _, step = analyze_with_step([TRACES / "slow_loader_rank2"])
     assert step is not None
     return step
@@ -41,8 +41,8 @@ def test_straggler_is_named_by_the_waiting_ranks(late: StepView) -> None:
     assert all(0 <= wait.start <= wait.start + wait.length <= late.length for wait in late.waits)
 
 
-def test_work_of_the_straggler_has_a_name(late: StepView) -> None:
-    """It recorded nothing: that is no blank, but taken for its input; and it is a part of what is idle."""
+def test_untraced_time_of_the_straggler_is_labelled(late: StepView) -> None:
+    """The straggler's untraced time is shown as its input, and is part of its idle time."""
     silent = {}
     for rank in late.ranks:
         (track,) = (track for track in rank.tracks if track.kind == "buckets")
@@ -58,7 +58,7 @@ def test_streams_are_labelled_by_content(late: StepView) -> None:
     assert labels == ["compute, stream 7", "communication, stream 19"]
 
 
-def test_other_steps_are_kept_with_the_same_names(late: StepView) -> None:
+def test_all_kept_steps_share_names(late: StepView) -> None:
     assert (late.step, [other.step for other in late.others]) == (5, [4])
     (other,) = late.others
     assert other.names == ()
@@ -67,7 +67,7 @@ def test_other_steps_are_kept_with_the_same_names(late: StepView) -> None:
 
 
 def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
-    """Steps of so many µs, in each a kernel and an all-reduce to which rank 0 comes late."""
+    """Make steps of these µs, each with a kernel and an all-reduce that rank 0 enters late."""
     traces = []
     for rank in range(ranks):
         trace = TraceBuilder(rank, world_size=ranks)
@@ -83,7 +83,7 @@ def of_lengths(lengths: Sequence[int], ranks: int = 1) -> StepView:
     return view
 
 
-def test_typical_step_is_near_the_median_and_others_span_all_lengths() -> None:
+def test_typical_step_is_near_the_median_and_kept_steps_span_all_lengths() -> None:
     view = of_lengths([100, 101, 100, 300, 100, 102, 101, 400, 200])
     assert (view.step, view.length) == (7, 101_000)
     lengths = [other.length // 1000 for other in view.others]
@@ -121,7 +121,7 @@ def view_of(*traces: Trace) -> StepView:
 
 
 def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
-    """(name, start and length in µs, colour, depth) of all spans of these rows."""
+    """Return (name, start and length in µs, colour, depth) of all spans of these rows."""
     return [
         (view.names[name], start // 1000, length // 1000, colour, depth)
         for track in view.ranks[rank].tracks
@@ -132,8 +132,8 @@ def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int,
     ]
 
 
-def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> None:
-    """An operator is 0, a range 1, a call of the runtime 2; what goes over an edge of the step is in both."""
+def test_host_is_drawn_four_deep_without_other_threads() -> None:
+    """An operator has depth 0, a range 1 and a runtime call 2; a span that crosses a step's edge is in both steps."""
 
     def step(trace: TraceBuilder) -> None:
         trace.annotation(10, 100, "deep").operator(20, 90, "deeper").runtime(30, 80, "call").operator(40, 50, "hidden")
@@ -151,7 +151,7 @@ def test_the_host_is_drawn_four_deep_without_other_threads_and_instants() -> Non
     ]
 
 
-def test_each_stream_has_a_row_and_the_buckets_have_one_for_all() -> None:
+def test_each_stream_has_a_row_and_buckets_share_one() -> None:
     def step(trace: TraceBuilder) -> None:
         trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0, 1))
 
@@ -212,7 +212,7 @@ def test_long_names_are_cut_and_known_once() -> None:
 
 
 def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
-    """Steps of `length` µs with a collective after each of which rank 0 is late by so much, one after the other."""
+    """Make steps of `length` µs, each with collectives in sequence for which rank 0 is late by these µs."""
     traces = []
     for rank in range(ranks):
 
@@ -227,7 +227,7 @@ def late_by(*late: int, length: int = 1000, ranks: int = 2) -> StepView:
     return view_of(*traces)
 
 
-def test_waits_are_drawn_from_half_a_percent_on_and_the_longest_first() -> None:
+def test_waits_of_half_a_percent_are_drawn_longest_first() -> None:
     view = late_by(5, 4, 20)
     assert [(wait.rank, wait.on_rank, wait.start, wait.length) for wait in view.waits] == [
         (1, 0, 14_000, 20_000),

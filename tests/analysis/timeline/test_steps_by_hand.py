@@ -1,4 +1,4 @@
-"""Test steps from launches, and windows cut to common steps, with a few numbers."""
+"""Test steps found in launches, and windows cut to common steps, with a few numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Steps found in launches of kernels of these names, one each 10 ns, from row 5 on; seven on thread 3 and so on."""
+    """Return the steps found in launches of kernels with these names, one per 10 ns, from row 5 on; seven on thread
+    3."""
     count = len(launched)
     events: Any = SimpleNamespace(
         start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
@@ -42,15 +43,15 @@ def starts(launched: str) -> list[int] | None:
         ("abxyzxyzxyz", [2, 5, 8]),
         ("ab" * 3, [0, 2, 4]),
         ("ab" * 2 + "a", None),  # fewer than six launches
-        ("abcd" * 2, None),  # twice is no pattern
-        ("aaaaaaaa", None),  # nor is what comes each time
-        ("aabaabaab", [2, 5, 8]),  # `a` comes twice in a step: now one, now two apart
-        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # and here each half of a step
+        ("abcd" * 2, None),  # two repetitions are no pattern
+        ("aaaaaaaa", None),  # nor is a name that never changes
+        ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
+        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # here each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),
         ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # less than half of the capture
         ("z" * 23 + "abcdefgabcdefgabcdefg", None),
-        ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # two more or fewer are the same
+        ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # the period may differ by two launches
         ("abcdef" + "abcdxxxef" + "abcdef" + "abcdef", None),
         ("", None),
     ],
@@ -59,7 +60,7 @@ def test_steps_recur_after_equal_numbers_of_launches(launched: str, found: list[
     assert starts(launched) == found
 
 
-def test_a_pattern_ends_with_the_last_launch() -> None:
+def test_pattern_ends_with_the_last_launch() -> None:
     steps = repeating("abc" * 4)
     assert (steps.end, steps.source, steps.thread, steps.number.tolist()) == (164, "pattern", 3, [0, 1, 2, 3])
 
@@ -70,7 +71,7 @@ def test_period_tolerates_two_percent_of_launches() -> None:
     assert starts(step + "zzzz" + step + step + step) is None
 
 
-def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
+def test_busiest_thread_has_the_most_launches() -> None:
     events: Any = SimpleNamespace(thread=np.array([7, 8, 8, 9, 9, 9]), rows_of=lambda *_: np.array([0, 1, 2]))
     assert _busiest_thread(events, np.arange(6)) == 9
     assert _busiest_thread(events, np.array([0])) == 7
@@ -80,11 +81,11 @@ def test_the_busiest_thread_is_the_one_that_launches_most() -> None:
 
 
 def cut(*tracks: list[int]) -> list[tuple[list[int], list[int]]]:
-    """Cut windows to common steps, for tracks with these step numbers; step n is from 10 n to 10 (n + 1)."""
+    """Cut windows to common steps, for tracks with these step numbers; step n lasts from 10 n to 10 (n + 1)."""
     windows = [
         Windows(np.array([*(10 * one for one in of), 10 * of[-1] + 10] if of else []), np.array(of)) for of in tracks
     ]
-    return [(one.bounds.tolist(), one.steps.tolist()) for one in common_steps(windows)]
+    return [(step.bounds.tolist(), step.steps.tolist()) for step in common_steps(windows)]
 
 
 def test_tracks_are_cut_to_common_steps() -> None:
@@ -94,7 +95,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
     assert cut([1, 2], [3, 4]) == [([10, 20, 30], [1, 2]), ([30, 40, 50], [3, 4])]
     assert cut([1, 2], [], [1]) == [([10, 20, 30], [1, 2]), ([], []), ([10, 20], [1])]
     assert cut([1, 2]) == [([10, 20, 30], [1, 2])]
-    # One that skips what the others have is left as it is, and so are they.
+    # A track that skips the others' steps is unchanged, and so are the others.
     assert cut([1, 9], [2, 3, 4]) == [([10, 90, 100], [1, 9]), ([20, 30, 40, 50], [2, 3, 4])]
 
 
@@ -105,7 +106,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
         ([0, 10, 20], [10, 20], [6]),
         ([0, 10], [0, 10], [5]),
         ([0], [0, 99], [5]),
-        ([0, 10, 10, 20], [10, 20], [6]),  # a step that begins when the next does is none
+        ([0, 10, 10, 20], [10, 20], [6]),  # a step of length zero does not count
         ([200], [200, 201], [5]),
     ],
 )
@@ -115,7 +116,7 @@ def test_first_and_last_of_three_steps_are_left_out(start: list[int], bounds: li
     assert (found.bounds.tolist(), found.steps.tolist()) == (bounds, numbers)
 
 
-def test_a_device_without_known_launches_has_one_window() -> None:
+def test_device_without_known_launches_has_one_window() -> None:
     ops: Any = SimpleNamespace(step=np.array([-1, -1]), start=np.array([30, 10]), end=np.array([35, 20]))
     steps: Any = SimpleNamespace(number=np.array([4]))
     found = device_windows(ops, steps)
@@ -124,7 +125,7 @@ def test_a_device_without_known_launches_has_one_window() -> None:
     assert device_windows(ops, steps).bounds.tolist() == [10, 11]
 
 
-def test_without_any_pattern_all_launches_are_one_step() -> None:
+def test_launches_without_a_pattern_are_one_step() -> None:
     (track,) = build_timeline(
         [TraceBuilder().compute(30, 50, launch=(7, 9)).compute(50, 60, "b", launch=(5, 6)).build()]
     ).tracks

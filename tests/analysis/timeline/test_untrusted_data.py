@@ -1,4 +1,4 @@
-"""Test that broken recordings are named and give no certain cause, and that sound ones pass."""
+"""Test that damaged recordings are reported and give no certain cause, and that intact ones pass."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_without_device_work_only_host_steps_are_reported(
     assert host.steps.mean_ms == pytest.approx(whole.steps.mean_ms, rel=0.02)
 
 
-def test_waits_for_an_absent_rank_are_not_blamed_on_another(
+def test_waits_for_a_missing_rank_are_not_attributed_to_another(
     whole_recording: Callable[[str], Path], analysis_of: Callable[[Path], Analysis], tmp_path: Path
 ) -> None:
     whole = analysis_of(TRACES / "whole" / "slow_loader_rank2.npz")
@@ -157,24 +157,24 @@ def test_waits_for_an_absent_rank_are_not_blamed_on_another(
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", SOUND, ids=lambda path: path.name)
-def test_sound_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+def test_intact_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     assert not untrusted(analysis_of(path))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("path", sorted((TRACES / "whole").rglob("*.npz")), ids=lambda path: path.stem)
-def test_whole_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
+def test_full_recordings_give_no_warning(path: Path, analysis_of: Callable[[Path], Analysis]) -> None:
     assert not untrusted(analysis_of(path))
 
 
-def test_a_pause_on_one_rank_is_not_another_run() -> None:
+def test_pause_on_one_rank_is_not_a_second_run() -> None:
     for step in (1, 4):
         traces = list(Job(ranks=3, step=DDP, steps=8).traces())
         traces[1] = broken.stretched(traces[1], step, 30_000_000)
         assert "mixed-runs" not in untrusted(build_timeline(traces))
 
 
-def test_clocks_an_hour_apart_are_not_another_run() -> None:
+def test_clocks_an_hour_apart_are_not_a_second_run() -> None:
     traces = [
         broken.clock_ahead(trace, 3_600_000_000_000 * (trace.rank or 0))
         for trace in Job(ranks=3, step=DDP, steps=8).traces()
@@ -182,8 +182,8 @@ def test_clocks_an_hour_apart_are_not_another_run() -> None:
     assert not untrusted(build_timeline(traces))
 
 
-def test_one_launch_of_many_kernels_loses_none() -> None:
-    """A CUDA graph: all kernels of a step share one launch, and the calls that were replaced are gone."""
+def test_graph_launch_loses_no_kernels() -> None:
+    """With a CUDA graph all kernels of a step share one launch, and the replaced calls are missing."""
     (trace,) = Job(ranks=1, step=DDP, steps=8).traces()
     events = trace.events
     launches = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.role == Role.LAUNCH))
@@ -200,7 +200,7 @@ def test_one_launch_of_many_kernels_loses_none() -> None:
     assert not untrusted(build_timeline([graph]))
 
 
-def test_recording_of_little_but_marks_is_thin() -> None:
+def test_recording_with_only_marks_is_thin() -> None:
     (trace,) = Job(ranks=1, step=DDP, steps=8).traces()
     events = trace.events
     kernels = events.rows_of(EventKind.KERNEL)

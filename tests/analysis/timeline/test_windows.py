@@ -1,4 +1,4 @@
-"""Steps, and the device windows cut from them."""
+"""Test steps, and the device windows cut from them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def track_of(trace: TraceBuilder | Trace) -> DeviceTrack:
 
 
 def windows(track: DeviceTrack) -> list[tuple[int, int, int]]:
-    """(step number, begin, end) in microseconds."""
+    """Return (step number, begin, end) in microseconds."""
     bounds = (track.bounds // NS_PER_US).tolist()
     return list(zip(track.window_steps.tolist(), bounds[:-1], bounds[1:], strict=True))
 
@@ -38,8 +38,8 @@ def test_first_and_last_step_are_left_out() -> None:
     assert windows(track) == [(1, 110, 210), (2, 210, 310), (3, 310, 410)]
 
 
-def test_work_belongs_to_the_step_that_launched_it_however_late_it_runs() -> None:
-    """The host is one and a half steps ahead: step k's kernels run while the host is in k + 1 or k + 2."""
+def test_work_belongs_to_the_step_that_launched_it() -> None:
+    """The host is one and a half steps ahead: step k's kernels run while the host is in step k + 1 or k + 2."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step).compute(150, 240)
@@ -64,14 +64,14 @@ def test_work_launched_before_the_capture_belongs_to_no_step() -> None:
         (4, [(1, 110, 210), (2, 210, 310)]),
     ],
 )
-def test_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
+def test_windows_of_few_steps(steps: int, expected: list[tuple[int, int, int]]) -> None:
     timeline = build_timeline([TraceBuilder().steps(steps, 100, lambda s: s.compute(10, 90).operator(0, 20)).build()])
     assert windows(timeline.tracks[0]) == expected
     assert [v.code for v in timeline.validity] == ["few-steps"]
 
 
 def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrack:
-    """Return marked steps of 100 µs with so many ops of 20 µs each; the host is ahead of the device."""
+    """Return marked steps of 100 µs with this many ops of 20 µs each; the host runs ahead of the device."""
     trace = TraceBuilder()
     if before:
         trace.compute(-20, 20, launch=None)
@@ -84,21 +84,21 @@ def few(*ops: int, last_mark_until: int = 0, before: bool = False) -> DeviceTrac
     return track_of(trace)
 
 
-def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark_else_the_first() -> None:
+def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark() -> None:
     assert windows(few(4, 4, 4)) == [(1, 100, 200), (2, 200, 290)]
     assert windows(few(4, 4, 4, last_mark_until=95)) == [(0, 10, 110), (1, 110, 210)]
     assert windows(few(4, 4, 4, last_mark_until=95, before=True)) == [(1, 110, 210)]
 
 
-def test_two_of_three_steps_hold_their_own_waits_for_data() -> None:
-    """Cut at their first ops, the first would hold the second's wait, and the second none."""
+def test_two_of_three_steps_contain_their_input_waits() -> None:
+    """If cut at their first ops, the first window would contain the second step's wait, and the second window none."""
     trace = TraceBuilder()
     for begin, wait in ((0, 40), (60, 20), (100, 70)):
         trace.step(begin).loader(0, wait).compute(wait, wait + 25, launch=wait)
     assert windows(track_of(trace)) == [(1, 65, 105), (2, 105, 195)]
 
 
-def test_first_of_two_steps_is_left_out_if_it_holds_work_of_before() -> None:
+def test_first_of_two_steps_is_left_out_if_it_contains_earlier_work() -> None:
     assert windows(few(4, 4)) == [(0, 0, 100), (1, 100, 190)]
     assert windows(few(4, 4, before=True)) == [(0, 10, 110)]
 
@@ -115,7 +115,7 @@ def test_last_step_that_is_not_whole_is_left_out() -> None:
 
 
 def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
-    """Its first op starts 30 µs after its launch: something that was not recorded was in the way."""
+    """Its first op starts 30 µs after its launch because of work that was not recorded."""
     trace = TraceBuilder()
     for number, ops in enumerate((2, 2, 1)):
         trace.step(200 * number).compute(50, 70, launch=(10, 20)).operator(91, 150)
@@ -132,28 +132,28 @@ def test_both_steps_of_a_published_recording_of_two_are_used() -> None:
 
 
 def layers(trace: TraceBuilder, count: int) -> TraceBuilder:
-    """So many layers of two kernels of 10 µs each."""
+    """Add this many layers of two kernels of 10 µs each."""
     for layer in range(count):
         begin = 20 * layer
         trace.compute(begin, begin + 9, "gemm", launch=begin).compute(begin + 10, begin + 19, "norm", launch=begin + 10)
     return trace
 
 
-def test_repeated_layers_within_one_range_are_one_step() -> None:
+def test_repeated_layers_within_a_range_are_one_step() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).annotation(0, 250, "forward").build()])
     (track,) = timeline.tracks
     assert (track.steps.source, windows(track)) == ("range", [(0, 0, 239)])
-    assert timeline.unit == "recording"  # of a range that does not repeat it is not known that it is a step
+    assert timeline.unit == "recording"  # a range that does not repeat may not be a step
 
 
-def test_repeated_layers_within_nothing_are_a_repeated_unit() -> None:
+def test_repeated_layers_without_a_range_are_a_repeated_unit() -> None:
     timeline = build_timeline([layers(TraceBuilder(), 12).build()])
     assert timeline.tracks[0].steps.source == "pattern"
     assert timeline.unit == "repeated-unit"
 
 
-def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
-    """A range of each forward pass holds a third of the step's launches; the range inside it is no step."""
+def test_repeating_ranges_are_steps_with_the_work_after_them() -> None:
+    """The range of each forward pass has a third of the step's launches; the nested range is not a step."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -163,8 +163,8 @@ def test_ranges_that_repeat_are_steps_with_what_follows_them() -> None:
     assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
-def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
-    """As of collectives, of which each step has several: between them more is launched and less."""
+def test_ranges_at_unequal_launches_are_no_steps() -> None:
+    """The ranges are of collectives, of which a step has several, with unequal numbers of launches between them."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(400 * step, mark=None)
@@ -178,7 +178,7 @@ def test_ranges_that_come_at_unequal_launches_are_no_steps() -> None:
 
 
 def test_calls_of_the_whole_model_are_steps() -> None:
-    """As recorded with stacks; calls of its layers lie inside them."""
+    """The trace has stacks; calls of the model's layers are nested."""
     trace = TraceBuilder()
     for step in range(5):
         layers(trace.step(400 * step, mark=None), 9)
@@ -190,15 +190,15 @@ def test_calls_of_the_whole_model_are_steps() -> None:
     assert windows(track) == [(1, 400, 800), (2, 800, 1200), (3, 1200, 1600)]
 
 
-def test_steps_of_very_different_length_keep_their_own() -> None:
+def test_steps_of_very_different_length_keep_their_length() -> None:
     trace = TraceBuilder()
     for at in (0, 10, 1000, 1003, 1500):
         trace.step(at).compute(1, 3)
     assert windows(track_of(trace)) == [(1, 11, 1001), (2, 1001, 1004), (3, 1004, 1501)]
 
 
-def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None:
-    """An evaluation step on the host, in the middle."""
+def test_step_without_launches_gives_its_time_to_the_previous_step() -> None:
+    """An evaluation step on the host is in the middle."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step)
@@ -207,14 +207,14 @@ def test_a_step_that_launches_nothing_gives_its_time_to_the_one_before() -> None
     assert windows(track_of(trace)) == [(1, 110, 210), (2, 210, 410), (4, 410, 510)]
 
 
-def test_numbers_that_repeat_are_counted_instead() -> None:
+def test_repeated_step_numbers_are_replaced_by_counts() -> None:
     trace = TraceBuilder()
     for step, number in enumerate((7, 8, 7, 8, 9)):
         trace.step(100 * step, number=number).compute(10, 90)
     assert track_of(trace).window_steps.tolist() == [1, 2, 3]
 
 
-def test_marks_without_numbers_are_counted() -> None:
+def test_marks_without_numbers_get_counts() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(100 * step, mark="gpudiag.step").compute(10, 90)
@@ -222,14 +222,14 @@ def test_marks_without_numbers_are_counted() -> None:
     assert (track.steps.source, track.window_steps.tolist()) == ("gpudiag.step", [1, 2, 3])
 
 
-def test_a_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
+def test_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
     trace.step(400, mark=None).copy(-250, -240, launch=1)  # launched in step 4, ran during step 1
     track = track_of(trace)
     assert (np.diff(track.bounds) > 0).all()
 
 
-def test_without_marks_steps_begin_where_the_optimizer_ends() -> None:
+def test_steps_without_marks_begin_after_the_optimizer() -> None:
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step, mark=None).compute(10, 80, launch=5).optimizer(85, 95)
@@ -240,7 +240,7 @@ def test_without_marks_steps_begin_where_the_optimizer_ends() -> None:
     assert "no-step-marks" in {v.code for v in timeline.validity}
 
 
-def test_without_marks_and_optimizer_a_repeating_pattern_is_found() -> None:
+def test_repeating_pattern_is_found_without_marks_and_optimizer() -> None:
     trace = TraceBuilder()
     for step in range(8):
         trace.step(100 * step, mark=None).copy(5, 8, launch=1)
@@ -251,8 +251,8 @@ def test_without_marks_and_optimizer_a_repeating_pattern_is_found() -> None:
     assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
-def test_a_pattern_of_kernels_alone_is_found() -> None:
-    """Every launch call has the same name: only the kernels tell where the pattern begins again."""
+def test_pattern_of_kernels_alone_is_found() -> None:
+    """All launch calls have the same name, so only the kernels show where the pattern repeats."""
     trace = TraceBuilder()
     for step in range(8):
         trace.step(100 * step, mark=None)
@@ -263,7 +263,7 @@ def test_a_pattern_of_kernels_alone_is_found() -> None:
     assert set(np.diff(track.bounds).tolist()) == {100 * NS_PER_US}
 
 
-def test_without_anything_the_whole_capture_is_one_window() -> None:
+def test_capture_without_steps_is_one_window() -> None:
     timeline = build_timeline([TraceBuilder().compute(10, 30, launch=1).compute(50, 95, launch=2).build()])
     (track,) = timeline.tracks
     assert track.steps.source == "none"
@@ -271,7 +271,7 @@ def test_without_anything_the_whole_capture_is_one_window() -> None:
     assert {v.code for v in timeline.validity} == {"no-step-marks", "few-steps"}
 
 
-def test_ranks_are_cut_to_the_steps_that_all_have() -> None:
+def test_ranks_are_cut_to_their_common_steps() -> None:
     early = TraceBuilder(0).steps(7, 100, lambda s: s.compute(10, 90))
     late = TraceBuilder(1)
     for number in range(2, 9):
@@ -281,7 +281,7 @@ def test_ranks_are_cut_to_the_steps_that_all_have() -> None:
     assert a.bounds.tolist() == b.bounds.tolist()
 
 
-def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
+def test_ranks_without_common_steps_keep_their_steps_with_a_note() -> None:
     early = TraceBuilder(0).steps(4, 100, lambda s: s.compute(10, 90))
     late = TraceBuilder(1)
     for number in range(10, 14):
@@ -291,7 +291,7 @@ def test_ranks_with_nothing_in_common_keep_their_own_and_it_is_said() -> None:
     assert "different-steps" in {v.code for v in timeline.validity}
 
 
-def test_two_devices_of_one_process_have_windows_of_their_own() -> None:
+def test_devices_of_one_process_have_separate_windows() -> None:
     trace = TraceBuilder()
     trace.steps(5, 100, lambda s: s.on(0).compute(10, 60).on(1).compute(20, 70))
     first, second = build_timeline([trace.build()]).tracks
@@ -299,14 +299,14 @@ def test_two_devices_of_one_process_have_windows_of_their_own() -> None:
     assert (second.bounds - first.bounds).tolist() == [10 * NS_PER_US] * 4
 
 
-def test_a_graph_gives_all_its_kernels_to_the_step_of_its_one_launch() -> None:
+def test_graph_launch_gives_all_kernels_to_its_step() -> None:
     trace = TraceBuilder().steps(4, 100, lambda s: s.graph((5, 9), (20, 40), (40, 70), (70, 115)))
     track = track_of(trace)
     assert track.ops.step.tolist() == [step for step in range(4) for _ in range(3)]
     assert windows(track) == [(1, 120, 220), (2, 220, 320)]
 
 
-def test_ranks_unknown_to_their_traces_take_free_places() -> None:
+def test_traces_without_a_rank_get_free_ranks() -> None:
     unnamed = TraceBuilder(None).steps(3, 100, lambda s: s.compute(1, 9)).build()
     zero = TraceBuilder(0).steps(3, 100, lambda s: s.compute(1, 9)).build()
     timeline = build_timeline([unnamed, zero])
@@ -314,10 +314,10 @@ def test_ranks_unknown_to_their_traces_take_free_places() -> None:
     assert "repaired-input" in {v.code for v in timeline.validity}
 
 
-def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
+def test_recording_without_compute_has_no_track_and_a_remedy() -> None:
     timeline = build_timeline([TraceBuilder().annotation(0, 5, "my range").build()])
     assert timeline.tracks == ()
-    (message,) = [one.message for one in timeline.validity if one.code == "missing-device-activity"]
+    (message,) = [warning.message for warning in timeline.validity if warning.code == "missing-device-activity"]
     assert "no device activity, no host operators, no step marks" in message
 
 
@@ -325,8 +325,8 @@ def test_recording_in_which_nothing_computes_has_no_lane_and_a_remedy() -> None:
     st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30), st.integers(0, 9)), min_size=1, max_size=8),
     st.integers(0, 60),
 )
-def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
-    """Whatever the lengths of steps and ops and however far the host is ahead: no gap and no overlap."""
+def test_windows_have_no_gaps_and_no_overlaps(steps: list[tuple[int, int, int]], ahead: int) -> None:
+    """Windows have no gaps and no overlaps, for any lengths of steps and ops and any lead of the host."""
     trace, at = TraceBuilder(), 0
     for length, duration, kernels in steps:
         trace.step(at)
@@ -341,8 +341,9 @@ def test_windows_tile(steps: list[tuple[int, int, int]], ahead: int) -> None:
     assert (np.diff(track.window_steps) > 0).all()
 
 
-def test_the_timeline_grows_linearly() -> None:
-    """Four times the steps: the same work per step. Counted in calls of Python and NumPy, not in seconds."""
+def test_timeline_work_grows_linearly() -> None:
+    """Four times as many steps take the same work per step. Work is counted in calls of Python and NumPy instead of
+    seconds."""
     import cProfile
     import pstats
 
@@ -364,6 +365,6 @@ def test_the_timeline_grows_linearly() -> None:
     assert calls(800) <= 6 * calls(200)
 
 
-def test_milliseconds_too() -> None:
+def test_step_times_in_milliseconds() -> None:
     track = track_of(TraceBuilder(unit_ns=NS_PER_MS).steps(4, 30, lambda s: s.compute(0, 25)))
     assert np.diff(track.bounds).tolist() == [30 * NS_PER_MS] * 2

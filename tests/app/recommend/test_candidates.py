@@ -1,4 +1,4 @@
-"""Candidate strategies of a machine, and reasons against the others."""
+"""Test which strategies are candidates on a machine, and the reasons for excluding others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpudiag.errors import HardwareMissingError
 from tests.probed_machine import four_h200
 
 
-def test_small_dev_shm_refuses_no_candidate() -> None:
+def test_small_dev_shm_excludes_no_candidate() -> None:
     """Docker gives 64 MB; the processes' shared memory is anonymous and not limited by it."""
     facts = four_h200()
     small = msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, shm_free_bytes=1 << 20))

@@ -1,4 +1,4 @@
-"""Winner or tie, from turns with known step times."""
+"""Test the verdict, a winner or a tie, on simulated turns with known step times."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_difference_within_noise_is_a_tie_and_the_simplest_is_recommended() -> N
 
 
 def test_common_drift_does_not_change_the_verdict() -> None:
-    """Every round is 5 % slower than the one before; the candidates differ by 2 % in each."""
+    """Every round is 5 % slower than the previous round; the candidates differ by 2 % in each."""
     found = judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.24}, noise=0.0005, drift=0.05))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
     slower = next(row for row in found.ranking if row.strategy == "gloo")
@@ -172,7 +172,7 @@ def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> 
 
 
 def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one() -> None:
-    """Measured figures: 2.11 ms within 5 %, and 2.12 ms within 85 %."""
+    """The step times were measured: 2.11 ms within 5 %, and 2.12 ms within 85 %."""
     benchmark = _benchmark({ALONE: 1.5, HOST: 2.11, NCCL: 2.12}, noise=0.01)
     found = judge(_with_rounds(benchmark, NCCL, (1.7, 1.6, 4.7, 1.6, 1.7)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")

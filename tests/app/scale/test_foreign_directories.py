@@ -1,4 +1,4 @@
-"""Untrusted result directories: nothing outside is written, and reading changes nothing."""
+"""Test untrusted result directories: nothing outside is written, and reading changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forms of earlier benchmarks, on points with known figures."""
+"""Test the table forms of earlier benchmarks on points with known figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.app.scale.points import measured
 
 @pytest.fixture
 def benchmark(tmp_path: Path) -> Path:
-    """Save points of two strategies, another batch, the compiler, and a volume of two blocks per second."""
+    """Save points of two strategies, a second batch size, a compiled model, and a volume of two blocks per second."""
     points = [
         measured(1, 30.0, parameters=25_557_032),
         measured(4, 40.0, parameters=25_557_032),
@@ -73,7 +73,7 @@ def test_training_form_shows_iterations_of_all_devices(benchmark: Path, capsys: 
     assert four["samples of 100k on one device [d]"] == pytest.approx(1000 / 86400)
 
 
-def test_every_form(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_form_has_its_columns_and_units(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = tables(benchmark, "all", capsys)
     assert tuple(found) == tuple(FORMS)
     (volume,) = found["prediction"]

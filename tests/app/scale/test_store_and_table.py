@@ -1,4 +1,4 @@
-"""Saving points, continuing with them, and tables of results."""
+"""Test how points are saved, continued and shown in tables."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_machines_with_equal_hardware_are_distinguished() -> None:
 
 def test_gpus_are_distinguished_by_uuid() -> None:
     known = machine("h200x4")
-    assert which_gpus(known) == ""  # a kept inventory without them
+    assert which_gpus(known) == ""  # a saved inventory without UUIDs
     gpus = tuple(msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in known.gpus)
     facts = msgspec.structs.replace(known, gpus=gpus)
     assert len(which_gpus(facts)) == 8

@@ -1,4 +1,4 @@
-"""The choice of faults, and the expected diagnoses."""
+"""Test the choice of faults and the expected diagnoses."""
 
 from __future__ import annotations
 

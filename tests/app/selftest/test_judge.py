@@ -1,4 +1,4 @@
-"""Judging an analysis against blocks of steps."""
+"""Test how an analysis is judged against blocks of steps."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 
 def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
-    """Make blocks of equal steps, off and on."""
+    """Make blocks of equal steps that alternate between fault off and fault on."""
     found = []
     for off, on in pairs:
         found += [
@@ -59,12 +59,13 @@ def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
-    # Differences 26, 26.5, 26.5: standard deviation 0.5 / sqrt(3), over the root of 3.
+    # The differences are 26, 26.5 and 26.5 ms: their standard deviation is 0.5 / sqrt(3), divided by sqrt(3) for the
+    # mean.
     assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
 
 
 def test_drift_adds_no_cost() -> None:
-    # Off on on off off on: a machine that slows down by 1 ms per block.
+    # The machine slows down by 1 ms per block.
     order = [False, True, True, False, False, True, True, False]
     drifting = [StepBlock(on=on, step_ms=((30.0 + number,) * 4,)) for number, on in enumerate(order)]
     assert ablation_cost(drifting).ms == pytest.approx(0.0)
@@ -82,7 +83,7 @@ def test_cost_without_a_pair_is_refused() -> None:
 
 
 @given(st.lists(STEP_MS, min_size=1, max_size=40))
-def test_trimmed_mean_lies_within_the_values(values: list[float]) -> None:
+def test_trimmed_mean_lies_between_the_extremes(values: list[float]) -> None:
     assert min(values) * (1 - 1e-9) <= trimmed_mean(values) <= max(values) * (1 + 1e-9)
 
 
@@ -100,7 +101,7 @@ def test_gpu_tolerance_is_a_tenth_or_a_millisecond(true_ms: float, allowed_ms: f
 def test_cpu_tolerance_follows_the_noise() -> None:
     assert tolerance_ms(cost(40.0, 0.1), device="cpu", window_error_ms=0.1) == pytest.approx(10.0)
     assert tolerance_ms(cost(40.0, 3.0), device="cpu", window_error_ms=4.0) == pytest.approx(15.0)
-    # Timed at 70 ms, recorded at 90: nobody can tell to better than 20 ms what was recorded.
+    # A step of 70 ms was recorded as 90 ms, so the tolerance is the difference of 20 ms.
     assert tolerance_ms(cost(40.0, 0.1), device="cpu", window_error_ms=0.1, window_ms=90.0) == pytest.approx(20.0)
     assert tolerance_ms(cost(26.0), device="cuda", window_error_ms=0.1, window_ms=90.0) == pytest.approx(2.6)
 

@@ -1,4 +1,4 @@
-"""The selftest under TensorFlow, with real processes on CPUs."""
+"""Test the selftest under TensorFlow, with real processes on CPUs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 @pytest.mark.xdist_group("processes")
 def test_straggler_is_found_with_its_cause(rows: dict[str, Any]) -> None:
     found = rows["late-loader-one"]["found"]
-    # Nobody marked its loader: the traces show a stall or input, but the timed steps were in fetching the batch.
+    # The loader has no ranges, so the trace shows untraced host time; the unprofiled steps show the wait for the batch.
     assert (found["code"], found["ranks"], found["cause"]) == ("straggler", [1], "input")
 
 
@@ -67,6 +67,6 @@ def test_late_input_on_all_ranks_is_found(rows: dict[str, Any]) -> None:
 
 @pytest.mark.xdist_group("processes")
 def test_free_synchronization_is_not_reported(rows: dict[str, Any]) -> None:
-    """A function on a CPU returns when its work is done, so that reading its result does not wait."""
+    """A function on a CPU returns when its work is complete, so reading its result does not wait."""
     found = rows["sync"]["found"]
     assert found is None or found["code"] != "host-sync"

@@ -91,14 +91,14 @@ def test_functions_of_many_lines_are_measured_as_a_whole() -> None:
     assert times.events_per_step < 3000
 
 
-def test_nothing_is_collected_after_the_end() -> None:
+def test_no_line_is_collected_after_the_end() -> None:
     recorded(steps=3)
     assert sys.gettrace() is None
     if hasattr(sys, "monitoring"):
         assert all(sys.monitoring.get_tool(tool) is None for tool in (3, 4))
 
 
-def test_another_tracer_is_left_alone() -> None:
+def test_existing_tracer_is_kept() -> None:
     def tracer(*_: object) -> None:
         return None
 

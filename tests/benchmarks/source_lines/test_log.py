@@ -20,7 +20,7 @@ def total(node: LineNode) -> int:
     return sum(node.step_ns.values())
 
 
-def test_time_below_a_call_belongs_to_the_callers_line_too() -> None:
+def test_time_of_nested_calls_belongs_to_the_callers_line() -> None:
     entries: list[Entry] = [
         (0, None, STEP),
         (10, OUTER, 3),
@@ -65,7 +65,7 @@ ENTRIES = st.lists(
 
 
 @given(ENTRIES, st.integers(0, 50))
-def test_times_of_the_loops_lines_add_up_to_the_steps(moves: list[tuple[int, CodeType, int]], last: int) -> None:
+def test_line_times_sum_to_the_steps(moves: list[tuple[int, CodeType, int]], last: int) -> None:
     now = 0
     entries: list[Entry] = [(0, None, STEP)]
     for elapsed, code, what in moves:

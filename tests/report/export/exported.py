@@ -1,4 +1,4 @@
-"""Export models of real traces."""
+"""Make export models of real traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Number and total duration of the events of each line of a file, read without gpudiag's readers."""
+"""Count the events of each line of a file and sum their durations, without gpudiag's readers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def of_perfetto(path: Path) -> Lines:
 
 
 def of_xspace(path: Path) -> Lines:
-    """Omit the lines that serve only xprof's overview."""
+    """Omit the lines that only xprof's overview uses."""
     space = message_type("xplane", "XSpace").FromString(path.read_bytes())
     return _summed(
         [

@@ -1,4 +1,4 @@
-"""gpudiag's tracks equal the attribution; rows have only nested or disjoint events."""
+"""Test that exported tracks equal the attribution, and that rows have only nested or disjoint events."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_gpudiag_tracks_equal_the_attribution() -> None:
     assert "waits for rank 2" in waits
 
 
-def test_one_clock() -> None:
-    """All ranks leave an all-reduce together, so its kernels end together in the export model."""
+def test_all_ranks_are_on_one_clock() -> None:
+    """All ranks leave an all-reduce at the same time, so its kernels end together in the export model."""
     groups = [group for group in exported_job("clean").export_model.groups if group.device is not None]
     ends = []
     for group in groups:
@@ -80,7 +80,7 @@ def test_one_clock() -> None:
         assert np.median(nearest) < 100_000
 
 
-def test_nothing_begins_before_zero() -> None:
+def test_no_event_begins_before_zero() -> None:
     exported = exported_job("slow_loader_rank2").export_model
     starts = [int(track.start[0]) for group in exported.groups for track in group.tracks]
     assert min(starts) == 0

@@ -1,4 +1,4 @@
-"""Every format keeps the number and total duration of events per line."""
+"""Test that every format keeps the number and total duration of events per line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SHADOW = "gpu_user_annotation"
 
 
 def source_lines(rank_file: Path) -> dict[tuple[bool, str], tuple[int, int]]:
-    """Return (on a device, stream or thread) → (events, total ns) of PyTorch's JSON."""
+    """Return (device, stream or thread) → (events, total ns) of PyTorch's JSON."""
     events = json.loads(gzip.decompress(rank_file.read_bytes()))["traceEvents"]
     lines: dict[tuple[bool, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
     for event in events:
@@ -78,21 +78,21 @@ def totals(exported: ExportModel, key: Any) -> Lines:
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_chrome(job: str, tmp_path: Path) -> None:
+def test_chrome_trace_keeps_all_events(job: str, tmp_path: Path) -> None:
     format_named("chrome").write(exported_job(job).export_model, path := tmp_path / "a.json.gz")
     assert of_chrome(path) == totals(exported_job(job).export_model, lambda group, track: (group.title, track.title))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_perfetto(job: str, tmp_path: Path) -> None:
+def test_perfetto_trace_keeps_all_events(job: str, tmp_path: Path) -> None:
     format_named("perfetto").write(exported_job(job).export_model, path := tmp_path / "a.pftrace")
     assert of_perfetto(path) == totals(exported_job(job).export_model, lambda group, track: (group.title, track.title))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_csv(job: str, tmp_path: Path) -> None:
+def test_csv_keeps_all_events(job: str, tmp_path: Path) -> None:
     format_named("csv").write(exported_job(job).export_model, path := tmp_path / "a.csv")
 
     def key(group: Any, track: Any) -> tuple[str, str]:
@@ -103,7 +103,7 @@ def test_csv(job: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("job", JOBS)
-def test_xspace(job: str, tmp_path: Path) -> None:
+def test_xspace_keeps_all_events(job: str, tmp_path: Path) -> None:
     format_named("xspace").write(exported_job(job).export_model, path := tmp_path / "a.xplane.pb")
     written = of_xspace(path)
     exported = exported_job(job).export_model

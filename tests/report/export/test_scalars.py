@@ -1,4 +1,4 @@
-"""Curves over a run's steps, in files that TensorBoard reads."""
+"""Test curves over a run's steps, in files that TensorBoard reads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_crc32c_matches_the_standard() -> None:
-    """RFC 3720, appendix B.4."""
+    """The vectors are from RFC 3720, appendix B.4."""
     assert crc32c(bytes(32)) == 0x8A9136AA
     assert crc32c(b"\xff" * 32) == 0x62A8AB43
     assert crc32c(bytes(range(32))) == 0x46DD794E
@@ -61,7 +61,7 @@ def test_event_file_is_tfrecords(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="TensorBoard is not installed here")
-def test_tensorboard_reads_it(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_event_file(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     write_events(

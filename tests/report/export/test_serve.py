@@ -1,4 +1,4 @@
-"""TensorBoard answers only this user."""
+"""Test that TensorBoard answers only this user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fixture `attach`: run a command under gpudiag in the test's run directory."""
+"""Provide the fixture `attach`: it runs a command under gpudiag in the test's run directory."""
 
 from __future__ import annotations
 

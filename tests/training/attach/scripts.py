@@ -1,4 +1,4 @@
-"""Typical training scripts without gpudiag: `python scripts.py KIND STEPS`.
+"""Provide typical training scripts without gpudiag: `python scripts.py KIND STEPS`.
 
 Each prints its losses in full, so that two runs can be compared bit for bit.
 """
@@ -38,7 +38,7 @@ def batches(steps: int, workers: int = 0, **options: Any) -> Iterator[torch.Tens
 
 
 def say(loss: Any) -> None:
-    # One write per line, because several processes write to one pipe.
+    # Write each line at once, because several processes write to one pipe.
     sys.stdout.write(f"{int(os.environ.get('RANK', '0'))} {float(loss).hex()}\n")
     sys.stdout.flush()
 
@@ -70,7 +70,7 @@ def ddp(steps: int) -> None:
 
 
 def numbered(steps: int) -> None:
-    """Train ranks that MPI or Slurm has numbered, and which meet in a file."""
+    """Train ranks that MPI or Slurm has numbered, and that connect through a file."""
     names = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
     os.environ["RANK"] = next(os.environ[name] for name in names if name in os.environ)
     meeting = f"file://{os.environ['MEETING']}"
@@ -155,7 +155,7 @@ def grad_scaler(steps: int) -> None:
 
 
 def zero(steps: int) -> None:
-    """Step through parameters in groups with one optimizer, as ZeRO-3 does."""
+    """Update parameters in groups with one optimizer, as ZeRO-3 does."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     everything = list(model.parameters())
@@ -208,7 +208,7 @@ def wide_net() -> nn.Sequential:
 
 
 def own_optimizer(steps: int) -> None:
-    """Compute without torch.optim for a given time."""
+    """Compute for a given time, without torch.optim."""
     model = wide_net()
     until = time.monotonic() + steps
     count = 0
@@ -262,7 +262,7 @@ def spawn(steps: int) -> None:
 
 
 def own_profiler(steps: int) -> None:
-    """Make a profiler while gpudiag would record."""
+    """Create a profiler while gpudiag would record."""
     model: nn.Module = net()
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
@@ -292,7 +292,7 @@ def drift(steps: int) -> None:
 
 
 def ends(steps: int) -> None:
-    """End rank 1 after half of the steps, as set by ENDS; the other ranks see broken connections."""
+    """End rank 1 after half of the steps, in the way that ENDS names; the other ranks see broken connections."""
     dist.init_process_group("gloo")
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -328,7 +328,7 @@ def slow(steps: int) -> None:
 
 
 def checkpoints(steps: int) -> None:
-    """Handle SIGUSR1 as jobs under Slurm do, and then end with another exit code."""
+    """Handle SIGUSR1 as jobs under Slurm do, and then end with a different exit code."""
     signal.signal(signal.SIGUSR1, lambda _number, _frame: sys.exit(9))
     slow(steps)
 
@@ -345,7 +345,7 @@ def full_disk(steps: int) -> None:
 
 
 def few_lbfgs(steps: int) -> None:
-    """Take a few steps with many evaluations of the closure."""
+    """Take a few optimizer steps with many evaluations of the closure."""
     model = net()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=20, tolerance_grad=0.0, tolerance_change=0.0)
     for batch in batches(steps):

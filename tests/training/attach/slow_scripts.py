@@ -1,4 +1,4 @@
-"""Slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
+"""Provide slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
 
 They run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
 """
@@ -17,16 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 ON_GPU = torch.cuda.is_available()
-#: Sizes at which a step takes some milliseconds on either device.
+#: With these sizes a step takes some milliseconds on either device.
 WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
-#: Duration of the injected fault, at least that of a step.
+#: Duration of the injected fault, which is at least as long as a step.
 FAULT_S = 0.02
 
 logger = logging.getLogger("train")
 
 
 class Samples(Dataset[torch.Tensor]):
-    """A dataset whose batches take a while to make."""
+    """A dataset whose batches take FAULT_S to make."""
 
     def __init__(self, seconds: float, *, pinned: bool = False) -> None:
         self.seconds = seconds
@@ -44,7 +44,7 @@ class Samples(Dataset[torch.Tensor]):
 
 
 def slow_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP takes no annotations that are text
-    """Run all-reduces of twelve spare buffers, and then that of DDP's own hook."""
+    """Run all-reduces of twelve unused buffers, and then the all-reduce of DDP's hook."""
     world = dist.get_world_size()
     spare = [bucket.buffer().clone() for _ in range(12)]
     for work in [dist.all_reduce(buffer, async_op=True) for buffer in spare]:
@@ -54,7 +54,7 @@ def slow_communication(_state, bucket):  # type: ignore[no-untyped-def]  # DDP t
 
 
 def network() -> nn.Sequential:
-    """Return a model with several layers of one width."""
+    """Return a model with several layers of equal width."""
     layers: list[nn.Module] = []
     for _ in range(LAYERS):
         layers += [nn.Linear(WIDTH, WIDTH), nn.ReLU()]
@@ -74,7 +74,7 @@ def train(kind: str, seconds: float) -> None:
     if kind == "slow-exchange":
         model.register_comm_hook(None, slow_communication)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
-    # One worker makes each batch in FAULT_S. A late loader has no worker, and fetches on the training thread. If the
+    # One worker makes each batch in FAULT_S. A late loader has no worker, and so fetches on the training thread. If the
     # fault is a wait for the device, memory is pinned, because copies from pageable memory would wait for the device
     # too.
     samples = Samples(late, pinned=ON_GPU and kind == "item")

@@ -1,4 +1,4 @@
-"""Optimizer calls that end a step."""
+"""Test which optimizer calls end a step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """Parse a pattern: `.` is a forward pass, a letter a call of that optimizer."""
+    """Simulate a pattern of calls: `.` is a forward pass, a letter a call of that optimizer."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":

@@ -1,4 +1,4 @@
-"""Users' commands as real processes, with and without gpudiag."""
+"""Test users' commands as real processes, with and without gpudiag."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Single-process tests may run concurrently with multi-process tests, on one worker, which computes `losses` once.
+#: Single-process tests may run at the same time as multi-process tests, on one worker, which computes `losses` once.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -40,12 +40,12 @@ def losses(measured: bool) -> dict[str, list[str]]:
     return dict(zip(kinds, (part.split("\n") for part in done.stdout.split("\n\n")), strict=False))
 
 
-#: Kinds of scripts, and the number of optimizer calls per step of each.
+#: Kinds of scripts, and the number of optimizer calls per step of each kind.
 ONE_PROCESS = {
     "accumulation": 1, "gan": 6, "in_backward": 1, "grad_scaler": 1, "zero": 4, "lbfgs": 1, "compiled": 1, "workers": 1,
     "moves": 1,
 }  # fmt: skip
-#: Kinds with the highest risk, for every test run; the others run in CI only.
+#: Kinds with the highest risk run in every test run, and the others only in CI.
 ALWAYS = frozenset(("gan", "in_backward"))
 
 
@@ -64,7 +64,7 @@ def test_script_is_measured_and_output_is_unchanged(kind: str, attach: Attach, t
     assert (analysis.steps.analysed, "no-step-marks" in {doubt.code for doubt in analysis.validity}) == (4, False)
 
 
-#: Two ranks forked by one program, which imports PyTorch for both, with the losses of torchrun.
+#: One program forks two ranks and imports PyTorch for both; the losses are those of torchrun.
 TWO_RANKS = f"""
 import os, sys
 sys.argv = ["", "{STEPS}"]
@@ -86,7 +86,7 @@ def two_processes(meeting: Path) -> list[str]:
 
 @SEVERAL
 def test_torchrun_command_is_measured(tmp_path: Path) -> None:
-    """Output, exit code and losses are those of the job, and the report is printed in addition."""
+    """Output, exit code and losses are those of the job without gpudiag, and a report is printed in addition."""
     command = [sys.executable, *TORCHRUN, str(SCRIPTS), str(STEPS), "ddp"]
     words = ["profile", "--output", "run", "--warmup", "2", "--steps", "5", "--", *command]
     done = gpudiag(*words, cwd=tmp_path, PYTHONPATH=str(Path(__file__).parents[3]), **QUIET)
@@ -125,7 +125,7 @@ def test_stop_ends_job_whose_optimizers_step_within_backward(attach: Attach) -> 
 @pytest.mark.measured
 @pytest.mark.parametrize("kind", ["late-loader", "few-workers"])
 def test_slow_script_leaves_complete_records(kind: str, attach: Attach, tmp_path: Path) -> None:
-    """Runs of benchmarks/attach_scripts.py (.ci/run) count the correct diagnoses of the six."""
+    """`benchmarks/attach_scripts.py`, which `.ci/run` starts, counts the correct diagnoses of the six scripts."""
     code, run, _, err = attach(*TORCHRUN, str(SLOW), kind, stop=True, steps=10)
     assert (code, run.status, run.error) == (0, "complete", None), err
     assert [whole(rank) for rank in run.ranks] == [True, True]
@@ -166,7 +166,7 @@ def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, t
 
 @ALONE
 def test_recording_ends_when_script_makes_profiler(attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script's profiler still sees its five steps of two layers each."""
+    """The script's profiler still records its five steps of two layers each."""
     monkeypatch.setenv("BEFORE", "20")
     code, run, out, _ = attach(str(SCRIPTS), str(STEPS), "own_profiler")
     assert (code, len(out.split())) == (0, 2 * STEPS + 2)
@@ -220,7 +220,7 @@ def test_unmeasurable_command_is_reported(
 def test_unwritable_run_directory_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replace the directory of records by a file, so that not even root can write there."""
+    """The directory of records is a file here, so that not even root can write there."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "ranks").write_text("")
     words = Settings(run_dir=str(tmp_path / "run"), command=(sys.executable, str(SCRIPTS), "20", "plain"), **QUICK)

@@ -1,4 +1,4 @@
-"""Entering a command's processes with any interpreter, however they import PyTorch."""
+"""Test how gpudiag enters a command's processes, with any interpreter, however they import PyTorch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("attach")]
 
 SCRIPTS = str(Path(__file__).with_name("scripts.py"))
 
-#: The job's `sitecustomize`: its interpreter has PyTorch, and none of the packages that gpudiag needs.
+#: The job's `sitecustomize` provides PyTorch, but none of the packages that gpudiag needs.
 ONLY_PYTORCH = """
 import sys
 class Lacks:
@@ -25,7 +25,7 @@ sys.meta_path.insert(0, Lacks())
 
 STEPS = f"import runpy, sys; sys.argv = ['', '40', 'plain']; runpy.run_path({SCRIPTS!r}, run_name='__main__')"
 
-#: Searches for PyTorch before importing it, as `import transformers` does.
+#: Search for PyTorch before importing it, as `import transformers` does.
 LOOKS_FIRST = f"""
 import importlib.util
 assert importlib.util.find_spec("torch") is not None
@@ -33,7 +33,7 @@ assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
 {STEPS}
 """
 
-#: Its first import of PyTorch fails during execution.
+#: The first import of PyTorch fails during execution.
 FAILS_FIRST = f"""
 import sys
 class Broken:
@@ -81,7 +81,7 @@ def test_program_may_search_for_pytorch_before_importing_it(program: str, attach
     assert [whole(rank) for rank in run.ranks] == [True]
 
 
-#: gpudiag cannot be imported there, as under a Python that is too old.
+#: gpudiag cannot be imported here, as with a Python version that is too old.
 BREAKS_GPUDIAG = """
 import sys
 class Breaks:
@@ -104,7 +104,7 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error
 
 
-#: Loads everything that a measured PyTorch process needs, and prints its gpudiag modules.
+#: Load everything that a measured PyTorch process needs, and print its gpudiag modules.
 LISTS_MODULES = f"""
 import atexit, sys
 atexit.register(lambda: print(*sorted(name for name in sys.modules if name.partition(".")[0] == "gpudiag"), sep="\\n"))

@@ -1,4 +1,4 @@
-"""Common launchers, if installed: losses and exit codes do not change, and all ranks are recorded."""
+"""Test common launchers, if installed: losses and exit codes do not change, and all ranks are recorded."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_all_ranks_of_launcher_are_measured(command: tuple[str, ...], there: boo
 
 
 def test_waiting_launcher_ends_as_without_gpudiag(tmp_path: Path) -> None:
-    """The launcher has imported PyTorch, and waits longer than gpudiag's patience."""
+    """The launcher has imported PyTorch and waits for longer than gpudiag's timeout."""
     child = [sys.executable, "-S", "-c", "import time; time.sleep(2)"]
     words = (sys.executable, "-c", f"import subprocess, sys, torch; subprocess.run({child}); sys.exit(3)")
     code, run = run_command(Settings(run_dir=str(tmp_path), command=words, patience_s=0.4), lambda _: None)

@@ -1,4 +1,4 @@
-"""Messages for real processes that fail, that do not train, or whose ranks end or drift apart."""
+"""Test messages for real processes that fail, that do not train, or whose ranks end early or drift apart."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_each_failure_reason_has_its_sentence(words: tuple[str, ...], code: int,
 
 @ALONE
 def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> None:
-    """These steps are so short that convergence takes a hundred of them."""
+    """The steps are so short that convergence takes a hundred of them."""
     _, run, _, _ = attach(SCRIPTS, "60", "plain", warmup=None, steps=None)
     assert run.error is not None
     assert run.error.startswith("60 optimizer steps were seen; the loop ended after")
@@ -113,7 +113,7 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
 def test_error_names_rank_that_ended_first(
     ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0 fails too when its connection breaks, and has the lower number."""
+    """Rank 0, which has the lower number, fails too when its connection breaks."""
     monkeypatch.setenv("ENDS", ends)
     code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")
@@ -126,9 +126,9 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would end long before the slow rank reaches the same step, but it waits for 2 s at most.
+    """The fast rank would end long before the slow rank reaches the same step, so it waits for at most 2 s.
 
-    On a busy machine the ranks of a group check the store every 512 steps only, because a check may take as long as a
+    On a busy machine the ranks of a group check the store only every 512 steps, because a check may take as long as a
     step.
     """
     monkeypatch.setenv("GROUP", group)
@@ -140,7 +140,7 @@ def test_drifting_ranks_do_not_stop_each_other(
     assert ("ranks 0, 1 have no process group: each was measured separately" in err) == (not group)
 
 
-#: Rank 1 computes and communicates, and its optimizer never steps.
+#: Rank 1 computes and communicates, but its optimizer never steps.
 ONE_NEVER_STEPS = """
 import os, time, torch, torch.distributed as dist
 torch.set_num_threads(1)
@@ -154,7 +154,7 @@ for _ in range(60):
 dist.barrier()
 """
 
-#: Two independent processes, each of which acts as the only rank.
+#: Two independent processes each act as the only rank.
 TWO_UNNUMBERED = f"""
 import subprocess, sys
 two = [subprocess.Popen([sys.executable, {SCRIPTS!r}, "60", "plain"]) for _ in range(2)]
@@ -197,7 +197,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess.Popen[str]:
-    """Yield gpudiag with a script that has reported that it runs."""
+    """Start gpudiag with a script, wait until the script reports that it runs, and yield both."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", "--warmup", "2", *words, "--output", str(tmp_path / "run"), "--",
          sys.executable, SCRIPTS, "2000", kind],
@@ -210,7 +210,7 @@ def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess
 
 
 def _take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):  # ignored by default in background processes of a shell
+    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore them by default
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -252,7 +252,7 @@ def test_command_can_handle_forwarded_signal(tmp_path: Path) -> None:
     assert process.returncode == 9
 
 
-#: Counts the interrupts that it receives within a second of the first.
+#: Count the interrupts received within a second of the first.
 COUNTS_INTERRUPTS = """
 import signal, sys, time
 came = []
@@ -330,7 +330,7 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
-    """Files cannot grow, from the start or when a trace is written. Output goes into pipes."""
+    """Files cannot grow, either from the start or when a trace is written. The output goes to pipes."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(
@@ -343,7 +343,7 @@ def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
 
 
 @ALONE
-def test_temporary_directory_with_a_long_name(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_temporary_directory_name_works(tmp_path: Path, attach: Attach, monkeypatch: pytest.MonkeyPatch) -> None:
     long = tmp_path / ("t" * 120)
     long.mkdir()
     monkeypatch.setenv("TMPDIR", str(long))

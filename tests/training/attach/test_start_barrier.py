@@ -1,4 +1,4 @@
-"""The step at which all ranks begin, and the overhead of checks for a rank that never comes."""
+"""Test the step at which all ranks begin, and the overhead of checking for a rank that never arrives."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Checks at consecutive steps, and the required ratio of training time to the time of all later checks.
+#: Number of checks at consecutive steps, and the required ratio of training time to the time of all later checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
 
 class Store:
-    """A job's store that calls `before` before each answer."""
+    """A job's store that calls `before` before it answers."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self.values: dict[str, bytes] = {}
@@ -46,14 +46,15 @@ class Store:
 
 
 class Job:
-    """Simulate three ranks in lockstep: no rank ends a step before the others have ended the previous one.
+    """Simulate three ranks in lockstep: no rank ends a step before the others have ended the previous step.
 
-    Rank 1 takes its first step after the others have taken `late` steps, and catches up. While one rank waits for an
-    answer of the store, any other rank may take a step and check. `seed` determines the order and the delay of answers.
+    Rank 1 takes its first step after the other ranks have taken `late` steps, and then catches up. While one rank waits
+    for the store's answer, any other rank may take a step and check. `seed` determines the order and the delay of
+    answers.
     """
 
     def __init__(self, seed: int, late: int) -> None:
-        self._random, self._late = Random(seed), late  # noqa: S311  # no secret
+        self._random, self._late = Random(seed), late  # noqa: S311 # not security
         self._slow = self._random.choice((1.0, 10.0))
         self._now_s = 0.0
         self._store = Store(self._answer)
@@ -112,8 +113,8 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """Ignore the first checks and the latest three, because their requested distance has not passed."""
-    random, now_s = Random(seed), 0.0  # noqa: S311  # no secret
+    """The first checks and the latest three do not count, because their requested distance has not passed."""
+    random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 
     def answer() -> None:

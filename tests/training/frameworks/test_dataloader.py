@@ -1,4 +1,4 @@
-"""Times of DataLoader workers, with real loaders in separate processes."""
+"""Test times of DataLoader workers, with real loaders in separate processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floating-point operations of a step compared with hand counts; counting leaves the step unchanged."""
+"""Compare floating-point operations of a step with hand counts, and check that counting leaves the step unchanged."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> Iterator[None]:
-    """Ignore code that this process compiled before."""
+    """Forget code that this process compiled before."""
 
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
-            torch.compiler.reset()  # what is compiled already is not counted as compiled again
+            torch.compiler.reset()  # code that is compiled already is not compiled again
             dynamo.counters.clear()
 
     forget()
@@ -65,7 +65,7 @@ def perceptron() -> nn.Module:
 @examples(30)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 5), st.integers(1, 3))
 def test_linear_layers_match_hand_count(widths: list[int], batch: int, times: int) -> None:
-    """Two per weight and sample; the same again for gradients of weights and, but in the first layer, of inputs."""
+    """Each weight takes two FLOPs per sample, two for its gradient, and two for inputs except in the first layer."""
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     model, inputs = nn.Sequential(*layers), torch.ones(batch, widths[0])
     each = [2 * batch * layer.weight.numel() for layer in layers]
@@ -83,7 +83,7 @@ def test_convolutions_match_hand_count(groups: int) -> None:
     image = torch.ones(2, 8, 6, 6, requires_grad=True)
     forward = 2 * 2 * 36 * 8 * 9 * 8 // groups
     assert flops(lambda: backward(nn.Conv2d(8, 8, 3, padding=1, groups=groups)(image))) == 3 * forward
-    # Each input voxel meets each weight once.
+    # Each input voxel is multiplied by each weight once.
     forward = 2 * 2 * 36 * 8 * 4 * 16 // groups
     assert flops(lambda: backward(nn.ConvTranspose2d(8, 16, 2, stride=2, groups=groups)(image))) == 3 * forward
 
@@ -92,7 +92,7 @@ def test_attention_is_counted_on_a_cpu() -> None:
     query = torch.ones(3, 2, 7, 4, requires_grad=True)
     attend = nn.functional.scaled_dot_product_attention
     product = 2 * 3 * 2 * 7 * 7 * 4
-    # Two products forward; backward four, and one again: the scores, which are not kept.
+    # There are two products in forward and four in backward, plus one for the attention scores, which are recomputed.
     assert flops(lambda: attend(query, query, query)) == 2 * product
     assert flops(lambda: backward(attend(query, query, query))) == (2 + 5) * product
 
@@ -113,7 +113,7 @@ def test_differentiated_backward_is_not_recomputation() -> None:
         (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
         backward(gradient**2)
 
-    # Forward, the inputs' gradient, and the weights' of that.
+    # The products are forward, the inputs' gradient, and the gradient of the weights through it.
     assert flops(penalty) == 3 * 2 * 5 * 8 * 4
 
 
@@ -204,6 +204,6 @@ def test_counting_changes_neither_losses_nor_random_numbers() -> None:
                     step()
             else:
                 step()
-        return [*seen, *(one.detach() for one in model.parameters()), torch.get_rng_state()]
+        return [*seen, *(parameter.detach() for parameter in model.parameters()), torch.get_rng_state()]
 
     assert all(torch.equal(a, b) for a, b in zip(train(count=False), train(count=True), strict=True))

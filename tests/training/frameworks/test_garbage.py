@@ -1,4 +1,4 @@
-"""Marks of garbage collections in the trace of a recorded process."""
+"""Test marks of garbage collections in the trace of a recorded process."""
 
 from __future__ import annotations
 
@@ -90,6 +90,6 @@ collections.start()
 @pytest.mark.processes
 @pytest.mark.xdist_group("processes")
 def test_collections_at_interpreter_exit_do_not_fail() -> None:
-    """Python collects when modules are gone already, also if nobody has ended the recording."""
+    """Python collects garbage after modules are gone, even if the recording was not ended."""
     done = run_forked(NEVER_STOPPED)
     assert (done.returncode, done.stderr) == (0, "")

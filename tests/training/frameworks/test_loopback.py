@@ -1,4 +1,4 @@
-"""TensorFlow's servers with the preloaded library: on the loopback address, for their own user only."""
+"""Test that TensorFlow's servers with the preloaded library use the loopback address and serve only their user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="a library for Linux")]
 
-#: Greets whoever it accepts, on every interface as far as it knows.
+#: Greet every accepted connection; the program binds every interface.
 _SERVER = """
 import socket, sys
 family = socket.AF_INET6 if sys.argv[1] == "6" else socket.AF_INET
@@ -72,4 +72,4 @@ def test_own_user_is_served_on_loopback_address(server: tuple[str, int]) -> None
 def test_another_user_is_not_served(server: tuple[str, int]) -> None:
     _, port = server
     assert as_another_user(lambda: greeting(port)) in {"", "ConnectionResetError"}
-    assert greeting(port) == "hello"  # and the server goes on
+    assert greeting(port) == "hello"  # the server continues

@@ -1,4 +1,4 @@
-"""Marks of module calls in full traces, which leave the training unchanged."""
+"""Test marks of module calls in full traces; marking leaves the training unchanged."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def calls(trace: Trace) -> list[str]:
-    """Return paths of marked calls in the first step, in order; recomputed ones in backward are labelled."""
+    """Return the paths of marked calls in the first step, in order; calls recomputed in backward are labelled."""
     work, events = trace.modules, trace.events
     assert work is not None
     end = events.end_ns[trace.step_marks[0].row[0]]
@@ -163,7 +163,7 @@ def test_analysis_attributes_time_to_modules(tmp_path: Path) -> None:
     assert record.ranks[0].unmarked == ""
     found = analyze([tmp_path]).modules
     assert found is not None
-    times = {one.path: one for one in found.times if one.root == "Net"}
+    times = {time.path: time for time in found.times if time.root == "Net"}
     assert times["wide"].forward_ms[0] > times["narrow"].forward_ms[0] > 0
     assert times["wide"].backward_ms[0] > times["narrow"].backward_ms[0] > 0
     alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))  # one may have lost its core
@@ -235,7 +235,7 @@ def test_recording_may_end_within_module_call(tmp_path: Path) -> None:
     assert run(CUT_SHORT, str(tmp_path)).stdout.split() == ["end"]
     (trace,) = read_traces([tmp_path / "rank0.json.gz"])
     assert trace.modules is not None
-    assert {one.path for one in trace.modules.modules} == {"", "stops"}
+    assert {module.path for module in trace.modules.modules} == {"", "stops"}
 
 
 OTHERS = """

@@ -1,4 +1,4 @@
-"""Ranges that are open when gpudiag's recording ends, and that end while the program's profiler runs."""
+"""Test ranges that are open when gpudiag's recording ends, and that end while the program's profiler runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.forked import run_forked
 
-#: So many that what a recording has kept of them is given back to the system: writing there ends the process.
+#: So many ranges that the recording's memory returns to the system, and a late write to it ends the process.
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The frameworks as seen by programs that import none, and the use of their names."""
+"""Test the frameworks as seen by programs that import none, and where their names are used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter with TensorFlow for tests that train with it, and the results of a run."""
+"""Find the interpreter with TensorFlow for tests that train with it, and read the results of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.cli_process import gpudiag
 if TYPE_CHECKING:
     import subprocess
 
-#: TensorFlow and PyTorch want different things of an environment; `make tensorflow` makes the first.
+#: TensorFlow and PyTorch need incompatible packages; `make tensorflow` creates the first path.
 PLACES = (Path(__file__).parents[3] / "build" / "tf-venv" / "bin" / "python", Path(sys.executable))
 
 
 @cache
 def tensorflow_python() -> str:
-    """Return an interpreter that can train with TensorFlow; skips the test if there is none."""
+    """Return an interpreter that can train with TensorFlow, or skip the test."""
     told = os.environ.get("GPUDIAG_TENSORFLOW_PYTHON")
     for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
         try:
@@ -36,12 +36,12 @@ def tensorflow_python() -> str:
 
 
 def profile(run_dir: Path, *words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`gpudiag profile --framework tensorflow` on CPU devices, with few steps, its analysis as JSON.
+    """Run `gpudiag profile --framework tensorflow` on CPU devices, with few steps, and JSON output.
 
     Args:
-        run_dir: where the run goes.
-        words: of the command line.
-        path: where modules are found beside the usual places.
+        run_dir: the run directory.
+        words: the command line.
+        path: an additional directory of modules.
     """
     short = ("--steps", "4", "--warmup", "2", "--output", str(run_dir), "--json")
     python = ("--framework", "tensorflow", "--python", tensorflow_python())

@@ -1,4 +1,4 @@
-"""Batches from every source are complete, and their servers end."""
+"""Test that batches from every source are complete, and that their servers end."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def children() -> set[int]:
     """Return the child processes that have not been waited for."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # a thread that has ended since
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended since
             found |= {int(child) for child in (task / "children").read_text().split()}
     return found
 
@@ -73,7 +73,7 @@ def test_served_batches_equal_loader_batches_of_server_seed() -> None:
         for (inputs, target), (their_inputs, their_target) in itertools.islice(zip(own, theirs, strict=True), 5):
             assert torch.equal(inputs, their_inputs)
             assert torch.equal(target, their_target)
-            their_inputs.zero_()  # it is ours to write
+            their_inputs.zero_()  # the tensor may be modified
 
 
 def test_served_volumes_keep_shapes_and_types() -> None:
@@ -90,7 +90,7 @@ def test_dead_server_raises_instead_of_hanging() -> None:
         for process in theirs._processes:
             process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerFailedError, match="exit code -9"):
-            deque(endless, maxlen=0)  # what it had sent before, and then nothing
+            deque(endless, maxlen=0)  # batches sent before the end, and then none
     assert not theirs._processes
 
 

@@ -1,4 +1,4 @@
-"""Each fault acts on a real training process only while it is on."""
+"""Test that each fault affects a real training process only while it is on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
         warm_up_s=0.0,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # more wait for each other where others take their cores
+    torch.set_num_threads(1)  # with more threads, they wait for each other on busy cores
     made = DdpTrainer(plan)
     made.warm_up(0.0)
     made.train(next(iter(made.loader)))
@@ -61,7 +61,7 @@ def fault_of(trainer: DdpTrainer, plan: FaultPlan) -> Fault[DdpTrainer]:
 def update(trainer: DdpTrainer) -> list[torch.Tensor]:
     """Return how one step on fixed data changes each parameter; the step is undone."""
     state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    trainer.optimizer.state.clear()  # no momentum from before
+    trainer.optimizer.state.clear()  # remove the momentum of earlier steps
     trainer.train((torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 2])))
     moved = [(parameter - state[name]).detach() for name, parameter in trainer.model.named_parameters()]
     trainer.model.load_state_dict(state)
@@ -106,7 +106,7 @@ def test_extra_compute_is_proportional_to_amount(trainer: DdpTrainer, monkeypatc
         return multiply(a, b, out=out)
 
     monkeypatch.setattr(torch, "mm", counted)
-    monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms / 10)  # of one product
+    monkeypatch.setattr(trainer, "milliseconds_of", lambda _work, repeats: trainer.clean_ms / 10)  # time of one product
     counts = []
     for amount in (1.0, 8.0):
         fault = fault_of(trainer, FaultPlan(name="slow", kind="extra-compute", amount=amount))
@@ -158,7 +158,7 @@ def test_pinned_core_pins_all_threads_beside_a_busy_program(trainer: DdpTrainer)
         fault.switch(on=True)
         tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
         assert {frozenset(os.sched_getaffinity(task)) for task in tasks} == {frozenset({max(usual)})}
-        children = set(_children()) - before  # those of other tests' libraries stay
+        children = set(_children()) - before  # child processes of other tests' libraries remain
         assert children
     finally:
         fault.rest()

@@ -1,4 +1,4 @@
-"""Faults of real loops, and job variants, act on a real training process and are undone."""
+"""Test that faults of real loops, and job variants, affect a real training process and are undone."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_collections_run_before_each_update(trainer: DdpTrainer, monkeypatch: py
 
 def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[torch.Tensor] = []
-    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108  # to be bound
+    monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108 # must be bound
     fault = fault_of(trainer, "between-layers")
     counts = []
     for on in (True, False):
@@ -171,14 +171,14 @@ def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monk
         trainer.ddp(torch.zeros(2, 3, 32, 32))
         counts.append(len(read))
     fault.rest()
-    assert counts == [12, 0]  # the first layer and its norm, nine blocks, the classifier
+    assert counts == [12, 0]  # the first layer with its norm, nine blocks, and the classifier
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
 def test_varying_lengths_give_each_rank_the_long_batch_in_turn(trainer: DdpTrainer) -> None:
     fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
     fault.switch(on=True)
-    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # alone, it is always the longest
+    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # the only rank has the longest
     fault.switch(on=False)
     assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [1, 1, 1]
     fault.rest()
@@ -274,7 +274,7 @@ def test_compiled_variant_compiles_each_block(trainer: DdpTrainer, monkeypatch: 
 
 
 def test_split_layers_add_up_to_the_whole_layer() -> None:
-    """Without communication each half returns its own share; both add up, in forward and backward."""
+    """Without communication each half returns its share; the shares sum to the layer, in forward and backward."""
     torch.manual_seed(0)
     width, results, gradients = 8, [], []
     up, down = torch.randn(4 * width, width), torch.randn(width, 4 * width)

@@ -1,4 +1,4 @@
-"""Workloads and data sources in whole runs of two real processes."""
+"""Test workloads and data sources in complete runs of two real processes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch_servers(run_dir: Path) -> list[str]:
 def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))  # so that the servers' command lines can be told from others'
+    monkeypatch.setenv("TMPDIR", str(temporary))  # identifies the servers' command lines
     analysis, record = run(tmp_path / "run", "cnn-cifar", "--data", "zmq", "--batch-size", "5")
     assert (record["options"]["data"], record["options"]["loader_workers"]) == ("zmq", "1")
     assert record["model"]["parameters"] == 1_250_858
@@ -82,7 +82,7 @@ def test_model_none_times_input_only(tmp_path: Path) -> None:
 def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     volume = (5, 40, 36)
     words = ("unet3d-predict", "--volume", ",".join(map(str, volume)), "--keep-prediction")
-    analysis, record = run(tmp_path, *words, short=("--steps", "2", "--warmup", "0"))  # each takes half a second
+    analysis, record = run(tmp_path, *words, short=("--steps", "2", "--warmup", "0"))  # a step takes half a second
     assert record["options"]["volume"] == "5,40,36"
     figures = json.loads((tmp_path / "inference.json").read_text())
     assert figures["blocks"] == 2 * 2 * 1
@@ -93,12 +93,12 @@ def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     assert analysis["inference"] == figures
     assert "Mvox/s" in (tmp_path / "report.html").read_text()
     (point,) = read_points(tmp_path)
-    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # the last blocks of an axis write less
+    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # last blocks write fewer voxels
     (time,) = durations([point], Wanted(voxels=1e9))
     assert time.hours == pytest.approx(1e9 / figures["mvox_per_s"] / 1e6 / 3600)
     written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())
     assert written.shape == (3, *volume)
-    assert (written > 0).all()  # 0 is what nobody has written
+    assert (written > 0).all()  # 0 marks voxels that were never written
     assert not (tmp_path / "volume.zarr").exists()
     assert not (tmp_path / "again.zarr").exists()
 

@@ -1,4 +1,4 @@
-"""Volumes on disk are read as written, mirrored at the edges, and a full disk is an error."""
+"""Test that volumes on disk are read as written, mirrored at the edges, and that a full disk is an error."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ FULL = textwrap.dedent(
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1) to mount a small disk")
 @pytest.mark.processes
 def test_disk_that_fills_up_is_an_error(tmp_path: Path) -> None:
-    """Write to a real file system of 4 MB, in a separate mount namespace."""
+    """Use a file system of 4 MB, in a separate mount namespace."""
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mounted = ["sh", "-c", 'mount -t tmpfs -o size=4m none "$0" && exec "$@"', str(tmp_path)]
     if subprocess.run([*alone, *mounted, "true"], capture_output=True, check=False).returncode:

@@ -1,4 +1,4 @@
-"""TensorFlow runs on CPU devices, end to end: real processes, TensorFlow's own profiler, a real analysis."""
+"""Test complete TensorFlow runs on CPU devices: real processes, TensorFlow's profiler and the analysis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 
 def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2) -> None:
-    """Check that each device was timed and is a rank, and that its buckets sum to its steps."""
+    """Check that each device has unprofiled steps and is a rank, and that its buckets sum to its steps."""
     assert (analysis["framework"], analysis["world_size"]) == ("tensorflow", devices)
     assert analysis["steps"]["analysed"] >= 3
     assert analysis["steps"]["unprofiled_mean_ms"] > 0
@@ -32,7 +32,7 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2)
     for rank in record["ranks"]:
         assert len(rank["unprofiled"]["step_ms"]) == len(rank["timed"]["host_ms"]) == 4
         assert rank["timed"]["lead_ms"] is None
-        # Each recording of several CPU processes is a risk.
+        # Each recording of several CPU processes may fail.
         assert (rank["light"] is None) == ("no-light-recording" in rank["notes"]) == (processes > 1)
         assert rank["device"].startswith("CPU:")
     assert record["software"]["tensorflow"]
@@ -40,7 +40,8 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2)
 
 
 def reached_from_here_alone(addresses: set[str]) -> None:
-    """TensorFlow's servers. That PyTorch's are is seen in `tests/commands/test_profile.py` and `test_scale.py`."""
+    """Check that TensorFlow's servers can only be reached from this machine. `tests/commands/test_profile.py` and
+    `test_scale.py` check PyTorch's servers."""
     assert addresses
     assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
 
@@ -76,8 +77,8 @@ def test_parameter_server_run(tmp_path: Path) -> None:
         analysis, record = trained(tmp_path, "cnn-cifar", "--strategy", "parameter-server", "--batch-size", "8")
     check(analysis, record)
     reached_from_here_alone(found)
-    # The training loop's thread hands steps to workers and waits for them, which is no waiting for input: that of one
-    # process on shared cores may be worth a word, and never is the first.
+    # The training loop's thread hands steps to workers and waits for them, which is not an input wait. On shared cores
+    # one process may have an input finding, but it must not be the first.
     assert [finding["code"] for finding in analysis["findings"]][:1] != ["input-bound"]
 
 
@@ -115,7 +116,7 @@ def test_user_function_with_callback_in_fit(tmp_path: Path) -> None:
     check(analysis, record, devices=1)
     assert (record["workload"], record["strategy"]) == ("fitted:main", "own")
     assert record["model"]["parameters"] == 64 * 256 + 256 + 256 + 1
-    # Keras takes the batch within the step's own function.
+    # Keras fetches the batch within the step's function.
     assert record["ranks"][0]["timed"]["input_ms"] is None
     assert "input_ms" in analysis["timed"][0]["reasons"]
 

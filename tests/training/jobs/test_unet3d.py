@@ -1,4 +1,4 @@
-"""The 3D U-Net has the right shape and loss, and prediction in blocks writes its output."""
+"""Test that the 3D U-Net has the right shape and loss, and that prediction in blocks writes its output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_dice_loss_of_equal_and_disjoint_volumes() -> None:
 
 
 def test_dice_loss_equals_manual_calculation() -> None:
-    """p = (1, 0.5), t = (1, 0): -2 * 1 / (1.25 + 1) per channel."""
+    """With p = (1, 0.5) and t = (1, 0) the loss is -2 * 1 / (1.25 + 1) per channel."""
     output = torch.tensor([1.0, 0.5]).reshape(1, 1, 1, 1, 2)
     target = torch.tensor([1, 0]).reshape(1, 1, 1, 1, 2)
     assert dice_loss(output, target).item() == pytest.approx(-2 / 2.25)
@@ -68,7 +68,7 @@ def array(volume: Volume) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.asarray(volume._store.read().result())
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])  # 18 blocks, so that the last batch of four has two
+@pytest.mark.parametrize("batch_size", [1, 4])  # there are 18 blocks, so that the last batch of four has two
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 def test_written_voxels_equal_network_output_of_their_block(
     tmp_path: Path, batch_size: int, memory_format: torch.memory_format
@@ -82,7 +82,7 @@ def test_written_voxels_equal_network_output_of_their_block(
     for block, seen in source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=1):
         expected = network(model, seen)[(..., *block.written.slices(block.seen.begin))]
         difference = written[(slice(None), *block.written.slices())].astype(int) - expected
-        assert abs(difference).max() <= 1  # rounding, where a batch is computed in another order
+        assert abs(difference).max() <= 1  # rounding, because the order of sums differs between batches
 
 
 def network(

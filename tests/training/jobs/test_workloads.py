@@ -1,4 +1,4 @@
-"""The built-in workloads have the documented models, and train."""
+"""Test that the built-in workloads have the documented models, and train."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 CPU = torch.device("cpu")
 
-#: From the papers, or counted once by hand; see docs/workloads.md.
+#: The values are from the papers, or counted once by hand; see docs/workloads.md.
 PARAMETERS = {
     "resnet20-cifar": 269_722,
     "mlp": 41_157_101,
@@ -46,7 +46,7 @@ PARAMETERS = {
     "trivial": 150_529,
 }
 
-#: What tf_cnn_benchmarks logs for its CIFAR networks.
+#: The values that tf_cnn_benchmarks logs for its CIFAR networks.
 TF_CNN = {
     "resnet20-cifar": 271_164,
     "resnet32-cifar": 466_492,
@@ -109,7 +109,7 @@ def test_workloads_page_equals_registry() -> None:
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
 def test_tf_cnn_counts_follow_from_parameters(name: str, logged: int) -> None:
-    """Add running means and variances, an eleventh class with 64 weights and a bias, and the global step."""
+    """The total adds running means and variances, an eleventh class with 64 weights and a bias, and the global step."""
     assert PARAMETERS[name] + 2 * normalised_channels(bare(name)) + 65 + 1 == logged
 
 
@@ -118,11 +118,11 @@ def test_tf_cnn_count_of_alexnet_has_eleventh_class_and_global_step() -> None:
 
 
 def test_keras_count_of_inception_follows_from_parameters() -> None:
-    """Add running means and variances, and subtract scales."""
+    """The total adds running means and variances, and lacks scales."""
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 
-#: Sizes to which samples are cut where the model takes smaller ones too, so that a step takes a moment.
+#: Samples are cut to these sizes if the model accepts smaller ones, so that a step is short.
 SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
 
 
@@ -137,7 +137,7 @@ def test_each_workload_trains_a_step(name: str) -> None:
     if name in SMALL:
         inputs = inputs[:, :, : SMALL[name], : SMALL[name]]
     loss = train_step(workload, workload.model(), inputs, target, Arithmetic("fp32", CPU))
-    if name == "gpt":  # which begins with small weights, so that it is as good as guessing
+    if name == "gpt":  # its initial weights are small, so its predictions are random
         assert loss == pytest.approx(math.log(50_304), rel=0.1)
     assert math.isfinite(loss)
 
@@ -147,7 +147,7 @@ def test_each_precision_trains_a_step(precision: str) -> None:
     workload = load_workload("resnet20-cifar", on_gpu=False)
     inputs, target = workload.samples(4, torch.Generator().manual_seed(0))
     arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # one of those that there are
-    # Gradient scaling begins too high on purpose, and leaves out updates until it has come down.
+    # Gradient scaling starts too high on purpose, and skips updates until the scale is low enough.
     loss = train_step(workload, workload.model(), inputs, target, arithmetic, skipped_first=precision == "fp16")
     assert math.isfinite(loss)
     Arithmetic("fp32", CPU)

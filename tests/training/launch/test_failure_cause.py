@@ -1,4 +1,4 @@
-"""The cause of a failed launch."""
+"""Test the cause of a failed launch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress, Progres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: As torchrun 2.4 to 2.13 write it.
+#: The format of torchrun 2.4 to 2.13.
 SUMMARY = """
 gpudiag.training.jobs FAILED
 ------------------------------------------------------------

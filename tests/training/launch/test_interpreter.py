@@ -1,4 +1,4 @@
-"""Inspection of an interpreter without importing a framework."""
+"""Test inspection of an interpreter without importing a framework."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training processes decode the request, and its program, that the launcher encodes."""
+"""Test that training processes decode the request and the program that the launcher encodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another user of the host can neither read nor change the files through which ranks meet."""
+"""Test that a second user of the host can neither read nor change the files through which ranks connect."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def train():
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
-    """Yield the directory of a run of two ranks that have met and wait for the file `go`."""
+    """Yield the directory of a run of two ranks that are connected and wait for the file `go`."""
     directory = tmp_path_factory.mktemp("held")
     (directory / "mine.py").write_text(_PROGRAM)
     words = ["-P", "-m", "gpudiag", "profile", "mine:train", "--devices", "2", "--output", "out"]
-    # The directory lies where another user may go, so that only its own mode keeps that user out.
+    # Other users can enter the parent directory, so only the mode of the run directory stops them.
     run = subprocess.Popen(
         [sys.executable, *words],
         cwd=directory,
@@ -88,7 +88,7 @@ def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, sub
     store = Path((directory / "store0").read_text().split()[1])
     files = [path for path in store.rglob("*") if path.is_file()]
     assert files
-    assert as_another_user(lambda: Path("/").exists()) == "True"  # the attempts themselves work
+    assert as_another_user(lambda: Path("/").exists()) == "True"  # the attempts work on accessible files
     assert as_another_user(lambda: list(store.parent.iterdir())) == "PermissionError"
     for path in (*files, store.parent / "progress"):
         assert as_another_user(path.read_bytes) == "PermissionError"
@@ -98,7 +98,7 @@ def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, sub
 
 @needs_root
 def test_command_lines_contain_no_secret(held: tuple[Path, subprocess.Popen[str]]) -> None:
-    """Other users see only the command lines of a process."""
+    """Other users can see only the command lines of a process."""
     directory, _ = held
     private = Path((directory / "store0").read_text().split()[1]).parent
     for rank in (0, 1):

@@ -1,4 +1,4 @@
-"""Processes of one node, started as TensorFlow's are: their variables, and the named culprit of a failure."""
+"""Test processes of one node, started as TensorFlow needs: their variables, and the process named in a failure."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ print(json.dumps({name: os.environ[name] for name in known if name in os.environ
 def test_each_process_gets_rank_peers_and_gpu() -> None:
     done = start(2, _TELL, CUDA_VISIBLE_DEVICES="3,1")
     assert done.returncode == 0, done.stderr
-    told = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: int(one["RANK"]))
-    assert [one["LOCAL_RANK"] for one in told] == ["0", "1"]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["3", "1"]
-    assert {one["WORLD_SIZE"] for one in told} == {one["LOCAL_WORLD_SIZE"] for one in told} == {"2"}
-    configs = [json.loads(one["TF_CONFIG"]) for one in told]
+    answers = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: int(one["RANK"]))
+    assert [one["LOCAL_RANK"] for one in answers] == ["0", "1"]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in answers] == ["3", "1"]
+    assert {one["WORLD_SIZE"] for one in answers} == {one["LOCAL_WORLD_SIZE"] for one in answers} == {"2"}
+    configs = [json.loads(one["TF_CONFIG"]) for one in answers]
     assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in (0, 1)]
     addresses = configs[0]["cluster"]["worker"]
     assert configs[1]["cluster"]["worker"] == addresses
@@ -50,18 +50,18 @@ def test_each_process_gets_rank_peers_and_gpu() -> None:
 
 
 def test_single_process_needs_no_cluster() -> None:
-    told = json.loads(start(1, _TELL).stdout)
-    assert (told["RANK"], told["WORLD_SIZE"]) == ("0", "1")
-    assert "TF_CONFIG" not in told
-    assert "CUDA_VISIBLE_DEVICES" not in told
+    answers = json.loads(start(1, _TELL).stdout)
+    assert (answers["RANK"], answers["WORLD_SIZE"]) == ("0", "1")
+    assert "TF_CONFIG" not in answers
+    assert "CUDA_VISIBLE_DEVICES" not in answers
 
 
 def test_empty_visible_devices_stay_empty() -> None:
-    told = [json.loads(line) for line in start(2, _TELL, CUDA_VISIBLE_DEVICES="").stdout.splitlines()]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in told] == ["", ""]
+    answers = [json.loads(line) for line in start(2, _TELL, CUDA_VISIBLE_DEVICES="").stdout.splitlines()]
+    assert [one["CUDA_VISIBLE_DEVICES"] for one in answers] == ["", ""]
 
 
-#: Rank 0 does not care for SIGTERM, as TensorFlow's preemption notifier does not.
+#: Rank 0 ignores SIGTERM, as TensorFlow's preemption notifier does.
 _ONE_CRASHES = f"""
 import os, signal, time
 if os.environ["RANK"] == "0":

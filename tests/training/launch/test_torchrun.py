@@ -1,4 +1,4 @@
-"""The command line and environment given to torchrun."""
+"""Test the command line and environment given to torchrun."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_nodes_meet_at_given_rendezvous() -> None:
     )
     assert (given.world_size, given.has_rank_0) == (6, False)
     assert plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", backend="static", node_rank=0)).has_rank_0
-    # The others number the nodes themselves: who has rank 0 is seen when it starts.
+    # The nodes agree on their numbers, so rank 0 is known only after the start.
     assert not plan(nodes=2, rendezvous=Rendezvous(endpoint="h:1", node_rank=0)).has_rank_0
     assert plan().has_rank_0
 

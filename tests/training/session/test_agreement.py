@@ -1,4 +1,4 @@
-"""Agreement of ranks through a real store; each rank is a thread here."""
+"""Test agreement of ranks through a real store; each rank is a thread here."""
 
 from __future__ import annotations
 

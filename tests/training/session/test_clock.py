@@ -1,4 +1,4 @@
-"""Step times and their summary."""
+"""Test step times and their summary."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_step_times_are_differences_between_marks(lengths: list[int]) -> None:
 
 
 def test_time_before_restart_belongs_to_no_step() -> None:
-    # Two steps of 10, validation of 500, one step of 20.
+    # The durations are two steps of 10, a validation of 500, and one step of 20.
     clock, _ = counting_clock([0, 10, 20, 520, 540])
     clock.restart()
     clock.mark()

@@ -1,4 +1,4 @@
-"""Ranges in the PyTorch profiler and NVTX, and their overhead without a listener."""
+"""Test ranges in the PyTorch profiler and NVTX, and their overhead without a listener."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_range_without_listener_costs_less_than_smallest_operation() -> None:
         torch.nn.functional.linear(one, one)
 
     ranged()
-    # Thread time excludes other programs, but they slow the thread for a while. Both variants therefore alternate.
+    # Thread time excludes other programs, but they still slow the thread for a while. The two variants therefore
+    # alternate.
     turns = [
         [timeit.timeit(each, number=500, timer=time.thread_time) for each in (ranged, operation)] for _ in range(40)
     ]
@@ -139,7 +140,7 @@ def test_range_works_without_torch() -> None:
 
 @pytest.mark.processes
 def test_nvtx_receives_ranges_when_tool_is_attached(tmp_path: Path) -> None:
-    """NVTX loads the library in NVTX_INJECTION64_PATH; ranges then pass through it and must stay balanced."""
+    """NVTX loads the library in NVTX_INJECTION64_PATH; ranges then pass through it and must be balanced."""
     program = (
         "import nvtx, gpudiag\n"
         "from gpudiag.training.session import ranges\n"

@@ -1,4 +1,4 @@
-"""Failures, missing device activity and warnings during the kernel-only and the full trace."""
+"""Test failures, missing device activity and warnings during the kernel-only and the full trace."""
 
 from __future__ import annotations
 

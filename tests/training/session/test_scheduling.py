@@ -1,4 +1,4 @@
-"""The kernel's scheduling counts for a thread that shares its core, and for one that sleeps, in real processes."""
+"""Test that the kernel's scheduling figures show a thread that shares its core and a thread that sleeps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.cli_process import SECONDS, environment
 
 pytestmark = pytest.mark.processes
 
-#: Steps of a session on one core; `busy` computes and has another process on that core, `idle` sleeps.
+#: Steps of a session on one core: `busy` computes while a second process uses that core, and `idle` sleeps.
 PROGRAM = """
 import json, os, subprocess, sys, time
 import gpudiag

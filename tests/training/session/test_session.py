@@ -1,4 +1,4 @@
-"""`gpudiag.profile` in a user's loop, in one process."""
+"""Test `gpudiag.profile` in a user's loop, in one process."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 warm-up steps, 5 unprofiled steps, and twice 2 that the profiler discards and 3 recorded.
+    # There are 3 warm-up steps, 5 unprofiled steps, and twice 2 steps that the profiler discards and 3 recorded steps.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -114,7 +114,7 @@ def test_unprofiled_steps_record_host_times(tmp_path: Path) -> None:
     assert rank.timed is not None
     assert rank.unprofiled is not None
     assert rank.timed.input_ms is not None
-    assert rank.timed.lead_ms is None  # on a CPU no device works concurrently with the thread
+    assert rank.timed.lead_ms is None  # on a CPU no device works in parallel with the thread
     assert min(rank.timed.input_ms) >= 5
     assert min(rank.timed.host_ms) >= 10
     for step, fetched, queued in zip(rank.unprofiled.step_ms, rank.timed.input_ms, rank.timed.host_ms, strict=True):
@@ -132,10 +132,11 @@ def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
             for step in prof.steps(range(4)):
                 time.sleep(0.003 * (1 + step))
                 if step == 2:
-                    break  # the broken step does not count
+                    break  # the interrupted step does not count
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The only warm-up step is the first of its epoch. The second step and the first two of each later epoch follow.
+    # The only warm-up step is the first step of its epoch. Later ones are the second step and the first two of each
+    # later epoch.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
@@ -147,13 +148,13 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # a warm-up step; validation follows
+            if number == 3:  # a warm-up step, followed by validation
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
             if not went_on[-1]:
                 break
-    # The first call begins a step, as does the call after the pause, which ended the third step.
+    # The first call begins a step; so does the call after the pause, which ended the third step.
     assert went_on == [True] * (3 + 1 + 5 + 2 * (2 + 3)) + [False]
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
@@ -272,7 +273,7 @@ def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    # One step in four would contain the time between epochs; one in twenty may be disturbed.
+    # If the time between epochs counted, it would be in one step of four; one in twenty may be disturbed.
     assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))

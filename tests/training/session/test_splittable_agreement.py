@@ -1,4 +1,4 @@
-"""Timeouts and decisions of ranks that split, with a store in memory and threads."""
+"""Test timeouts and decisions of ranks that disagree, with a store in memory and threads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.training.session.position import ClusterPosition
 
 
 class Store(dict[str, str]):
-    """A store like a process group's."""
+    """A store with the interface of a process group's store."""
 
     def set(self, key: str, value: str) -> None:
         self[key] = value
@@ -23,7 +23,7 @@ class Store(dict[str, str]):
 
 
 class LostStore(Store):
-    """A store whose host has gone."""
+    """A store whose host has ended."""
 
     def set(self, key: str, value: str) -> None:
         raise RuntimeError("connection reset")
@@ -70,7 +70,7 @@ def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> Non
         agreement.decide([1.0], judge)
     assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
-    # Rank 0 has started a list of all ranks' times, in which its own times replace those of the others.
+    # Rank 0 has started a list of all ranks' times, in which its times replace those of the other ranks.
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 

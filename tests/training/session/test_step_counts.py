@@ -1,4 +1,4 @@
-"""Convergence of step times of any length, with any noise."""
+"""Test convergence of step times of any length, with any noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def steps_until_converged(step_ms: list[float]) -> int | None:
 
 
 def noisy(level: float, count: int, *, sigma: float, seed: int = 0) -> list[float]:
-    source = random.Random(seed)  # noqa: S311  # noise for a test, not a secret
+    source = random.Random(seed)  # noqa: S311 # noise
     return [level * max(0.2, source.gauss(1, sigma)) for _ in range(count)]
 
 
@@ -49,7 +49,7 @@ def test_noisy_series_converges(level: float, seed: int) -> None:
 
 
 def test_autotuning_steps_belong_to_warm_up() -> None:
-    # cuDNN tries algorithms, then the clocks rise, as in the first steps of ResNet-50 on a GPU.
+    # cuDNN tries algorithms and then the clocks rise, as in the first steps of ResNet-50 on a GPU.
     falling = [2300.0, 180.0, 95.0, 60.0, 48.0, 41.0, 37.0, 34.5, 33.0, 32.0, 31.5, 31.2]
     converged = steps_until_converged([*falling, *noisy(31.0, 300, sigma=0.004)])
     assert converged is not None
@@ -57,7 +57,7 @@ def test_autotuning_steps_belong_to_warm_up() -> None:
 
 
 def test_second_compilation_belongs_to_warm_up() -> None:
-    # torch.compile compiles again when a shape first changes.
+    # torch.compile compiles again when a shape changes for the first time.
     series = [9000.0, 20.0, 21.0, 20.0, 8000.0, *noisy(12.0, 300, sigma=0.01)]
     converged = steps_until_converged(series)
     assert converged is not None
@@ -81,7 +81,7 @@ def test_single_slow_step_is_no_trend() -> None:
 )
 def test_convergence_depends_on_ratios_only(series: list[float], factor: float, block: int) -> None:
     scaled = [value * factor for value in series]
-    # Rounding may change a comparison of equal values; this test is not about such values.
+    # Rounding may change a comparison of equal values, which this test does not cover.
     nudged = [value * (1 + 1e-9) for value in scaled]
     answers = {step_counts.has_converged(one, block) for one in (scaled, nudged)}
     assert step_counts.has_converged(series, block) in answers or len(answers) == 2

@@ -1,4 +1,4 @@
-"""Unprofiled steps until the mean is precise enough or time is up."""
+"""Test that unprofiled steps continue until the mean is precise enough or the time limit is reached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Callbacks of trainers, with the real libraries in a separate environment (`make trainers`)."""
+"""Test callbacks of trainers, with the real libraries in a separate environment (`make trainers`)."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ trainer.fit(Small(), loader(20), loader(2))
 print("updates", trainer.global_step)
 """
 
-# PyTorch's gloo threads may hold the tensors of a gather after it is reported complete, and abort a process whose
-# interpreter ends at that time (2.13; also without gpudiag). This process therefore ends slowly.
+# PyTorch's gloo threads may hold the tensors of a gather after it is reported complete, and then abort a process whose
+# interpreter ends (2.13; also without gpudiag). This process therefore ends slowly.
 TRANSFORMERS = """
 import time
 import torch
@@ -102,8 +102,8 @@ time.sleep(0.5)
 torch.distributed.destroy_process_group()
 """
 
-#: Start command and the number of model updates: two batches per update, 4 or 8 samples on every process. Transformers'
-#: training of 40 updates is ended after the measured ones.
+#: The start command and the number of model updates: two batches per update, 4 or 8 samples on every process.
+#: Transformers' training of 40 updates ends after the measured ones.
 CASES = {
     "lightning": (LIGHTNING, (), 1, 8, 30),
     "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 3 + 5 + 2 * (2 + 3)),
@@ -132,12 +132,12 @@ def test_trainer_steps_are_model_updates(case: str, tmp_path: Path) -> None:
         assert rank.timed is not None
         assert rank.timed.input_ms is not None
         assert len(rank.timed.input_ms) == len(rank.unprofiled.step_ms) == 5
-        # Two batches are fetched, by code that gpudiag does not see.
+        # The trainer's code fetches two batches, which gpudiag does not see.
         assert min(rank.timed.input_ms) > 0
-        # Forward and the weights' gradients of both batches; inputs have no gradients.
+        # Forward and the weights' gradients of both batches are counted; inputs have no gradients.
         assert rank.flops is not None
         assert rank.flops.by_precision == {"fp32": 2 * 2 * 2 * samples * 64 * 64}
     analysis = gpudiag.analyze(tmp_path / "run")
     assert analysis.ranks_present == tuple(range(ranks))
-    # The input wait within one analysed step depends on the machine: under load all of it may be hidden.
+    # The input wait within one analysed step depends on the machine: under load it may be hidden entirely.
     assert analysis.steps.analysed >= 1

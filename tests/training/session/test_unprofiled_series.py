@@ -1,4 +1,4 @@
-"""Host times in unprofiled steps, and device marks on the host's clock, with simulated clocks."""
+"""Test host times in unprofiled steps, and device marks on the host's clock, with simulated clocks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ US = 1000
 class Machine:
     """Simulate a host that launches, and a device that works in order, each with its own clock.
 
-    A mark is the device time in ns at which all previously launched work is complete. The device's clock started at
-    another instant than the host's, and its rate differs by `drift`.
+    A mark is the device time, in ns, at which all previously launched work is complete. The device's clock has a
+    different zero than the host's, and its rate differs by `drift`.
     """
 
     def __init__(self, drift: float = 0.0) -> None:
@@ -37,7 +37,7 @@ class Machine:
         begin = self.host_ns
         self.host_ns += input_us * US
         fetched = self.host_ns
-        # The device begins with the first launch, and cannot finish before the last.
+        # The device starts with the first launch, and cannot finish before the last launch.
         free = max(self.device_free_ns, fetched) + device_us * US
         self.host_ns += launch_us * US
         self.device_free_ns = max(free, self.host_ns)
@@ -68,7 +68,7 @@ def test_lead_is_remaining_device_work(drift: float) -> None:
     series = machine.clock.series()
     assert series.input_ms == pytest.approx([0.1] * 5)
     assert series.host_ms == pytest.approx([0.4] * 5)
-    # After the first step 1.6 ms of device work are left; the host gains another 1.5 ms with each step.
+    # After the first step 1.6 ms of device work remain; the host's lead grows by 1.5 ms per step.
     assert series.lead_ms == pytest.approx([1.6, 3.1, 4.6, 6.1, 7.6], abs=1e-3)
     assert series.step_ms[1:] == pytest.approx([2.0 * (1 + drift)] * 4)
 
@@ -92,7 +92,7 @@ def test_host_times_of_excluded_step_are_excluded() -> None:
     for launch_us in (100, 200, 300):
         machine.step(input_us=10, launch_us=launch_us, device_us=50)
         if launch_us == 200:
-            machine.clock.restart()  # the epoch ended within this step
+            machine.clock.restart()  # the epoch ended during this step
         else:
             machine.clock.mark()
     series = machine.clock.series()
@@ -114,7 +114,7 @@ def test_lead_and_host_times_are_unknown_without_anchor_or_host_steps() -> None:
     assert record.lead_ms is None
     assert record.input_ms == (0.01,)
     machine.clock.restart()
-    machine.clock.mark()  # as in jobs with their own step timing
+    machine.clock.mark()  # as in jobs with user-defined step timing
     assert machine.clock.series().record() is None
     assert UnprofiledSeries().record() is None
 
@@ -141,7 +141,7 @@ def test_marks_between_anchors_convert_to_host_clock(gaps_ns: list[int], drift: 
     placed = on_host_clock(
         marks, Anchor(marks[0], 7_000), Anchor(marks[-1], 7_000 + true_ns[-1]), lambda begin, end: (end - begin) / 1e6
     )
-    # Device times are whole ns or, late in a long uptime, as exact as a float is.
+    # Device times are whole ns, or floats of lower precision after a long uptime.
     assert placed == pytest.approx([7_000 + at for at in [0, *true_ns]], abs=2.0)
 
 

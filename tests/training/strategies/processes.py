@@ -1,4 +1,4 @@
-"""Start the processes of a job as torchrun would, and read the answer of each."""
+"""Start the processes of a job as torchrun would, and read each process's answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tests.forked import Forked
 
 _RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], run_name='__main__')"
 
-#: One line of a rank's output that is its answer.
+#: The prefix of the line in a rank's output that contains its answer.
 MARK = "ANSWER "
 
 
 class Job:
-    """Processes that run `python PROGRAM RANK WORLD MEETING ARGUMENT`, ARGUMENT being JSON.
+    """Processes that run `python PROGRAM RANK WORLD MEETING ARGUMENT`, where ARGUMENT is JSON.
 
     Args:
-        program: a file; it meets its peers through the file MEETING, which does not exist yet.
-        world: processes.
-        argument: anything that JSON can hold.
-        environment: further variables.
+        program: a file; the ranks connect through the file MEETING, which does not exist yet.
+        world: the number of processes.
+        argument: any JSON value.
+        environment: additional variables.
     """
 
     def __init__(self, program: Path, world: int, argument: object = None, **environment: str) -> None:
@@ -50,7 +50,7 @@ class Job:
         self._folder.cleanup()
 
     def answer(self, rank: int, timeout_s: float = SECONDS) -> Any:
-        """Return the answer of a rank. Fails with its output if there is none in time."""
+        """Return the answer of a rank. Fail with the rank's output if there is no answer in time."""
         try:
             self.processes[rank].wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,5 @@
-"""DDP communicates the same with gpudiag's hook as without, and buckets become ranges. Uses real gloo."""
+"""Test that DDP communicates the same with gpudiag's hook as without it, and that buckets become ranges. The test uses
+real gloo."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def test_gradients_equal_plain_ddp(gloo: PytorchStrategy) -> None:
     ours, plain = make_model(), make_model()
     batch = torch.randn(8, 512)
     for model in (gloo.wrap(ours), DistributedDataParallel(plain)):
-        for _ in range(2):  # DDP arranges its buckets anew after the first step
+        for _ in range(2):  # DDP rearranges its buckets after the first step
             model(batch).square().mean().backward()
     for mine, theirs in zip(ours.parameters(), plain.parameters(), strict=True):
         assert mine.grad is not None
@@ -57,7 +58,7 @@ def test_buckets_are_ranges_after_first_profiled_step(gloo: PytorchStrategy, tmp
     for _ in range(2):
         wrapped(batch).mean().backward()
         gloo.exchange(wrapped)
-    assert gloo.exchanged_bytes == []  # nobody looks: this is bare DDP
+    assert gloo.exchanged_bytes == []  # without a listener this is plain DDP
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(2):
             wrapped(batch).mean().backward()

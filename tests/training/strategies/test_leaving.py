@@ -1,4 +1,4 @@
-"""DDP models are deleted before their process group: a later reducer may wait for gloo's threads forever."""
+"""Test that DDP models are deleted before their process group: a later reducer may wait for gloo's threads forever."""
 
 from __future__ import annotations
 

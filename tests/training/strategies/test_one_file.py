@@ -1,4 +1,4 @@
-"""A plugin strategy, in one file of another package, is listed, trained, predicted and measured."""
+"""Test that a plugin strategy in one file of a separate package is listed, trained, predicted and measured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "one-by-one"
 
-#: The whole strategy; the registry finds it by the entry point.
+#: The complete strategy, which the registry finds by the entry point.
 FILE = '''
 """`one-by-one`: each gradient is all-reduced by itself, after backward."""
 
@@ -75,7 +75,7 @@ class OneByOne(PytorchStrategy):
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return a PYTHONPATH with another package."""
+    """Return a PYTHONPATH with a separate package."""
     directory = tmp_path_factory.mktemp("package")
     (directory / "their_strategy.py").write_text(FILE)
     info = directory / "their_strategy-1.0.dist-info"
@@ -128,8 +128,8 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
     assert found["recommended"] == NAME
     assert found["flags"] == ["--strategy", NAME]
     assert found["code"].endswith("all_reduce(parameter.grad)")
-    ranked = {one["strategy"]: one for one in found["ranking"]}
-    # Two gradients of 4 and 8 MB at 1 ms and 1 ms per MB, without overlap.
+    ranked = {ranked["strategy"]: ranked for ranked in found["ranking"]}
+    # Two gradients of 4 and 8 MB take 1 ms plus 1 ms per MB each, without overlap.
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
 
@@ -138,11 +138,11 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
 def test_plugin_strategy_is_measured(package: str, tmp_path: Path) -> None:
     words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "50")
     found = _json(package, *words, "--output", str(tmp_path / "run"))
-    measured = {one["strategy"]: one["measured_step_ms"] for one in found["ranking"]}
+    measured = {ranked["strategy"]: ranked["measured_step_ms"] for ranked in found["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
     assert all(step is not None for step in measured.values())
     contest = json.loads(next((tmp_path / "run").glob("*-trivial.json")).read_bytes())
-    assert {one["strategy"] for one in contest["transports"]} == {"gloo", NAME}
+    assert {transport["strategy"] for transport in contest["transports"]} == {"gloo", NAME}
 
 
 @pytest.mark.measured
@@ -150,7 +150,7 @@ def test_plugin_strategy_is_measured(package: str, tmp_path: Path) -> None:
 def test_plugin_strategy_is_scaled(package: str, tmp_path: Path) -> None:
     words = ("scale", "trivial", "--strategies", NAME, "--devices", "2", "--quick", "--seconds", "0.5")
     points = _json(package, *words, "--output", str(tmp_path / "scaling"))["points"]
-    # On one device it does not communicate, so `independent` is measured.
+    # On one device the strategy does not communicate, so `independent` is measured.
     assert {(point["strategy"], point["devices"]) for point in points} == {(NAME, 2), ("independent", 1)}
     assert all(point["status"] == "measured" for point in points)
 
@@ -159,7 +159,7 @@ def test_plugin_strategy_is_scaled(package: str, tmp_path: Path) -> None:
 @pytest.mark.xdist_group("processes")
 def test_plugin_transport_is_measured_with_bucket_sizes(package: str) -> None:
     facts = _json(package, "bandwidth", "--quick", "--like", "resnet20-cifar")
-    like = {one["strategy"] for one in facts["collectives"] if one["ranks"] == 2}
+    like = {collective["strategy"] for collective in facts["collectives"] if collective["ranks"] == 2}
     assert {"gloo", "cpu-reduce", NAME} <= like
 
 
@@ -175,7 +175,7 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 
 
 class AnotherNccl(TensorflowStrategy):
-    """A strategy whose name is taken."""
+    """A strategy with a name that is taken."""
 
     name = "nccl"
 

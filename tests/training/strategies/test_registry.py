@@ -1,4 +1,4 @@
-"""The registry of strategies, and the jobs that strategies refuse."""
+"""Test the registry of strategies, and the jobs that strategies refuse."""
 
 from __future__ import annotations
 
@@ -110,4 +110,4 @@ def test_parameter_without_gradient_is_named_after_first_step() -> None:
     strategy = load_strategy("gloo", torch.device("cpu"))
     with pytest.raises(UsageError, match=r"forgotten\.weight, forgotten\.bias got no gradient"):
         strategy.check_gradients(model)
-    strategy.check_gradients(model)  # looked at once
+    strategy.check_gradients(model)  # checked only once

@@ -1,4 +1,4 @@
-"""Every strategy trains alike: losses of all steps and final parameters are equal, in two real processes."""
+"""Test that every strategy trains equally, with the same losses and final parameters in two real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.training.strategies.train_each import STEPS, make_data, make_model
 
 PROGRAM = Path(__file__).with_name("train_each.py")
 
-#: Strategy, its options, and how far its losses may lie from those of plain float32 all-reduce.
+#: Strategies with options, and the tolerance of their losses relative to plain float32 all-reduce.
 EXACT, ROUNDED = 2e-5, 2e-2
 CASES: list[tuple[str, dict[str, Any], float]] = [
     ("gloo", {}, EXACT),
@@ -60,13 +60,13 @@ def test_losses_equal_plain_all_reduce(trained: list[dict[str, Any]], number: in
 def test_losses_equal_with_accumulated_gradients(trained: list[dict[str, Any]], number: int) -> None:
     first = len(CASES)
     assert trained[first + number]["losses"] == pytest.approx(trained[first]["losses"], abs=EXACT)
-    # Half as many updates of twice the samples: another curve than without.
+    # Half as many updates with twice the samples give a different loss curve.
     assert trained[first]["losses"] != pytest.approx(trained[0]["losses"], abs=1e-3)
 
 
 @pytest.mark.xdist_group("processes")
 def test_all_strategies_count_the_same_flops(trained: list[dict[str, Any]]) -> None:
-    """Expect the FLOPs of 8 samples through a convolution of 3 to 8 channels and three layers, per batch."""
+    """Each batch has the FLOPs of 8 samples through a convolution of 3 to 8 channels and three layers."""
     layers = [(8 * 36, 600), (600, 600), (600, 5)]
     forward = 2 * 8 * (36 * 9 * 3 * 8 + sum(a * b for a, b in layers))
     whole = 3 * forward - 2 * 8 * 36 * 9 * 3 * 8
@@ -79,7 +79,7 @@ def test_all_strategies_count_the_same_flops(trained: list[dict[str, Any]]) -> N
 
 @pytest.mark.xdist_group("processes")
 def test_copies_strategy_trains_like_all_reduce(trained: list[dict[str, Any]]) -> None:
-    """Train on the samples of both ranks: each replica takes those of one rank."""
+    """The strategy trains on the samples of both ranks: each replica takes the samples of one rank."""
     strategy = load_strategy("copies", torch.device("cpu"), devices=2)
     bare = make_model()
     model = strategy.wrap(bare)

@@ -1,9 +1,9 @@
-"""A rank that trains a small model with one strategy after the other, and prints the loss of every step.
+"""Train a small model on one rank with several strategies in sequence, and print the loss of every step.
 
     python train_each.py RANK WORLD MEETING '[["cpu-reduce", {"compress": "bf16"}], ...]'
 
-The answer of each strategy: losses (mean over the ranks), a sum of each parameter, and the bytes exchanged. The ranks
-train on different samples, so that only exchanged gradients give the right curve.
+The answer for each strategy has the losses (mean over the ranks), a sum of each parameter, and the communicated bytes.
+The ranks train on different samples, so the loss curve is right only if gradients are communicated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ BATCHES = 4
 
 
 def make_model() -> nn.Module:
-    """Build convolutions for channels-last, a buffer that changes, and layers that fill several buckets."""
+    """Build a model with convolutions for channels-last, a buffer that changes, and layers that fill several
+    buckets."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3),

@@ -16,7 +16,7 @@ from gpudiag.analysis.diagnosis.hardware.throttled import Throttled
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Facts
 
-#: In the order in which findings of equal severity are listed: those that make measurements worthless come first.
+#: Order in which findings of equal severity are listed: findings that make measurements worthless come first.
 HARDWARE_RULES: tuple[FactsRule, ...] = (
     CorruptTransfer(),
     ForeignProcess(),

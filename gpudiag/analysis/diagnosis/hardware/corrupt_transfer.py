@@ -12,9 +12,9 @@ from gpudiag.model.facts import Bandwidth, Facts
 class CorruptTransfer:
     """A copy or a collective finished without an error, and its result was wrong.
 
-    Every probe sends fresh random data into a poisoned destination and compares. When that fails, no throughput figure
-    of this path means anything, and a training job over it computes garbage: losses that diverge or turn to NaN, or
-    worse, a model that is slightly wrong without any sign of it.
+    Every probe sends fresh random data into a poisoned destination and compares the result. When that fails, no
+    throughput figure of this path means anything, and a training job over it computes garbage: losses that diverge or
+    turn to NaN, or worse, a model that is slightly wrong without any sign of it.
 
     Known causes: peer copies through an IOMMU that translates (bare metal with `iommu=on` and ACS redirection), a
     faulty riser, cable or NVLink bridge, unstable overclocking, a driver bug.

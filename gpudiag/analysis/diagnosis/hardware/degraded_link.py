@@ -30,7 +30,7 @@ HostRates = dict[int, dict[str, Bandwidth]]
 
 
 class DegradedLink:
-    """A GPU's link carries far less than it should.
+    """A GPU's link has far less bandwidth than it should.
 
     Any of four signs is enough: the link runs **below its own maximum under load** (an idle link trains down to save
     power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the link's
@@ -42,7 +42,7 @@ class DegradedLink:
     judged by its bandwidths alone.
 
     What it costs: everything that crosses the link (input, gradients, checkpoints) takes longer by the same factor, and
-    in a synchronous step all other GPUs wait for the one behind the slow link.
+    in a synchronous step all other GPUs wait for the GPU with the slow link.
 
     What to do: reseat the card, swap slots to see whether the fault moves with the card or stays with the slot, replace
     risers and cables, and look into the board's manual for slots that share lanes.
@@ -51,7 +51,7 @@ class DegradedLink:
     code: ClassVar[str] = "degraded-link"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding per combination of signs, then those of NVLink."""
+        """Return one finding per combination of signs, then the findings about NVLink."""
         rates = host_rates(facts)
         groups: dict[tuple[str, ...], list[Gpu]] = defaultdict(list)
         for gpu in facts.gpus:
@@ -162,7 +162,7 @@ def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, st
 
 
 def _short(source: str | None) -> str:
-    """Return what the ceiling applies to, without its calculation: `PCIe 5 x16 (read under load)`."""
+    """Return the name of the ceiling, without its calculation: `PCIe 5 x16 (read under load)`."""
     return (source or "").partition(":")[0] or "the link"
 
 
@@ -179,7 +179,7 @@ def _advice(signs: tuple[str, ...], indices: list[int]) -> tuple[str, ...]:
         return (
             compare,
             "Move these GPUs from x1 risers to slots of eight or sixteen lanes.",
-            "If they must stay: accumulate gradients over many batches, or use each GPU for a job of its own.",
+            "If they must stay: accumulate gradients over many batches, or run a separate job on each GPU.",
         )
     return (
         compare,

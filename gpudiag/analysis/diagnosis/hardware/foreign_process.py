@@ -15,11 +15,11 @@ _DISPLAY = ("xorg", "xwayland", "gnome-shell", "kwin", "plasmashell", "gdm", "sd
 class ForeignProcess:
     """A process that is neither gpudiag's nor the job's holds memory on a GPU, and may compute on it.
 
-    Two jobs on one GPU share its time, and a copy or a collective of one waits for kernels of the other. Bandwidths
-    measured meanwhile are too low, and in training all other ranks wait for the shared GPU.
+    Two jobs on one GPU share its time, and a copy or a collective of one job waits for kernels of the other. Bandwidths
+    measured at the same time are too low, and in training all other ranks wait for the shared GPU.
 
     What to do: find the process (`ps -fp PID`), wait for its end or end it, or choose other GPUs with
-    CUDA_VISIBLE_DEVICES. A desktop's display server is reported as `info`: it costs little.
+    CUDA_VISIBLE_DEVICES. A desktop's display server is reported as `info`, because it costs little.
     """
 
     code: ClassVar[str] = "foreign-process"

@@ -1,4 +1,4 @@
-"""`no-peer-access`: GPUs that cannot read each other's memory."""
+"""`no-peer-access`: `no-peer-access`: GPUs that cannot read each other's memory."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NO_REASON = "the driver gives no reason"
 class NoPeerAccess:
     """Pairs of GPUs between which the driver allows no direct copies.
 
-    Without peer access every byte between the two goes through the host's memory: down one link, into RAM, and up the
-    other. That halves what a shared link can carry, adds latency, and takes the CPU's memory bandwidth. NCCL falls
-    back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
+    Without peer access every byte between the two GPUs goes through the host's memory: over one link into RAM, and over
+    the other link out of it. That halves the bandwidth of a shared link, adds latency, and uses the CPU's memory
+    bandwidth. NCCL falls back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
     many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is
     attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
     NVLink.
 
-    If the other pairs form a ring of direct links, NCCL uses it and little is lost: that is `info`, as on an eight-GPU
-    hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
+    If the other pairs form a ring of direct links, NCCL uses it and little is lost, so the finding is only `info`, as
+    on an eight-GPU hybrid cube mesh. GPUs in MIG mode never have peer access, by design, and are left out.
     """
 
     code: ClassVar[str] = "no-peer-access"

@@ -27,8 +27,8 @@ class PeerSlowerThanHost:
     through an IOMMU that translates each packet, or across the link between two sockets, which carries peer traffic
     badly. NCCL, which trusts peer access where the driver grants it, then picks the slower path.
 
-    All bandwidths measured between the pair are compared, each direction alone and both at once. If staged copies were
-    not measured, half of what the slower host link carries is used instead.
+    All bandwidths measured between the pair are compared, for each direction alone and for both at once. If staged
+    copies were not measured, half the bandwidth of the slower host link is used instead.
 
     What to do: `NCCL_P2P_LEVEL=PHB` (or `PXB`) keeps NCCL from using peer access over long distances,
     `NCCL_P2P_DISABLE=1` from using it at all. On bare metal switch ACS off on the switches, or the IOMMU to
@@ -38,7 +38,7 @@ class PeerSlowerThanHost:
     code: ClassVar[str] = "peer-slower-than-host"
 
     def examine(self, facts: Facts) -> tuple[Finding, ...]:
-        """Return one finding for all pairs that are clearly slower over all their bandwidths."""
+        """Return one finding for all pairs whose direct copies are clearly slower over all measured bandwidths."""
         slow = {}
         for pair in _pairs(facts):
             compared = _measured(facts, pair) or _estimated(facts, pair)

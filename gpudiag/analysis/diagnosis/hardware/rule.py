@@ -15,8 +15,9 @@ NO_TRACE = "facts alone do not say how much of a step this costs; profile a job 
 TO_DEVICE = "host_to_device"
 FROM_DEVICE = "device_to_host"
 
-#: Payload before protocol overhead, per lane and direction: transfers per second less line coding, 8b/10b up to
-#: generation 2, 128b/130b from 3 to 5, flit mode with its checksum in 6 (PCI-SIG, PCI Express Base Specification).
+#: Payload before protocol overhead, per lane and direction: transfers per second minus line coding, which is 8b/10b up
+#: to generation 2, 128b/130b from 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI Express Base
+#: Specification).
 _GB_PER_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 #: Indices of two GPUs.
 Pair = tuple[int, int]
@@ -44,13 +45,13 @@ def raw_gb_per_s(generation: int | None, width: int | None) -> float | None:
 
 
 def gpu_index(end: str) -> int | None:
-    """Return the index in `gpu:<i>`; None for any other end of a copy."""
+    """Return the index in `gpu:<i>`; None for any other endpoint of a copy."""
     kind, _, number = end.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() else None
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return each GPU's pinned copies from and to the host, by path; the fastest of several NUMA nodes."""
+    """Return each GPU's pinned copies from and to the host, by path; if there are several NUMA nodes, the fastest."""
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)
@@ -99,7 +100,7 @@ def gpu_list(indices: Iterable[int]) -> str:
 
 
 def _spans(numbers: Sequence[int]) -> list[str]:
-    """Write three or more consecutive numbers as a span, others singly."""
+    """Write three or more consecutive numbers as a range, and others singly."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -132,7 +133,7 @@ def _first(names: Sequence[str], most: int) -> str:
 
 
 def gradient_cost(gb_per_s: float) -> str:
-    """Say what a bandwidth means for training, by a model that everybody knows.
+    """Describe the effect of a bandwidth on training, with a well-known model.
 
     Sending the gradients once takes bytes / bandwidth; an all-reduce sends them nearly twice, 2(n-1)/n times.
     """

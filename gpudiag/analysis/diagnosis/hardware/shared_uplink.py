@@ -1,4 +1,4 @@
-"""`shared-uplink`: GPUs that are fast alone and slow together."""
+"""`shared-uplink`: `shared-uplink`: GPUs that are fast alone and slow together."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 
 
 class SharedUplink:
-    """Several GPUs share one link to the host, and with it its bandwidth.
+    """Several GPUs share one link to the host, and therefore its bandwidth.
 
     Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Copies of one GPU run at full rate,
     and most tests measure only that; in training all GPUs fetch input and communicate gradients at the same time, and
-    each gets its share. There are two signs: GPUs copying to the host all at once carry together no more than one
-    carries alone, or copies between two GPUs in both directions at once carry no more than in one.
+    each gets its share. There are two signs: all GPUs copying to the host together have no more bandwidth than one
+    alone, or copies between two GPUs in both directions at once have no more than in one direction.
 
     A total of several links' bandwidth is no sign: four GPUs on PCIe 5 can saturate the memory of one CPU (about
     160 GB/s measured) without sharing any link.
@@ -59,7 +59,7 @@ def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
 
 
 def _together(facts: Facts) -> list[Finding]:
-    """Return groups that carry no more together than one GPU alone; no group contains another."""
+    """Return groups with no more bandwidth together than one GPU alone; no group contains another."""
     alone = host_rates(facts)
     findings: dict[frozenset[int], Finding] = {}
     for record in all_at_once(facts):

@@ -14,7 +14,7 @@ _THERMAL = {throttle.HARDWARE_THERMAL, throttle.SOFTWARE_THERMAL}
 
 
 class Throttled:
-    """The GPU runs below its clocks because it is too hot, or because the hardware told it to slow down.
+    """The GPU runs below its clocks because it is too hot, or because the hardware slows it down.
 
     Reported are the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal slowdown, and
     the power brake that a server applies when its supplies cannot keep up. Not reported: an idle GPU, clocks that
@@ -22,7 +22,7 @@ class Throttled:
 
     What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that
     slot, and at the power supplies and their cables. The slowest GPU sets the pace of a synchronous step, so one hot
-    GPU slows the whole job. Look during training: a GPU that idles shows nothing.
+    GPU slows the whole job. Look during training, because an idle GPU shows no throttling.
     """
 
     code: ClassVar[str] = "throttled"

@@ -145,7 +145,7 @@ def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
     Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
-    what a path through the host carries. None where that is not so, or not known.
+    what a path through the host carries. Return None if this does not apply or is not known.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)

@@ -65,7 +65,8 @@ class CommunicationBound:
 
     Large collectives that reach a small part of the GPUs' NVLink show that peer access is off, even without the
     machine's facts. With these facts and the model's gradients, the report adds the savings predicted for other
-    strategies. The advice fits the job's way of communicating: DDP, FSDP, through one rank, or user-defined calls.
+    strategies. The advice fits the way in which the job communicates: for DDP, FSDP, communication through one rank, or
+    user-defined calls.
     """
 
     code: ClassVar[str] = "communication-bound"
@@ -157,7 +158,7 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Split the savings, in ms of a step: removing each part adds its savings to those of the parts before it.
+    """Split the savings, in ms of a step: each part has the additional savings after the previous parts are removed.
 
     The CPU's calls are removed first, because the cost of transfers is hidden while the calls set the pace.
     """

@@ -29,7 +29,7 @@ class ComputeBound:
     title: ClassVar[str] = "Compute-bound"
 
     def conclude(self, case: Case, findings: Sequence[Finding], *, conclusive: bool) -> Iterator[Finding]:
-        """Yield one finding when all could be told and explained, and no other reaches the bound for a warning."""
+        """Yield one finding if all time is explained and no other finding reaches the threshold of a warning."""
         others = [finding for finding in findings if finding.code != "slow-compute"]
         if not conclusive or any((finding.recoverable_percent or 0.0) >= WARNING_PERCENT for finding in others):
             return
@@ -48,7 +48,7 @@ class ComputeBound:
         Args:
             case: the job.
             compute_ms: compute per step on the device that sets the pace.
-            percent: the same as a share of the step.
+            percent: compute as a share of the step.
             largest_percent: share of the step that the largest other bucket takes.
         """
         least = max(largest_percent, WARNING_PERCENT)

@@ -27,7 +27,7 @@ from gpudiag.units import milliseconds
 _MOST_NAMES = 5
 #: Most of a host's work: a host that is slow throughout is slowest in one of these parts.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
-#: Causes of a host that may pause often, each time too briefly to count as stalled.
+#: Causes for a host that may pause often, but each time too briefly to count as untraced.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
 CAUSE_ADVICE: dict[str, Advice] = {
@@ -106,7 +106,7 @@ OWN_WORK: Advice = (
 
 
 class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
-    """The operators in which stragglers spend longer than other ranks, as means over steps and ranks.
+    """Operators that take longer on stragglers than on other ranks, as means over steps and ranks.
 
     Attributes:
         own_ms: excess self time by operator, largest first, only the first few.
@@ -158,7 +158,7 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers also make. A thread that saves or logs pauses
+    A thread that has lost its core pauses between calls that its peers make too. A thread that saves or logs pauses
     between extra calls.
 
     Attributes:
@@ -178,7 +178,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
         return first if first and self.ms[first] > MOST * self.total_ms else ""
 
     def first(self) -> dict[str, float]:
-        """Return the longest few pauses."""
+        """Return the few longest pauses."""
         return dict(list(self.ms.items())[:_MOST_NAMES])
 
 
@@ -248,7 +248,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
     A part explains the savings if it alone saves most of them, or if most of them are lost without it: if a rank
     computes 15 ms too long and another's host is the next to set the pace, compute alone saves less than half. If no
-    part explains them, a host without its core is slow in all that it does: launching, calls and pauses are one cause.
+    part explains them, the cause may be a host that lost its core and is slow in launching, calls and pauses together.
 
     A part in which ranks hardly differ explains nothing: kernels take longer beside collectives that wait for a late
     rank, so that equalizing them saves something. The only part in which they differ explains all.
@@ -270,7 +270,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
         explains = what_if.saving_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
         best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
-        best = "launch"  # a host that loses its core now and then is slow in whatever it does just then
+        best = "launch"  # a host that sometimes loses its core is slow in any code that it runs at that time
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
@@ -285,7 +285,7 @@ def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
 def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
     """Return ("stall", its pauses) if a host that launches slowly pauses by itself, else the cause as it is.
 
-    Each pause may be short enough for Python between calls, but the peers make no such calls.
+    Each pause may be short enough for Python between calls, but the peers do not make these calls.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

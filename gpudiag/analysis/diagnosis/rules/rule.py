@@ -15,8 +15,8 @@ from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: Waste can be removed entirely. Communication and launching are work, which can only be hidden or shortened; launching
-#: is scored by the part that the device would not hide once there is no waste. Kernels are work that others could do
+#: Waste can be removed entirely. Communication and launching are work that can only be hidden or shortened. Launching
+#: is scored by the part that the device would not hide after all waste is removed. Kernels are work that others could do
 #: faster, by an estimate; launching is scored with them.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
@@ -35,7 +35,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
         edit: returns given costs without the cause.
         describe: returns the finding for savings in ms per step and in percent of the step.
         beyond: the part of `edit` that also belongs to another cause; a proposal that saves no more is dropped.
-        kind: what can become of the cause.
+        kind: whether the cause can be removed, or only hidden or shortened.
     """
 
     edit: Edit
@@ -54,7 +54,7 @@ class Rule(Protocol):
     title: ClassVar[str]
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Yield proposals, or the reason why nothing can be told, or nothing."""
+        """Yield proposals, or the reason why no conclusion is possible, or nothing."""
         ...
 
 
@@ -86,13 +86,13 @@ def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gai
 
 
 class For(msgspec.Struct, frozen=True):
-    """A line that only users of one framework, or of any but PyTorch and TensorFlow (`others`), can follow."""
+    """A line of advice that applies only to users of one framework, or of all but PyTorch and TensorFlow (`others`)."""
 
     framework: str
     line: str
 
     def holds_in(self, framework: str) -> bool:
-        """Return whether users of this framework can follow the line."""
+        """Return whether the line applies to users of this framework."""
         return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
@@ -100,7 +100,7 @@ class For(msgspec.Struct, frozen=True):
 pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
 _NAMED = ("pytorch", "tensorflow")
 
-#: Lines in the order in which they are given; one that is not `For` a framework holds in all of them.
+#: Lines in the order in which they are given; a line that is not `For` a framework applies to all.
 Advice = tuple[str | For, ...]
 
 TF_DATA = tensorflow(

@@ -41,7 +41,7 @@ from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
 
 _UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
-#: How many of the user's functions are named.
+#: Number of the user's functions in the evidence.
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
@@ -55,10 +55,11 @@ class Straggler:
     A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
     loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
     synchronizations, launching, compute, copies) to the median over ranks. The savings are by how much the step becomes
-    shorter, and the cause is the part that explains them alone. That also follows chains, as when rank 0 waits for rank
-    2, which waits for its loader. Ranks may take turns being slow. Operators that only a late rank calls are named. A
-    rank that often pauses between calls that its peers do not make stalls there, however short each pause is. If the
-    machine's facts say that a late rank's GPU runs at slower clocks than its peers or is throttled, that is the cause.
+    shorter, and the cause is the part that explains them alone. The savings also follow chains of waits, as when rank 0
+    waits for rank 2, which waits for its loader. The slow rank may change from step to step. Operators that only a late
+    rank calls are named. A rank that often pauses between calls that its peers do not make stalls there, however short
+    each pause is. If the machine's facts say that a late rank's GPU runs at slower clocks than its peers or is
+    throttled, that is the cause.
 
     Unprofiled steps tell which hosts ran ahead of their devices and which did not, so that a host is not called slow
     only because recording slowed it; time that these steps take longer than simulated ones counts for that rank. A rank
@@ -153,8 +154,8 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def advice(self) -> Advice:
-        """Return the advice for the cause, for a place that says no more."""
-        # On a CPU launching is compute: the training thread is host and device at once.
+        """Return the advice for the cause, if the location gives no more specific advice."""
+        # On a CPU launching counts as compute, because the training thread is host and device at once.
         return CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else CAUSE_ADVICE[self.cause]
 
 
@@ -169,7 +170,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     pauses, slow_clocks = OwnPauses(ms={}), {}
     if not jitter:
         if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
-            cause = "input"  # unmarked, but the unprofiled steps were fetching their batch then
+            cause = "input"  # the time has no marks, but the unprofiled steps were fetching their batch then
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     return _LateRanks(
@@ -192,7 +193,7 @@ def _late_on_average(excess_ms: dict[int, float]) -> tuple[int, ...]:
 
 
 def _mostly_unmarked(what_if: WhatIf, ranks: tuple[int, ...]) -> bool:
-    """Return whether these ranks wait for input longer without marks than with them."""
+    """Return whether most of these ranks' input wait has no marks."""
     host = what_if.graph.host
     own = any_of(host.process, *(trace for trace, rank in what_if.graph.ranks.items() if rank in ranks))
     return float(host.before_first_op[own].sum()) > float(host.input[own].sum())
@@ -259,7 +260,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return what unprofiled steps took longer than simulated ones, in ms, if these ranks alone were waited for."""
+    """Return by how many ms unprofiled steps are longer than simulated ones, if only these ranks were waited for."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
@@ -279,7 +280,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """Return by how many ms per step late ranks stay longer in the user's functions, most first.
+    """Return by how many ms per step late ranks are longer in the user's functions, longest first.
 
     Empty where no stacks were recorded, or no other rank is there to compare with.
     """
@@ -322,7 +323,7 @@ def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
 
 
 def _steady(what_if: WhatIf) -> bool:
-    """Return whether the rank that is latest in the largest part is late in every step and not by chance."""
+    """Return whether the rank with the largest excess is late in every step, and not by chance."""
     excess = excess_of(what_if, _largest_excess(what_if))
     return excess.steady(max(excess.by_rank, key=lambda rank: excess.by_rank[rank]))
 

@@ -75,7 +75,7 @@ def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain]
 def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Index) -> HostNodes:
     block_on = []
     for chain in chains:
-        # A chain names ops by the position of the track within its process, and the op within the track.
+        # A chain identifies ops by the position of the track within its process, and of the op within the track.
         first = op_first[[index for index, track_ops in enumerate(ops) if track_ops.trace == chain.process[0]]]
         op = first[np.maximum(chain.block_track, 0)] + chain.block_on
         block_on.append(np.where(chain.block_track != NONE, op, NONE))
@@ -142,8 +142,8 @@ def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, 
     """Return (latency after the launch, gap after the work before).
 
     `free` is when the op before it in its stream, and the ops that it waits for, had ended (-inf if there is none); for
-    the first analysed ops these lie before the analysed steps. The later of launch and `free` bound the op and gets all
-    of the time to its start; the other gets the usual, or less if that would have been too late.
+    the first analysed ops these lie before the analysed steps. The later of launch and `free` determines the start and
+    gets all of the time to it. The other gets its usual time, or less if the usual time would end too late.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

@@ -33,7 +33,8 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
         untraced = np.fmin(what_if.untraced, scenario.waiting)
         return untraced if component == "stall" else scenario.waiting - untraced
     if component == "sync":
-        # A rank that waits longer in as many synchronizations as its peers waits for another rank, through its device.
+        # A rank that waits longer in as many synchronizations as its peers waits for a different rank, through its
+        # device.
         waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
         between = np.diff(graph.host.time, prepend=0.0)
         return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)
@@ -44,7 +45,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
 
 
 def common(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """float64[n or m], ns: how much of the component every rank needs; the excess makes a straggler."""
+    """Return float64[n or m], ns: the amount of the component that every rank needs; the excess makes a straggler."""
     return amount(what_if, scenario, component) - _excess_by_node(what_if, scenario, component, each_step=False)
 
 
@@ -55,11 +56,12 @@ def equalized(
 
     The lower median of an even number is the smaller of the middle two, so that two stragglers of four count as such.
     With `each_step`, every step of every rank is equalized to the lower median over all of them, which removes a
-    straggler that is another rank in each step. The excess is removed where in the step it occurs (`imbalance`).
+    straggler that changes with each step. The excess is removed at the locations of the step where it occurs
+    (`imbalance`).
     """
     chosen = set(components)
     if "compute" in chosen:
-        # Equalize what ranks compute, without the contention that waiting causes.
+        # Equalize the ranks' compute without the contention that waiting causes.
         scenario = replace(scenario, duration=what_if.model.contention.waiting_removed_from(scenario.duration))
     if "sync" in chosen:
         scenario = _without_additional_syncs(what_if, scenario)
@@ -87,7 +89,7 @@ def syncs(what_if: WhatIf) -> NDArray[np.bool_]:
 
 
 def releases(what_if: WhatIf) -> NDArray[np.bool_]:
-    """bool[n]: host nodes that return memory to the driver and wait for the device."""
+    """Return bool[n]: host nodes that return memory to the driver and wait for the device."""
     waits: NDArray[np.bool_] = what_if.graph.host.block == HostBlock.RELEASE
     return waits
 
@@ -130,7 +132,7 @@ def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def excess(what_if: WhatIf, component: Component) -> Excess:
-    """Return how much each rank's component of the step exceeds the lower median over ranks."""
+    """Return by how much each rank's component of the step exceeds the lower median over ranks."""
     scenario = what_if.corrected
     if component == "compute":
         scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))

@@ -2,19 +2,19 @@
 
 A collective's kernel takes processors and memory bandwidth from the kernels beside it, both while it transfers and
 while it spins for a straggler: ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3 ms, and matrix
-products of a GPT's backward pass took 103 µs beside an all-reduce and 55 alone. When the collective goes away, so does
-the contention.
+products of a GPT's backward pass took 103 µs beside an all-reduce and 55 alone. If the collective is removed, its
+contention is removed too.
 
 Kernels match if they have the same name and do the same work: those at the same position of the step in other steps and
-on other ranks, and those of the step's other layers. A name may stand for several sizes. The kernels before and after
-tell these apart; where they do not, durations differ and are not used:
+on other ranks, and those of the step's other layers. Kernels of one name may have several sizes. The kernels before and
+after tell these apart; where they do not, durations differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
 Kernels of the same rank come first, because another rank's clocks may be faster.
 
-The profiler delays hosts, so their peers' collectives spin longer: without profiler overhead, that contention shrinks
+The profiler delays hosts, so their peers' collectives spin longer. Without profiler overhead, that contention shrinks
 in proportion (30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms were measured unprofiled).
 """
 
@@ -41,14 +41,14 @@ from gpudiag.analysis.diagnosis.simulation.graph import Graph, Index, Times
 from gpudiag.intervals import Intervals, distinct, lengths_inside, union
 from gpudiag.model.timeline import UNKNOWN, OpClass, Timeline, TrackCollectives
 
-#: How many kernels before and after identify a kernel of a layer: first more, then fewer.
+#: Number of kernels before and after a kernel that identify it in a layer; the larger number is tried first.
 _NEIGHBOURS = (2, 1)
-#: Pairs of keys are numbered by a table of at most so many entries per kernel, which is faster than sorting.
+#: Pairs of keys are numbered by a table with at most this many entries per kernel, which is faster than sorting.
 _TABLE_ENTRIES_PER_KERNEL = 16
 
 
 class Contention(msgspec.Struct, frozen=True, dict=True):
-    """Contention-free durations of the ops that ran beside collectives.
+    """Contention-free durations of the ops that ran during collectives.
 
     Attributes:
         free_ns: float64[m], the median duration of an op's contention-free matches; NaN if it had no contention or has
@@ -69,7 +69,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     def waiting_removed_from(self, duration: Times, share: Times | float = 1.0) -> Times:
         """Return durations without this share (of each op, 0 to 1) of the waiting collectives' contention.
 
-        The contention of waiting and of transferring cannot be separated; each gets its share of the time.
+        The contention of waiting and of transferring cannot be separated, so each is attributed its share of the time.
         """
         return self._share_removed_from(duration, share * self.waiting_share)
 
@@ -85,7 +85,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """The ops whose contention-free duration is known: the few beside a collective."""
+        """The ops whose contention-free duration is known: the few that ran during a collective."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 
@@ -109,7 +109,7 @@ class _Kernels(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """bool[n]: kernels without contention."""
+        """Return bool[n]: kernels without contention."""
         return self.beside < CONTENTION_FREE * np.maximum(self.duration, 1.0)
 
 
@@ -177,7 +177,7 @@ def _processor_shares(timeline: Timeline, track_index: int) -> Times:
 
 
 def _names(graph: Graph, timeline: Timeline) -> Index:
-    """int64[m]: a number for each op's name, the same in all traces."""
+    """Return int64[m]: a number for each op's name, the same in all traces."""
     device = graph.device
     known: dict[str, int] = {}
     name = np.zeros(len(device.start), np.int64)
@@ -224,7 +224,7 @@ class _DurationsByKey:
     Args:
         key: int64[n], from 0.
         duration: float64[n].
-        chosen: intp[k], which to take, in order of their durations.
+        chosen: intp[k], the kernels to use, in order of their durations.
     """
 
     def __init__(self, key: Index, duration: Times, chosen: NDArray[np.intp]) -> None:
@@ -305,8 +305,8 @@ def _joined(a: Index, b: Index) -> Index:
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
     """Estimate the contention-free duration of slowed kernels without a match.
 
-    If most have a match, the others are slowed as much. If few have, a kernel loses the share of the processors that
-    the collective holds, and more while that transfers.
+    If most kernels of a track have a match, the others are slowed by the same share. If few have a match, a kernel
+    loses the share of the processors that the collective holds, and more while the collective transfers.
     """
     for track in distinct(kernels.track[slowed]):
         on_track = slowed[kernels.track[slowed] == track]

@@ -53,7 +53,7 @@ def without_untraced(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_common_untraced(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove untraced host time, except what one rank has more than its peers."""
+    """Remove untraced host time, except a rank's excess over its peers."""
     return replace(scenario, waiting=scenario.waiting - common(what_if, scenario, "stall"))
 
 
@@ -69,7 +69,7 @@ def without_common_slow_calls(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_allocation(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove allocating from the driver and returning memory to it, except what one rank does more than its peers."""
+    """Remove driver allocations and releases, except those of one rank in excess of its peers."""
     released = releases(what_if)
     released &= ~any_of(what_if.graph.host.process, *waiting_more(what_if, released))
     scenario = _with_less_work(what_if, scenario, common(what_if, scenario, "allocation"))
@@ -83,7 +83,7 @@ def without_launch_cost(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Launch each step as a CUDA graph; the excess launch work of one rank remains, because it makes a straggler.
+    """Launch each step as a CUDA graph; one rank's excess launch work remains, because it makes a straggler.
 
     Launching takes no host time, and kernels follow each other as closely as in a CUDA graph. Only kernels that the
     device waited for move closer: where the device does not wait for the host, that would be the whole saving, and it
@@ -105,7 +105,7 @@ def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
 def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
     """Remove synchronizations, and the copies to the host that they wait for.
 
-    Without its `.item()` a step has neither the copy of four bytes nor the gap behind it.
+    Without its `.item()` a step has neither the copy of four bytes nor the gap after it.
     """
     return without_waiting(what_if, scenario, syncs(what_if))
 
@@ -193,7 +193,7 @@ def transports(facts: Facts) -> tuple[str, ...]:
 
 
 def with_transport(what_if: WhatIf, scenario: Scenario, facts: Facts, transport: str) -> Scenario | None:
-    """Give each collective the transfer time that the probes measured for its operation, size and ranks.
+    """Give each collective the transfer time that the probes measured for its operation, size and number of ranks.
 
     Collectives without a measurement keep their time. If a device track's total transfer time falls, the contention
     that it causes falls by the same share; if it rises, contention stays the same.

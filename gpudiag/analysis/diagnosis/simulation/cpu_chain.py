@@ -1,7 +1,7 @@
 """Build the host chain of a CPU-only process: its training thread computes, enqueues collectives, and waits for them.
 
-Collectives run on the process group's threads. They are the graph's "device" ops; the training thread's work is all
-host work:
+Collectives run on the process group's threads. Collectives are the graph's "device" ops, and the training thread's work
+is all host work:
 
     training thread   backward ──┤ c10d::allreduce_ ├── backward ──┤ (nothing recorded) ├── copy_bucket_to_grad
     gloo thread                         ├───────── gloo:all_reduce ─────────┤
@@ -167,14 +167,14 @@ def _waits(
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
-    B ended it, not A. If it were A, the 49 ms of the pause would be no transfer. If no collective ends in the pause, it
-    is one that was under way in the pause for most of its time.
+    B ended the pause, not A. If the collective were A, the 49 ms of the pause would not count as transfer. If no
+    collective ends in the pause, it is one that was under way in the pause for most of its time.
 
     Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of it, the
     thread waited until then, and the rest is untraced: no wake-up takes longer than the wait that it ends.
 
-    A pause across a step's mark is no wait: gradients are there before the update, and after that comes the loader. A
-    collective may seem to end in it, if its thread lost its core before it recorded its end.
+    A pause across a step's mark is no wait for communication: gradients are ready before the update, and the loader
+    follows it. A collective may seem to end in it, if its thread lost its core before it recorded its end.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]
@@ -204,10 +204,10 @@ def _waits(
 
 
 def _attach_enqueues(collectives: TrackOps, enqueue_start: Index, nodes: Index) -> None:
-    """Join collectives to the nodes that enqueued them: first come, first served, each after its own enqueue.
+    """Match collectives with the nodes that enqueued them, in order, each after its enqueue.
 
-    A worker thread begins as soon as it has the work, often long before the enqueuing call returns: on a busy processor
-    the caller may lose its core to the thread that it woke. So a call's start counts, not its end.
+    A worker thread begins as soon as it gets the work, often long before the enqueuing call returns, because on a busy
+    CPU the caller may lose its core to the worker. So a call's start counts, not its end.
     """
     used = 0
     for op in np.argsort(collectives.start, kind="stable"):

@@ -14,14 +14,14 @@ Two kinds of nodes, in program order:
       start[j] = max(t[launch[j]] + latency[j],  max(end before it in its stream, end of its waits) + gap[j])
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
-If the launch bound the recorded start, latency explains it exactly, and gap is the usual one of that device; if the
-work before did, the other way round: a launch reaches an idle device in 2.4 µs, and kernels of a full queue follow each
-other 1.2 µs apart (H200), so latency that an idle device shows is hidden once the host is faster. The unchanged graph
-reproduces the recording.
+If the launch determined the recorded start, latency explains it exactly, and the gap is the device's usual gap; if the
+previous op determined it, the reverse holds. A launch reaches an idle device in 2.4 µs, and kernels of a full queue
+follow each other 1.2 µs apart (H200), so latency that an idle device shows is hidden once the host is faster. The
+unchanged graph reproduces the recording.
 
-The graph holds the analysed steps. They are simulated in a loop, each iteration beginning where the last one ended,
-until two iterations take the same time: the steady state of the job. A node that needs a later one of the same
-iteration takes it from the iteration before.
+The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
+previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
+the same iteration uses the one of the previous iteration.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         host, device: the nodes.
         chains: (first, after last) host node of each chain.
         streams: (first, after last) op of each stream.
-        steps: how many steps it holds.
-        length_ns: how long they took, as recorded.
+        steps: number of steps.
+        length_ns: recorded duration of these steps.
         ranks: rank of each process, by index of its trace.
     """
 

@@ -30,7 +30,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
 #: Of calls that a full queue holds up, one per this time is kept: the queue holds many times as much work, so the
-#: device sets the pace between them too. It makes the simulation twice as fast if the host runs ahead.
+#: device sets the pace between them too. The simulation is twice as fast with it if the host runs ahead.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -79,7 +79,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
     queued = _queue_length(tracks, time)
     kinds = _block_kinds(events, rows[chosen], (call_start, time), blocking[chosen], held, queued)
     waited_from = np.where(held > 0, before, np.maximum(call_start, before))
-    # Threads of an executor work side by side, so one that waits holds up no other.
+    # An executor's threads work in parallel, so a waiting thread does not block the others.
     alone = not trace.waits_in_collectives
     copying = blocking[chosen] & (events.role[rows[chosen]] == Role.COPY) & alone
     copies = blocking_copies(ops, call_start, time, copying)
@@ -162,7 +162,7 @@ def _time_before_nodes(
 
 
 def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Intervals:
-    """Return when calls allocate from the driver, or return memory to it."""
+    """Return the times of calls that allocate from the driver or return memory to it."""
     calls = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
     return union(Intervals(events.start_ns[calls] + shift, events.end_ns[calls] + shift))
 
@@ -176,7 +176,7 @@ def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.in
 
 
 def step_index(track: DeviceTrack, time: Index) -> Index:
-    """Return which analysed step each time lies in, from 0."""
+    """Return the index of the analysed step that contains each time, from 0."""
     begin, _ = analysed_span(track)
     first = int(np.searchsorted(track.steps.start, begin))
     index = np.searchsorted(track.steps.start, time, side="right") - 1 - first
@@ -209,7 +209,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return the `HostBlock` of each call, from when it began and ended, and how long the profiler held it."""
+    """Return the `HostBlock` of each call, given its start and end, and the time for which the profiler delayed it."""
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
@@ -226,7 +226,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 
 
 def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
-    """Return block kinds with fewer calls that a full queue held up."""
+    """Return block kinds with fewer of the calls that a full queue delayed."""
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
     held_up = np.flatnonzero(block == HostBlock.QUEUE)
@@ -259,7 +259,7 @@ def _with_copies(
 
 
 def _queue_length(tracks: list[DeviceTrack], time: Index) -> Index:
-    """Return how many ops were launched and had not ended at each time, over all devices of the process."""
+    """Return the number of ops that were launched and had not ended at each time, over all devices of the process."""
     total = np.zeros(len(time), np.int64)
     for track in tracks:
         known = track.ops.launch_start != UNKNOWN
@@ -279,10 +279,11 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
 ) -> tuple[Index, Index, Times]:
     """Find the op that each blocking call waited for: of those launched before, the last to end before it returned.
 
-    If the trace shows the event that a call waited for (`awaited`, for each track), it is the op before its record.
+    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one before its
+    record.
 
-    A synchronization waits for such an op even if that ended before the call: a faster host would have to wait. A
-    held-up launch counts only if an op did end while it was held up.
+    A synchronization waits for such an op even if the op ended before the call, because a faster host would have to
+    wait. A held-up launch counts only if an op did end while it was held up.
 
     Returns:
         The position of the op's track, its index there, and when it ended.
@@ -323,7 +324,7 @@ def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
 
 
 def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Index:
-    """Return for each call the index of the op in history `at` that it is known to wait for, or `NONE`."""
+    """Return for each call the index of its known awaited op in history `at`, or `NONE`."""
     index = np.full(len(rows), NONE, np.int64)
     in_history = awaited.history == at
     if in_history.any():
@@ -334,7 +335,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
 
 
 def _attach_launches(ops: list[TrackOps], call_start: Index, blocks: NDArray[np.bool_]) -> None:
-    """Join ops to nodes; an op that started before its own blocking call returned belongs to the node before."""
+    """Match ops with nodes; an op that started before its blocking call returned belongs to the previous node."""
     order = np.argsort(call_start, kind="stable")
     starts = call_start[order]
     for track_ops in ops:

@@ -1,8 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
-A call that copies from or to pageable memory returns when its copy has ended, or microseconds before. Other blocking
-calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device was idle,
-and the whole copy would be host work: 12 of 68 ms on a host that launches too slowly to keep its device busy.
+A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. Other
+blocking calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device
+was idle, and the whole copy would count as host work: 12 of 68 ms on a host that launches too slowly to keep its device
+busy.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, lengths_bet
 from gpudiag.model.event import EventKind, EventTable, Role, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack, HostThread, OpClass
 
-#: Calls nest at most this deep.
+#: Maximum nesting depth of calls.
 _DEEPEST_NESTING = 64
 
 
@@ -64,7 +65,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split the untraced time between each pair of times, which follow one another."""
+    """Split the untraced time between pairs of times, which follow one another."""
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
     opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)
@@ -81,7 +82,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return where no thread recorded anything for longer than Python between calls takes, in [begin, end).
+    """Return the times in [begin, end) in which no thread recorded anything for longer than Python between calls takes.
 
     The time before a step's first op is left out; garbage collection is always included.
     """
@@ -104,8 +105,8 @@ def untraced_time(track: DeviceTrack, events: EventTable) -> Intervals:
 def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
     """Return the spans in which the training thread waits for another thread that launches for it, as a set.
 
-    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. From that thread's first
-    call within the wait to its last the time is its work, and not a pause of the training thread:
+    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. The time from that
+    thread's first call within the wait to its last is the thread's work, and not a pause of the training thread:
 
         training thread   forward ├──┤ backward() ·························· ├──┤ update
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
@@ -136,7 +137,8 @@ def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
 
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """Return for how long these threads must record nothing to count as untraced, from how fast they usually record."""
+    """Return the time without events after which these threads count as untraced, given how often they record
+    events."""
     if track.is_cpu:  # there most of an event is computing
         return PAUSE_NS
     begin, end = analysed_span(track)
@@ -156,17 +158,17 @@ def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Stretches inside calls in which a thread recorded nothing for long; `row` is each one's innermost call."""
+    """Intervals inside calls in which a thread recorded nothing for long; `row` is the innermost call of each."""
 
     spans: Intervals
     row: Index
 
 
 def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
-    """Find single calls that took longer by themselves than Python between calls, in [begin, end).
+    """Find single calls in [begin, end) whose self time exceeds that of Python between calls.
 
-    A call of a millisecond in which nothing else is called is not launching: it plans, compiles, or lost its core.
-    Beside a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
+    A call of a millisecond without nested calls is not launching: it plans, compiles, or lost its core. On a host with
+    a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
@@ -183,7 +185,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
         near = slice(max(0, upto - _DEEPEST_NESTING), upto)
         enclosing = rows[near][stop[near] >= quiet.end[stretch]]
         around[stretch] = enclosing[-1] if len(enclosing) else NONE
-    # A full queue holds up a launch that takes long; calls for memory are a cause of their own.
+    # A full queue delays long launches, and memory calls are a separate cause.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     other = union(track.host_communication, *(thread.input for thread in present))
     computing = lengths_in_turn(other, quiet.start, quiet.end) == 0
@@ -245,8 +247,8 @@ def blocking_copies(
 
     Args:
         ops: the ops of the process's tracks.
-        call_start, time: int64[k], when each call began and returned; they returned one after the other.
-        copying: bool[k], whether the call copies, and blocks the host.
+        call_start, time: int64[k], begin and return of each call, in order of their returns.
+        copying: bool[k], whether the call copies and blocks the host.
     """
     track, op, end = np.full(len(time), NONE), np.full(len(time), NONE), np.full(len(time), -np.inf)
     calls = np.flatnonzero(copying)

@@ -6,8 +6,9 @@ meet in a broadcast before the forward pass and in an all-reduce after the backw
     rank 0     0.5 | broadcast | 41 | all-reduce      total 41.5
     rank 1    22   | broadcast | 40 | all-reduce      total 62,  20.5 more than rank 0
 
-All 20.5 ms are removed before the broadcast, because rank 1 exceeds rank 0 nowhere else. If they were removed from
-everything alike, two thirds would come from where rank 1 is no later than its peer, and rank 0 would still wait 14 ms.
+All 20.5 ms are removed before the broadcast, because rank 1 exceeds rank 0 nowhere else. If the amounts were removed in
+proportion to all work, two thirds would be removed where rank 1 is no later than its peer, and rank 0 would still wait
+14 ms.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def host_segments(graph: Graph) -> Index:
 
 
 def op_segments(graph: Graph, segment_of_node: Index) -> Index:
-    """int64[m]: the segment in which each device op is launched; 0 if unknown."""
+    """Return int64[m]: the segment in which each device op is launched; 0 if unknown."""
     launch = graph.device.launch
     return np.where(launch != NONE, segment_of_node[np.maximum(launch, 0)], 0).astype(np.int64)
 
@@ -43,13 +44,13 @@ def op_segments(graph: Graph, segment_of_node: Index) -> Index:
 def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) -> Times:
     """Return each node's share of its cell's excess over the lower median of all cells' totals: shape as `amount`.
 
-    The excess is taken from the cell's segments in proportion to each one's excess over the lower median of that
-    segment; the remainder, from everything alike.
+    The excess is removed from the cell's segments in proportion to the excess of each over the lower median of that
+    segment; the remainder is removed in proportion to all work.
 
     Args:
         amount: float64[n], not negative.
-        cell: int64[n], what is compared: a process, or a step of a process.
-        segment: int64[n], where in the step.
+        cell: int64[n], the compared unit: a process, or a step of a process.
+        segment: int64[n], location in the step.
         used: the cells to compare.
     """
     if len(amount) == 0 or len(used) == 0:
@@ -93,7 +94,7 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
     by_step: dict[int, tuple[float, ...]]
 
     def steady(self, rank: int) -> bool:
-        """Return whether the rank's mean excess is significant, so that it lags step after step."""
+        """Return whether the rank's mean excess is significant, so that the rank is late in every step."""
         if len(self.by_step[rank]) < 2:
             return False
         mean = mean_of(self.by_step[rank], as_measured=True)

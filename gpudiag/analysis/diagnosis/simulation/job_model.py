@@ -1,4 +1,4 @@
-"""The immutable model of a job: its graph, what the graph says of communication and contention, and its simulation.
+"""The immutable model of a job: its graph, its communication and contention, and its simulation.
 
 The cost of communication is how much shorter the step would be if every rank trained by itself. Besides transfers:
 
@@ -6,9 +6,9 @@ The cost of communication is how much shorter the step would be if every rank tr
   a GPT's with views off). The reader gives the operators that do so their role.
 * *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the one before it: 3.4
   instead of 1.6 µs in the mean on an H200 whose all-reduces went through host memory.
-* *Host work*: what threads do in communication ranges, and how long the training thread waits meanwhile. An op that
-  starts when communication lets it (an optimizer's first, after copies from another thread's stream) has a gap or
-  latency that no launch explains; the part that communication covers is removed with it.
+* *Host work*: the work of threads in communication ranges, and the training thread's waits for it. An op whose start
+  depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
+  that no launch explains. The part that overlaps communication is removed with it.
 
 Nothing here depends on what the profiler cost, so scenarios with different profiler overhead share one model.
 """
@@ -55,7 +55,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
 def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: np.int64) -> Intervals:
     """Return when a thread is in these operators, except in optimizer updates that begin inside them.
 
-    A parameter server's update runs inside its communication and would be needed without it.
+    A parameter server's update runs inside its communication, but would also be needed without it.
     """
     spans = union(Intervals(events.start_ns[operators], events.end_ns[operators]))
     updates = np.flatnonzero((events.role == Role.OPTIMIZER) & (events.thread == thread))
@@ -64,9 +64,9 @@ def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: 
 
 
 def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
-    """float64[m]: gaps as they would be beside no collective; never longer than recorded.
+    """Return float64[m]: gaps without contention by collectives, which are never longer than recorded.
 
-    A gap beside a collective becomes the median gap of that device's queued ops beside none.
+    A gap during a collective becomes the median gap of that device's queued ops without a collective.
     """
     host, device = graph.host, graph.device
     gap = device.gap.copy()
@@ -110,7 +110,7 @@ class CommunicationWork(msgspec.Struct, frozen=True, kw_only=True):
     latency: Times
 
     def any(self) -> bool:
-        """Return whether the hosts take part at all."""
+        """Return whether the hosts do any work for communication."""
         return bool(self.busy.any() or self.waiting.any() or self.blocks.any())
 
 
@@ -135,7 +135,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         track = timeline.tracks[index]
         if track.is_cpu:
             continue
-        # While a thread only waits, what it waits for is under way, and known by itself.
+        # While a thread only waits, the work that it waits for is counted by itself.
         at_work = subtract(track.host_communication, union(*(thread.blocked for thread in track.threads.values())))
         collectives = Intervals(track.collectives.start, track.collectives.end)
         under_way = union(track.ops.intervals(OpClass.COMMUNICATION), collectives, at_work)
@@ -150,12 +150,12 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
 
 
 def remainder(amount: Times, taken: Times) -> Times:
-    """float64[n]: positive amounts less `taken`, at least 0; negative amounts unchanged."""
+    """Return float64[n]: positive amounts minus `taken`, at least 0; negative amounts are unchanged."""
     return np.where(amount > 0, np.maximum(amount - taken, 0.0), amount)
 
 
 def _devices(timeline: Timeline) -> Times:
-    """float64: for how many devices a thread of each process launches in turn."""
+    """Return float64: the number of devices for which a thread of each process launches in turn."""
     driven = np.bincount([track.trace for track in timeline.tracks], minlength=len(timeline.traces))
     return np.where([trace.waits_in_collectives for trace in timeline.traces], 1.0, np.maximum(driven, 1))
 
@@ -186,13 +186,13 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
     unmatched = np.isnan(graph.device.transfer) & (graph.device.op_class == OpClass.COMMUNICATION)
     inside = (rows != NONE) & within(on_chain, called)
     inside[blocked] |= unmatched[host.block_on[nodes][blocked]]
-    # An executor waits for communication; on a CPU the collective that is waited for is removed, and not the wait.
+    # An executor waits for communication. On a CPU the awaited collective is removed, rather than the wait.
     inside |= (host.block[nodes] == HostBlock.COLLECTIVE) & (not track.is_cpu)
     work.blocks[nodes] = blocked & inside
 
 
 def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Times:
-    """float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
+    """Return float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
     return np.maximum(lengths_inside(spans, begin, end), 0).astype(np.float64)
 
 
@@ -206,7 +206,7 @@ class SimulatedStep(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, eq=False)
 class JobModel:
-    """A graph and the timeline that it was built from; everything derived from them is computed once, when asked."""
+    """A graph and the timeline from which it was built; derived data is computed once, on first use."""
 
     graph: Graph
     timeline: Timeline
@@ -235,7 +235,7 @@ class JobModel:
 
     @cached_property
     def process_of_op(self) -> NDArray[np.int64]:
-        """int64[m]: index of the process that drives each op's device."""
+        """Return int64[m]: index of the process that drives each op's device."""
         return np.array([track.trace for track in self.timeline.tracks], np.int64)[self.graph.device.track]
 
     @cached_property
@@ -255,11 +255,11 @@ class JobModel:
         return System(self.graph)
 
     def simulate(self, scenario: Scenario) -> SimulatedStep:
-        """Simulate; if collectives wait less than recorded, kernels beside them are slowed less."""
+        """Simulate a scenario; if collectives wait less than recorded, kernels during these waits are slowed less."""
         return self._simulate(self.with_less_contention(scenario))
 
     def with_less_contention(self, scenario: Scenario) -> Scenario:
-        """Shorten kernels beside collectives in proportion to the waiting that the scenario removes."""
+        """Shorten kernels during collectives in proportion to the wait that the scenario removes."""
         if not self.contention.waiting_share.any():
             return scenario
         waited = self._simulate(scenario).waited_ns

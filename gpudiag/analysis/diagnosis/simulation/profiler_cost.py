@@ -5,8 +5,7 @@ profiler's work included, and most of that shows as untraced time between events
 and 15 ms of untraced time beside 25 ms on its peers, and 54.7 ms for an unprofiled step. 7,300 events at 1.27 µs are
 9.3 of the peers' 25 ms; of the rank's 90 ms they are as large a share, 34 ms, and not 9.3.
 
-A rank that does more than its peers at one point of the step is not slow throughout: the profiler costs it what it
-costs its peers.
+A rank with more work at one point of the step is not slow throughout, so its profiler overhead is that of its peers.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 
 
 def usual_ns_per_event(graph: Graph) -> float:
-    """Return what the profiler costs per event on this job's hosts, as far as the trace shows, in ns.
+    """Return the profiler's cost per event on this job's hosts, as far as the trace shows it, in ns.
 
-    The threads of a DataLoader slow the training thread too, and the profiler's work less: beside one, the overhead is
-    at most what it was on hosts that nothing slowed.
+    The threads of a DataLoader also slow the training thread, but they slow the profiler's work less: in jobs with such
+    threads, the overhead is at most the overhead on hosts that nothing slowed.
     """
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
@@ -66,7 +65,7 @@ def typical_ns_per_event(graph: Graph) -> float:
 
 
 class HostPace(msgspec.Struct, frozen=True):
-    """Factors by which hosts are slower than usual, as far as that shows throughout a step.
+    """Factors by which hosts are slower than usual, if they are slow throughout a step.
 
     Attributes:
         by_node: float64[n], of each host node's process in that step.
@@ -85,7 +84,7 @@ class ProfilerCost(msgspec.Struct, frozen=True):
 
 
 def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> ProfilerCost:
-    """Return the profiler overhead, given what an event costs on a host that is not slow."""
+    """Return the profiler overhead, given the cost per event on a host that is not slow."""
     host = graph.host
     busy = np.minimum(per_event_ns * pace.by_node * host.events + host.profiler, MOST_PROFILER_SHARE * host.busy)
     untraced = np.zeros_like(busy)
@@ -120,8 +119,8 @@ def host_pace(graph: Graph) -> HostPace:
     """Return the pace of each host in each step; 1.0 if too few calls were recorded to tell.
 
     Each step's calls are divided into sections of as many calls each, and each section is compared with its lower
-    median over all ranks and steps. The pace is the median of that over a step, which additional work at one point of
-    the step moves little.
+    median over all ranks and steps. The pace is the median ratio over a step, which additional work at one point of the
+    step changes little.
     """
     host = graph.host
     by_process = dict.fromkeys(graph.ranks, 1.0)

@@ -16,16 +16,16 @@ from gpudiag.intervals import distinct
 
 
 class RunKind(IntEnum):
-    """The content of a run."""
+    """The kinds of runs."""
 
     HOST_RUN = 0
     """Host nodes that wait only for the one before."""
     HOST_BLOCK = 1
-    """One host node that waits for an op."""
+    """A host node that waits for an op."""
     DEVICE_RUN = 2
     """Ops of one stream that wait only for their launches and the op before."""
     DEVICE_WAIT = 3
-    """One op that waits for ops of other streams."""
+    """An op that waits for ops of other streams."""
     COLLECTIVE_START = 4
     COLLECTIVE_END = 5
 
@@ -34,9 +34,9 @@ _ON_HOST = frozenset({RunKind.HOST_RUN, RunKind.HOST_BLOCK})
 
 
 class Run(NamedTuple):
-    """Nodes or ops [first, after) of one chain or stream; `before` is the one that they follow.
+    """Nodes or ops [first, after) of one chain or stream; `before` is the run that they follow.
 
-    The first run of a chain or stream follows the last of the iteration before.
+    The first run of a chain or stream follows the last run of the previous iteration.
     """
 
     kind: RunKind
@@ -46,7 +46,7 @@ class Run(NamedTuple):
 
 
 class RunIndex(NamedTuple):
-    """The run that each node is in.
+    """The run that contains each node.
 
     Attributes:
         node: int64[n], the run of each host node.
@@ -129,7 +129,7 @@ class Schedule:
         return order
 
     def _needs(self, runs: Sequence[Run]) -> list[set[int]]:
-        """Return for each run the runs that must be done before it in the same iteration."""
+        """Return for each run the runs that must be complete before it in the same iteration."""
         device = self.graph.device
         run_of = index_runs(self.graph, runs)
         needs: list[set[int]] = [set() for _ in runs]
@@ -147,7 +147,7 @@ class Schedule:
                 if not self._is_of_iteration_before(run, op):
                     needs[index].add(awaited)
                 elif awaited != index:
-                    # A value of the iteration before must not be overwritten until it was used.
+                    # A value of the previous iteration must not be overwritten before it is used.
                     needs[awaited].add(index)
         return needs
 

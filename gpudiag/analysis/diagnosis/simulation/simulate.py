@@ -9,7 +9,7 @@ Within a run of ops of one stream, let r[j] be the launch time of op j less its 
     end[j] = max(r[j], end[j - 1]) + c[j]   is   end[j] = C[j] + max(end[before], max over i <= j of (r[i] - C[i - 1]))
 
 where C are the running sums of c. For the ops that one host run launched, only the largest r[i] - C[i - 1] counts.
-So an iteration of thirty thousand nodes takes a thousand sums and comparisons.
+So an iteration with thirty thousand nodes needs only a thousand sums and comparisons.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Graph, Index, Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.schedule import Run, RunKind, Schedule
 
-#: The simulation has converged if no chain's or stream's advance differs from that of the iteration before by more than
+#: The simulation has converged if the advance of each chain and stream differs from the previous iteration by at most
 #: this share of the iteration time.
 _TOLERANCE = 1e-3
 _MAX_ITERATIONS = 24
@@ -47,11 +47,11 @@ class SteadyState(msgspec.Struct, frozen=True):
 
 
 def simulate(system: System, weights: Times) -> SteadyState:
-    """Iterate with these weights until an iteration takes as long as the one before.
+    """Iterate with these weights until an iteration takes as long as the previous one.
 
-    The iteration time is the largest advance of any chain's or stream's end since the iteration before. The advance of
-    the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations although
-    the host needs more time per iteration.
+    The iteration time is the largest advance of any chain's or stream's end since the previous iteration. The advance
+    of the latest end alone would be wrong: if the host runs far ahead, the device ends last for many iterations,
+    although the host needs more time per iteration.
     """
     rows, times = system.rows(weights), system.measured.copy()
     ends = [[times[variable] for variable in system.lasts]]
@@ -67,7 +67,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
         if iteration >= _MIN_ITERATIONS and change <= _TOLERANCE * pace:
             break
     else:
-        # Iterations that never converge alternate; then their mean is the pace.
+        # Iterations that never converge alternate, and then their mean is the pace.
         half = _MAX_ITERATIONS // 2
         pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MAX_ITERATIONS - half)
     step_ends = np.maximum.accumulate([times[variable] for variable in system.step_ends])
@@ -151,7 +151,7 @@ class System:
         work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
         ops_of_run = _sums_within(cost, self._schedule.first_ops)
-        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the call itself
+        work_of_run[self._blocks] = 0.0  # launches of a blocking call are measured from the start of the call
         launch = work_of_run[device.launch] + scenario.latency
         ops, first, last = self._launched
         ready = (launch - scenario.gap - (ops_of_run - cost))[ops]
@@ -272,7 +272,7 @@ class System:
 
 
 def _sums_within(values: Times, first: Index) -> Times:
-    """Return for each value the sum from the first of its run up to it."""
+    """Return for each value the sum from the first value of its run up to it."""
     before = np.zeros(len(values) + 1)
     np.cumsum(values, out=before[1:])
     return before[1:] - before[first]

@@ -20,8 +20,9 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 class StreamHistory(msgspec.Struct, frozen=True):
     """The ops of a stream in the analysed steps and, as long again, before; columns of equal length, in order.
 
-    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, the op that lies
-    as far before the end of the analysed steps stands for such an op: `op` is its index (of analysed ops, their own).
+    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, such an op is
+    replaced by the op at the same distance before the end of the analysed steps: `op` is its index (of analysed ops,
+    their own).
     """
 
     stream: int
@@ -129,8 +130,8 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 class AwaitedOps(msgspec.Struct, frozen=True):
     """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
 
-    An event recorded in a stream follows the op launched there last and, if that stream itself was since made to wait,
-    what that wait waits for. `call` is the row of the waiting call.
+    An event recorded in a stream follows the op launched there last. If that stream has since been made to wait, the
+    event also follows the ops of that wait. `call` is the row of the waiting call.
     """
 
     wait: Index
@@ -140,7 +141,7 @@ class AwaitedOps(msgspec.Struct, frozen=True):
 
 
 def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: Index) -> AwaitedOps:
-    """Fill in which ops of other streams each op waits for; return what the host is known to have waited for.
+    """Fill in which ops of other streams each op waits for; return the known waits of the host.
 
     Waits are read from the trace if it has any, and inferred otherwise.
 
@@ -163,8 +164,8 @@ def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_call
 def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
     """Infer which ops of other streams each op waits for, for traces without events.
 
-    A stream-wait call makes the next launch wait for the latest op launched in another stream before the call, or,
-    because that may not be the one meant, for the latest of those that had ended when the waiting op started. An op
+    A stream-wait call makes the next launch wait for the latest op launched in another stream before the call. Because
+    that may not be the right op, the alternative is the latest op that had ended when the waiting op started. An op
     that starts right at the end of another stream's op, although launched long before, is taken to have waited for it
     too.
 
@@ -224,10 +225,11 @@ class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
-    """Return the track's waits, or None if the trace has none at all.
+    """Return the track's waits, or None if the trace has none.
 
-    A record without its stream is taken to be in the stream of the op which the recording thread launched last, but not
-    in the waiting stream: a program records where it works, or where it has just queued work for another stream.
+    A record without a stream is assigned to the stream of the op that the recording thread launched last, unless that
+    is the waiting stream, because a program records in the stream in which it works or has just queued work for another
+    stream.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
@@ -257,11 +259,11 @@ class _RecordedEvents:
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]
         self.position = {history.stream: position for position, history in enumerate(ops.histories)}
-        #: For each stream, when it was made to wait, and for which ops.
+        #: For each stream, the times of its waits, and the ops that it then waits for.
         self.waits: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
 
     def before(self, time: int) -> dict[int, int]:
-        """Return what an event follows that was recorded at a time in an unknown stream: all earlier launches."""
+        """Return what an event that was recorded at a time in an unknown stream follows: all earlier launches."""
         return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
 
     def in_stream(self, stream: int, time: int) -> dict[int, int]:

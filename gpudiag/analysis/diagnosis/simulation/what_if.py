@@ -1,7 +1,7 @@
 """Score counterfactual scenarios, with the profiler overhead that agrees with unprofiled steps.
 
 Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
-profiling slows the host and is no fault of the job.
+profiling slows the host and is not part of the job.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WhatIf:
     def estimated_ms(self) -> float:
         """The step time without the profiler, estimated from the recording.
 
-        No step is longer without the profiler than with it, except for input wait that only unprofiled steps show.
+        No step is longer without the profiler than with it, except for input waits that only unprofiled steps show.
         """
         recorded = self.corrected_ms if self.recorded_ms is None else self.recorded_ms
         return min(self.corrected_ms, recorded) + self.input_not_recorded_ms
@@ -153,11 +153,11 @@ class WhatIf:
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
         """Return the saving if unprofiled steps take `now`, less than the simulated `before`.
 
-        Recording slowed something that the trace does not tell from the job. The remaining work `after` is known, so
-        the cause costs the rest, `now - after`. If the remaining work was slowed too, that is too little, and the cause
-        costs at least its share of the step. On GPUs a step without communication keeps its kernels and launches, which
-        were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two H200,
-        communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and
+        Recording slowed part of the job in a way that the trace does not show. The remaining work `after` is known, so
+        the cause costs the rest, `now - after`. If the remaining work was slowed too, that difference is too small, and
+        the cause costs at least its share of the step. On GPUs a step without communication keeps its kernels and
+        launches, which were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two
+        H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and
         9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
         rest, share = now - after, (before - after) * now / before
@@ -231,11 +231,12 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 
 
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
-    """Choose the lowest higher overhead per event at which no host works longer for a step than when unprofiled.
+    """Choose the lowest higher overhead per event at which no host works longer for a step than in unprofiled steps.
 
-    If the device sets the pace, the unprofiled step time says nothing of the host, but a thread that fills the launch
-    queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond that
-    would hide what the device waits for. An overhead that leads to a step shorter than the unprofiled one is rejected.
+    If the device sets the pace, the unprofiled step time does not contain the host's time. But a thread that fills the
+    launch queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond
+    that bound would hide the work that the device waits for. An overhead that leads to a step shorter than the
+    unprofiled one is rejected.
 
     Args:
         what_if: at the overhead that the unprofiled steps lead to.
@@ -255,10 +256,10 @@ def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float])
 def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
     """Limit each host's work for a step to its unprofiled time; for jobs in which devices set the unprofiled pace.
 
-    Recording slows one host more than another, and the slowest would seem to set the pace once device work is removed:
-    of ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step and at most 26 and
-    30 ms when unprofiled. If the limits lead to a step shorter than the unprofiled one, something else is unknown, and
-    they are rejected. Arguments as for `fit_host_time`.
+    Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
+    ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
+    30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
+    because something other than them is then wrong. Arguments as for `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if

@@ -1,1 +1,1 @@
-"""The GPUs as NVML describes them. Only `nvml` calls NVML; `visible` applies CUDA_VISIBLE_DEVICES."""
+"""Read the GPUs' properties through NVML. Only `nvml` calls NVML; `visible` applies CUDA_VISIBLE_DEVICES."""

@@ -13,7 +13,7 @@ from gpudiag.machine.inventory.host.pci import numa_node, pci_id_of
 from gpudiag.model.facts import Clock, Gpu, MigInstance, PcieLink, number_list
 from gpudiag.model.throttle import reasons_in_words
 
-# Arguments of NVML functions (nvml.h). Graphics and SM clocks run together; application clocks are set by graphics.
+# Arguments of NVML functions (nvml.h). Graphics and SM clocks change together; application clocks are set for graphics.
 _GRAPHICS_CLOCK = 0
 _SM_CLOCK = 1
 _MEMORY_CLOCK = 2
@@ -28,7 +28,7 @@ _AFFINITY_WORDS = 16
 
 
 class _GpuQuery:
-    """Query one GPU; the reason for a missing value is filed in `reasons` under the field's name."""
+    """Query one GPU; `reasons` gets the reason for each missing value under the field's name."""
 
     def __init__(self, session: NvmlSession, handle: Any, root: Path) -> None:
         self.session, self.handle, self.root = session, handle, root
@@ -60,7 +60,7 @@ class _GpuQuery:
         answer = self.ask(field, function)
         if answer is None:
             return None
-        # For ECC and MIG the answer is the current and the pending mode.
+        # For ECC and MIG the answer has the current and the pending mode.
         return bool(answer[0] if isinstance(answer, (list, tuple)) else answer)
 
     def throttle_reasons(self) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
 
     Args:
         session: NVML.
-        root: file system that /sys and /proc are read from.
-        reasons: gets `gpus` if they cannot be counted.
+        root: the file system from which /sys and /proc are read.
+        reasons: gets `gpus` if the GPUs cannot be counted.
     """
     count = session.ask(reasons, "gpus", "nvmlDeviceGetCount")
     gpus: list[Gpu] = []
@@ -178,7 +178,7 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
         filed: dict[str, str] = {}
         handle = session.ask(filed, "gpu", "nvmlDeviceGetHandleByIndex", index)
         if handle is None:
-            if session.last_code == INVALID_ARGUMENT:  # it disappeared since the count
+            if session.last_code == INVALID_ARGUMENT:  # the GPU disappeared after the count
                 continue
             gpus.append(Gpu(index=index, name="unreadable GPU", reasons=filed))
         else:

@@ -17,11 +17,11 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
     """State of one GPU; None for unknown values.
 
     Attributes:
-        index: its number for NVML, by PCI address.
-        busy_percent: share of the last sampling period (a sixth to one second) in which a kernel ran.
+        index: its NVML number, in the order of PCI addresses.
+        busy_percent: share of the last sampling period (a sixth of a second to one second) in which a kernel ran.
         sm_mhz: clock of the SMs.
-        power_watts: drawn.
-        memory_used_bytes: of its memory, by all processes.
+        power_watts: power draw.
+        memory_used_bytes: memory used by all processes.
     """
 
     index: int

@@ -40,7 +40,7 @@ def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple
         if state is None:
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
                 reasons["nvlinks"] = filed["nvlinks"]
-            # The first number that the driver does not know follows the last lane.
+            # The first number that the driver does not know comes after the last lane.
             break
         if not state:
             lanes.append(NvLink(lane=lane, active=False))

@@ -1,9 +1,9 @@
-"""Call NVML. Each query may fail on its own, and its failure becomes a reason in words.
+"""Call NVML. Each query may fail separately, and its failure becomes a reason in words.
 
-NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions, a
-container may not see processes. So `NvmlSession.ask` returns the answer, or None and files the reason under the field's
-name. Training processes read the driver's version themselves (`training.session.position`), and the probe
-that waits for clocks calls NVML (`probes/_clocks.py`).
+NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions,
+and a container may not see processes. So `NvmlSession.ask` returns the answer, or returns None and stores the reason
+under the field's name. Training processes read the driver's version themselves (`training.session.position`), and the
+probe that waits for clocks calls NVML (`probes/_clocks.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
-# Return codes of NVML (nvml.h, nvmlReturn_t). They are part of its ABI and never change.
+# Return codes of NVML (nvml.h, nvmlReturn_t). These numbers are part of NVML's ABI and never change.
 NOT_SUPPORTED = 3
 NO_PERMISSION = 4
 INVALID_ARGUMENT = 2
@@ -79,9 +79,9 @@ class NvmlSession:
         Args:
             reasons: gets the reason.
             field: name of the queried value.
-            function: name of the function, or several, newest first: an older one is called only if the driver (or the
-                Python binding) lacks the newer one.
-            arguments: of the function.
+            function: name of the function, or several names, newest first: an older function is called only if the
+                driver (or the Python binding) lacks the newer one.
+            arguments: arguments of the function.
         """
         names = (function,) if isinstance(function, str) else function
         self.last_code = None

@@ -49,7 +49,7 @@ def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[s
     """Return every process with a compute, graphics or MPS context on the GPU, by process id."""
     memory: dict[int, int | None] = {}
     for position, functions in enumerate(_LISTS):
-        # Only a failure to list compute contexts is a missing value, not one of graphics or MPS.
+        # Only a failure to list compute contexts is a missing value; graphics and MPS contexts are optional.
         filed = reasons if position == 0 else {}
         for entry in session.ask(filed, "processes", functions, handle) or ():
             known = memory.get(entry.pid)

@@ -26,7 +26,7 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    # Since driver 470 a MIG device has a UUID of its own; before, MIG-GPU-<uuid>/<instance>/<compute instance>.
+    # Since driver 470 a MIG device has a UUID; before, its identifier was MIG-GPU-<uuid>/<instance>/<compute instance>.
     if entry.lower().startswith("mig-gpu-"):
         return _by_uuid(entry[4:].partition("/")[0], gpus)
     owners = {
@@ -43,7 +43,7 @@ def _resolve(entry: str, gpus: Sequence[Gpu]) -> int | None:
         return _by_mig(entry, gpus)
     if entry.lower().startswith("gpu-"):
         return _by_uuid(entry, gpus)
-    # -1 and anything else that is no index of a GPU ends the list.
+    # -1, or any other entry that is not the index of a GPU, ends the list.
     is_number = entry.isascii() and entry.isdigit() and len(entry) <= 6
     return gpus[int(entry)].index if is_number and int(entry) < len(gpus) else None
 
@@ -57,8 +57,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
         device_order: CUDA_DEVICE_ORDER; None if it is not set.
 
     Returns:
-        Indices in CUDA's order. An index into GPUs of several models is looked up in PCI order; unless
-        CUDA_DEVICE_ORDER=PCI_BUS_ID, CUDA itself counts the fastest first, and the note says so.
+        Indices in CUDA's order. An index is looked up in PCI order. On machines with several GPU models CUDA counts the
+        fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the note says so.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))

@@ -39,7 +39,7 @@ def _online(root: Path) -> tuple[int, ...]:
 
 
 def _quota(root: Path) -> float | None:
-    """Return the CPUs that control groups grant: the smallest `cpu.max` from this process's group up to the root."""
+    """Return the CPUs that control groups allow: the smallest `cpu.max` from this process's group to the root."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]

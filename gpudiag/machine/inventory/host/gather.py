@@ -36,7 +36,7 @@ _NAMES = (
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect how CUDA programs see GPUs or communicate; no others are ever recorded."""
+    """Return the variables that affect which GPUs CUDA programs see and how they communicate; record no others."""
     return {name: environment[name] for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)}
 
 
@@ -82,10 +82,10 @@ def gather_host(
     Args:
         root: "/" for this machine, or a recorded tree.
         environment: variables of this process.
-        gpus: GPUs, for distances to network devices and for the bridges above them.
+        gpus: GPUs, for their distances to network devices and the bridges above them.
         driver: version of the NVIDIA driver.
         cuda_driver: CUDA version of the driver.
-        reasons: for values already known to be missing.
+        reasons: reasons for values already known to be missing.
     """
     cpus, numa, memory, memlock = host_cpus(root), numa_nodes(root), _memory_bytes(root), _memlock(root)
     iommu, no_iommu = iommu_state(root)

@@ -58,7 +58,7 @@ def acs_control(config: bytes) -> int | None:
 def acs_state(root: Path, gpu_pci_ids: Iterable[str]) -> tuple[str | None, str | None]:
     """Describe the ACS of the bridges above the GPUs, or return None and the reason.
 
-    It is in the extended configuration space of each bridge, which the kernel shows to root only.
+    The ACS capability is in the extended configuration space of each bridge, which the kernel shows to root only.
     """
     bridges = sorted({bridge for gpu in gpu_pci_ids for bridge in (pci_chain(root, gpu) or ())[1:-1]})
     if not bridges:

@@ -15,7 +15,7 @@ def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
     try:
         with path.open("rb") as file:
             return file.read(most).decode(errors="replace").strip()
-    except OSError:  # sysfs attributes of a device that is down raise it too
+    except OSError:  # also raised by sysfs attributes of a device that is down
         return None
 
 
@@ -32,7 +32,7 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     """Return the numbers of a list such as `0-3,8`, in order.
 
     Raises:
-        ValueError: it is no such list, or it names numbers of 65536 or more.
+        ValueError: the text is not such a list, or a number is 65536 or more.
     """
     numbers: set[int] = set()
     for span in filter(None, (span.strip() for span in text.strip().split(","))):

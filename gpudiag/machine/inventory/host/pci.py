@@ -1,8 +1,8 @@
 """Read PCI devices from sysfs, and the distance between two of them.
 
 The directory of a PCI device is the chain of bridges above it, from the host bridge down:
-`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance of two devices is what
-remains of their chains after the common prefix. The names are those of `nvidia-smi topo -m`.
+`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices follows from the rest
+of their chains after the common prefix. The names are those of `nvidia-smi topo -m`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PciChain = tuple[str, ...]
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address as sysfs writes it (`0000:3b:00.0`), also from NVML's longer domain; None if invalid."""
+    """Return a PCI address in the form of sysfs (`0000:3b:00.0`), also for NVML's longer domain; None if invalid."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"
@@ -62,11 +62,11 @@ def numa_node(root: Path, pci_id: str) -> int | None:
 
 
 def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b: int | None) -> str:
-    """Return the distance between two devices: `PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown`.
+    """Return the distance between two devices, which is one of `PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown`.
 
     A PCIe switch is one bridge above (upstream) and one below (downstream) in sysfs, so two devices of one switch
     differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
-    device 2)`. That is `PIX`; a longer remainder passes more switches, `PXB`.
+    device 2)`. Devices of one switch have the distance `PIX`; devices of different switches have `PXB`.
 
     Args:
         a, b: chains of the devices, None if unknown.

@@ -1,4 +1,4 @@
-"""Formats of `gpudiag export`, one module each. A new format is one more module here with a `FORMAT`."""
+"""Formats of `gpudiag export`, one module each. To add a format, add a module here that defines `FORMAT`."""
 
 from __future__ import annotations
 

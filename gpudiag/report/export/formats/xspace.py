@@ -1,11 +1,11 @@
 """XSpace for TensorBoard's profile plugin (xprof).
 
-One file has all ranks: a plane per device, above it one with gpudiag's tracks, and the threads of all processes in the
-one host plane that the plugin knows. Times are picoseconds, so nothing is rounded.
+One file has all ranks: a plane per device, a plane with gpudiag's tracks above it, and one host plane with the threads
+of all processes, because the plugin knows only one. Times are picoseconds, so nothing is rounded.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
 host (seen in xprof 2.24). It sorts a GPU's lines by their number of events, and those of a custom plane by id.
-Therefore gpudiag's tracks are in custom planes, whose ids place each right above its GPU.
+Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
-#: Stat with an event's step. The plugin keeps it, and gives events without it the step of the event before.
+#: Stat with an event's step. The plugin keeps it. TensorBoard gives events without this stat the step of the previous
+#: event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
 #: Placeholder for registers and blocks, which are not kept; the plugin ignores kernels without any details.
@@ -130,7 +131,7 @@ class _Plane:
                 events[row].stats.add(metadata_id=number, int64_value=step)
 
     def _correlate(self, track: ExportTrack, events: Any, offset: int) -> None:
-        """Add correlation ids, by which the plugin assigns device work to steps, and sizes of copies."""
+        """Add correlation ids, by which the plugin assigns device work to steps, and the sizes of copies."""
         if track.correlation is None or track.size_bytes is None or track.kind is TrackKind.SHADOWS:
             return  # the ids of PyTorch's annotations belong to no call
         number = self.stat("correlation_id")
@@ -146,7 +147,7 @@ class _Plane:
                 events[row].stats.add(metadata_id=self.stat(details), str_value=f"{what}:{size}")
 
     def _mark_steps(self, track: ExportTrack, events: Any) -> None:
-        """Mark steps as TensorFlow does."""
+        """Mark steps in the form of TensorFlow's marks."""
         if track.step is None or track.kind is not TrackKind.THREAD:
             return
         for row, step in enumerate(track.step.tolist()):

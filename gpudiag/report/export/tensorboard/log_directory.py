@@ -3,7 +3,7 @@
     <directory>/<run>/events.out.tfevents.gpudiag
     <directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
 
-Event files are written without TensorBoard's writer, because the interpreter that has TensorBoard may be another one.
+Event files are written without TensorBoard's writer, because TensorBoard may be installed for a different interpreter.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def write_run(
     verdict: str,
     profiles: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """Write what TensorBoard shows of one run; `verdict` is the report in Markdown.
+    """Write the files that TensorBoard shows for one run; `verdict` is the report in Markdown.
 
-    `profiles` are TensorFlow's files (host name, XSpace), which are shown unchanged, a single one with gpudiag's tracks
-    above its GPUs. Without any (PyTorch) the export model is converted.
+    `profiles` are TensorFlow's files (host name, XSpace), which are written unchanged; if there is only one file,
+    gpudiag's tracks are added above its GPUs. Without TensorFlow files (PyTorch) the export model is converted.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))

@@ -1,9 +1,9 @@
-"""TensorBoard that answers only this user and root among the users of this host.
+"""Run TensorBoard so that it answers only this user and root among the users of this host.
 
     python -P serve.py TENSORBOARD'S ARGUMENTS...
 
 TensorBoard has no authentication, and a loopback address is open to every user of the host. Connections from other
-hosts are answered: TensorBoard accepts them only if the user gave another address.
+hosts are answered, because TensorBoard accepts them only if the user gave a different address.
 
 Runs as a file and needs only the standard library and TensorBoard.
 """
@@ -24,7 +24,7 @@ Endpoint = tuple[str, int]
 
 
 def is_admitted(connection: socket.socket) -> bool:
-    """Return whether the process at the other end may be answered."""
+    """Return whether the process at the other end of the connection is admitted."""
     peer = _plain(connection.getpeername())
     from_here: bool = ipaddress.ip_address(peer[0]).is_loopback
     known: bool = _TABLES[0].exists()  # only Linux shows the owner of a socket
@@ -63,7 +63,7 @@ def _unmapped(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 def main() -> None:
     """Run TensorBoard."""
-    from tensorboard.main import run_main  # noqa: PLC0415  # imported by the interpreter that has it
+    from tensorboard.main import run_main  # noqa: PLC0415 # installed for this interpreter only
 
     def verify_request(self: socketserver.BaseServer, request: Any, client_address: Any) -> bool:  # noqa: ARG001
         return is_admitted(request)

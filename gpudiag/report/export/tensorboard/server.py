@@ -61,7 +61,7 @@ def check_interpreter(python: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return the port to serve on: `port` if it is free, or any free one for 0.
+    """Return the port to serve on: `port` if it is free, or any free port for 0.
 
     Raises:
         UsageError: it is in use, or the host is not an address of this machine.
@@ -101,7 +101,7 @@ def serving(python: str, directory: Path, host: str, port: int, versions: str) -
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(private)},  # it leaves files behind when it is terminated
+            env={**os.environ, "TMPDIR": str(private)},  # TensorBoard leaves files behind when it is terminated
         )
     try:
         _wait_until_it_serves(process, url_of(host, port), log, versions)
@@ -130,7 +130,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
                 "Their versions may be incompatible: pip install --upgrade tensorboard xprof.",
             )
         try:
-            with urllib.request.urlopen(f"{url}data/plugins_listing", timeout=5) as answer:  # noqa: S310 - our own URL
+            with urllib.request.urlopen(f"{url}data/plugins_listing", timeout=5) as answer:  # noqa: S310 - own server
                 plugins = json.load(answer)
         except (OSError, ValueError, urllib.error.URLError):
             time.sleep(0.2)

@@ -31,5 +31,5 @@ def recognises(path: Path) -> bool:
 
 
 def read(path: Path, shown: str, limits: ReadLimits) -> tuple[Trace, ...]:
-    """Return the one trace of a file. Raises as every reader does."""
+    """Return the one trace of a file. Raise the same errors as every reader."""
     return (read_kineto(path, shown, limits),)

@@ -71,7 +71,7 @@ _NUMBERED = _ON_DEVICE | _CORRELATED
 
 
 class _KindCodes(dict[str, int]):
-    """Code of each category met: its `EventKind`, `_SKIP` or `_PROFILER`."""
+    """Code of each category: its `EventKind`, `_SKIP` or `_PROFILER`."""
 
     def __missing__(self, category: str) -> int:
         kind = kind_of(category)
@@ -81,7 +81,7 @@ class _KindCodes(dict[str, int]):
 
 
 class _NameIndex(dict[str, int]):
-    """Index of each name met, and what the name implies for its events."""
+    """Index of each name, and the properties of events that follow from the name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,8 @@ class Columns:
         self._batches: list[_Batch] = []
         self._collectives: dict[int, CollectiveFacts] = {}
         self._syncs: dict[int, SyncFacts] = {}
-        #: Arguments of operators as text, decoded at the end if there are marks of modules, which may come last.
+        #: Arguments of operators as text, decoded at the end if there are marks of modules, because those may come
+        #: last.
         self._operator_arguments: list[bytes] = []
         self._rows = 0
         self._recordings: list[tuple[float, float]] = []
@@ -283,7 +284,7 @@ def _valid_columns(batch: _Batch) -> tuple[NDArray[np.int64], NDArray[np.int16],
     thread[on_device] = np.where(batch.stream == _MISSING, thread[on_device], batch.stream)
     device = np.full(len(thread), HOST, np.int16)
     number = np.where(batch.device == _MISSING, batch.process, batch.device)
-    device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # no such device: the first
+    device[on_device] = np.where((number >= 0) & (number < 2**15), number, 0)  # replaces an invalid device by the first
     correlation = np.full(len(thread), NO_CORRELATION, np.int64)
     # CUPTI counts from 1; 0 is none.
     correlation[_NUMBERED[batch.kind]] = np.where(batch.correlation > 0, batch.correlation, NO_CORRELATION)

@@ -63,10 +63,10 @@ def decode_in_pieces(pieces: Iterable[bytes], repairs: Repairs) -> Iterator[list
     """Decode a trace from pieces of its text; `repairs` counts omissions.
 
     Yields:
-        Lists of events in file order, and last the document with the last few.
+        Lists of events in file order; the last item is the document with the remaining events.
 
     Raises:
-        NotInPiecesError: no pieces can be cut, or one is no valid JSON.
+        NotInPiecesError: the file cannot be cut into pieces, or a piece is not valid JSON.
         CutShortError: the text ends unfinished.
     """
     try:
@@ -242,7 +242,7 @@ def _other_format(head: bytes, shown: str) -> NotATraceError | None:
 
 
 def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -> UnreadableInputError:
-    """Return the error for a document without readable events: another program's, or an empty trace."""
+    """Return the error for a document without readable events: it is from a different program, or an empty trace."""
     from gpudiag.trace.other_formats import other_format
 
     head = read_head(path, shown, limits)[:_HEAD_BYTES]
@@ -253,7 +253,7 @@ def _no_events(path: Path, shown: str, limits: ReadLimits, unknown: list[str]) -
         if other is None:
             return NotATraceError(message)
         return NotATraceError(f"{message}: it looks like {other.name}", other.hint)
-    # The profiler's span of its own recording says nothing about other formats.
+    # The profiler's span of its recording does not identify other formats.
     return _other_format(_PROFILER_SPAN.sub(b"", head), shown) or UnreadableInputError(
         f"{shown} is a trace without events: nothing was recorded",
         "Record while steps run: start the profiler before the loop and call prof.step() in it.",

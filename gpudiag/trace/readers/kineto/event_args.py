@@ -145,8 +145,8 @@ def _call(
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
     details = details or CollectiveFacts()
-    # A kernel's name says less than its arguments (SendRecv is a part of all_to_all), but more than a word in them that
-    # names no operation ("coalesced").
+    # A kernel's name has less detail than its arguments (SendRecv is a part of all_to_all), but more than an argument
+    # that names no operation ("coalesced").
     known_by_name = None if by_name == UNKNOWN else by_name
     operation = normal_operation(details.word) or known_by_name or details.word or UNKNOWN
     only_group = next(iter(groups)) if len(groups) == 1 else ""
@@ -274,9 +274,10 @@ def sync_facts(raw: msgspec.Raw) -> SyncFacts:
 def event_waits(table: EventTable, facts: Mapping[int, SyncFacts]) -> EventWaits:
     """Return the waits whose call was recorded, from the facts in synchronization events' arguments, by row.
 
-    A recording call after the wait belongs to another recording of the same event, because profilers keep the last one
-    of each: then neither the call nor its stream is known. A host call counts as a wait only if it synchronizes:
-    `cudaEventQuery` has an event too.
+    If the recording call comes after the wait, it belongs to a later recording of the same event, because profilers
+    keep only the last one. In that case neither the call nor its stream is known. A host call counts as a wait only if
+    it
+    synchronizes: `cudaEventQuery` has an event too.
     """
     rows = np.fromiter(facts, np.int64, len(facts))
     record, stream, event = np.array(list(facts.values()), np.int64).reshape(-1, 3).T

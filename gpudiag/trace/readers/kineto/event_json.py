@@ -13,7 +13,8 @@ from gpudiag.errors import NotATraceError, UnreadableInputError
 Int64 = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 _NOTHING = msgspec.Raw(b"")
 _T = TypeVar("_T")
-#: Text up to this length is repaired at once, which takes five times its length in memory; longer text in pieces.
+#: Text up to this length is repaired as a whole, which takes five times its length in memory; longer text is repaired
+#: in blocks.
 _REPAIRED_WHOLE = 32 << 20
 
 
@@ -52,7 +53,7 @@ class _Complete(Event, gc=False, tag_field="ph", tag="X"):
     """An event with phase X."""
 
 
-#: Other phases: arrows, instants, counters, process names. They are a third of a trace and are not decoded.
+#: Other phases: arrows, instants, counters, process names. Such events are a third of a trace and are not decoded.
 _OTHERS = [
     msgspec.defstruct(f"_Phase{ord(phase)}", [], tag_field="ph", tag=phase, gc=False) for phase in "BEiICbnestfM"
 ]
@@ -252,8 +253,8 @@ def _either_layout(text: bytes | bytearray, repairs: Repairs) -> Document:
 #: Numbers that C++ streams write and JSON does not have.
 _NOT_FINITE = re.compile(rb"(?<=[:,\[\s])-?(?:nan|inf(?:inity)?)(?=[\s,}\]])", re.IGNORECASE)
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-#: Text up to the next invalid escape (surrogates are valid in pairs only). Possessive, so that text of many escapes
-#: takes no backtracking and one call.
+#: Text up to the next invalid escape (surrogates are valid in pairs only). The pattern is possessive, so that one call
+#: without backtracking handles text with many escapes.
 _GOOD_TEXT = re.compile(
     rb"(?:[^\\]++|\\(?:[\"\\/bfnrt]|u[dD][89abAB]..\\u[dD][c-fC-F]..|u(?![dD][89a-fA-F])[0-9a-fA-F]{4}))*+", re.DOTALL
 )
@@ -264,7 +265,7 @@ _CONTROL = bytes.maketrans(bytes(range(32)), b" " * 32)
 def repaired(text: bytes) -> bytes:
     """Replace invalid JSON that profilers are known to write.
 
-    That is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
+    Such content is: nan and inf, control characters, broken UTF-8, invalid escapes, halves of surrogate pairs.
     """
     text = text.translate(_CONTROL).decode("utf-8", "replace").encode()
     return _NOT_FINITE.sub(b"null", _without_bad_escapes(text))

@@ -160,13 +160,13 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
         recordings: Sequence[tuple[float, float]],
         notes: list[str],
     ) -> Times:
-        """Convert times, repair or leave out impossible ones, and sort.
+        """Convert times, repair or leave out invalid ones, and sort.
 
         Args:
             start_us: float64[n], starts.
             length_us: float64[n], durations.
-            recordings: start and duration of the profiler's own spans; no event lasts longer and ends later.
-            notes: receives what was repaired or left out.
+            recordings: start and duration of the profiler's spans, within which every event must end and fit.
+            notes: receives descriptions of repairs and omissions.
         """
         stay = _possible(start_us, length_us)
         if len(stay) < len(start_us):
@@ -196,7 +196,7 @@ def nanoseconds(microseconds: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def _possible(start_us: NDArray[np.float64], length_us: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the indices of events that start within a day of the others and last less than one."""
+    """Return the indices of events that start within a day of the other events and last less than a day."""
     # Comparisons with NaN are false, so NaN is left out too.
     possible = (np.abs(start_us) < _LAST_US) & (np.abs(length_us) <= _DAY_US)
     if possible.any() and np.ptp(start_us[possible]) > _DAY_US:

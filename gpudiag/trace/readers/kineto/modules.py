@@ -8,7 +8,8 @@
 
 An operator recorded for autograd has the number of the next node made in its thread; of several with the same number
 the last one made it. A backward operator has the number of the node that it executes and the thread that made the node.
-That thread is numbered differently from the rest of the trace: it is the thread that made most of those nodes.
+The module nodes' thread has a different number in the rest of the trace: it is the thread that made most of those
+nodes.
 """
 
 from __future__ import annotations

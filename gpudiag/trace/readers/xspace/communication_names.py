@@ -1,13 +1,13 @@
 """Find the copies and ops by which TensorFlow communicates between devices without NCCL.
 
-A tensor that an op on another device needs goes through a pair of ops, `_Send` and `_Recv`, that share a key. The
-profiler records the key on the copy of the tensor, with the op it comes `from` and the op it goes `to`:
+A tensor that an op on a different device needs passes through a pair of ops, `_Send` and `_Recv`, with a common key.
+The profiler adds the key to the copy of the tensor, with the op that it comes `from` and the op that it goes `to`:
 
     /job:localhost/replica:0/task:0/device:GPU:1;7685745f;/job:localhost/replica:0/task:0/device:CPU:0;edge_16904_…;0:0
 
-So a reduction on the CPU shows as copies from several GPUs `to` one op there (`sgd/AddN_7`), and as copies of that op's
-result back to each of them. A copy to the host from one GPU alone (a loss to be printed), or from the host to one GPU
-(a batch), is no communication.
+So a reduction on the CPU consists of copies from several GPUs `to` one op there (`sgd/AddN_7`), and of copies of that
+op's result back to each GPU. A copy to the host from only one GPU (a loss to be printed), or from the host to one GPU
+(a batch), is not communication.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpudiag.trace.readers.xspace.planes import FROM, KEY, NODE, OP, TO, Plane
 _DEVICE = re.compile(r"(?P<task>.*)/device:(?P<device>(?P<kind>[A-Za-z_]+):\d+)$")
 #: Scope in which jobs of `gpudiag profile` copy, add and scale gradients.
 _GPUDIAG_SCOPE = re.compile(r"(?:^|/)gpudiag\.exchange/")
-#: A read of a variable, which every device needs if the variable is on one of them.
+#: A read of a variable, which every device needs if the variable is on one of the devices.
 _READ = re.compile(r"(?:^|/)ReadVariableOp(?:_\d+)?$")
 #: `_Recv` is named after the op whose result it waits for, with a number: `sgd/AddN_7/_1546`.
 _NUMBER = re.compile(r"/_\d+$")
@@ -34,7 +34,7 @@ _HOST = "CPU"
 
 
 class Route(msgspec.Struct, frozen=True):
-    """The way of a tensor from one op to another: names of the ops and devices, and kinds of the devices."""
+    """The route of a tensor from one op to another: names of the ops and devices, and kinds of the devices."""
 
     key: str
     tensor: str
@@ -47,18 +47,18 @@ class Route(msgspec.Struct, frozen=True):
 
     @property
     def between_peers(self) -> bool:
-        """From a GPU to another, or without GPUs from one of the CPU's logical devices to another."""
+        """Whether the route is between GPUs, or without GPUs between the CPU's logical devices."""
         return self.from_host == self.to_host
 
 
 class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
-    """TensorFlow's names of everything that takes part in communication.
+    """TensorFlow's names of all parts of communication.
 
     Attributes:
         keys: keys of copies and of ops that send.
         tensors: ops whose results are sent.
-        sums: ops that add what several devices sent.
-        consumers: ops that need what was sent.
+        sums: ops that add tensors from several devices.
+        consumers: ops that need sent tensors.
     """
 
     keys: frozenset[str] = frozenset()
@@ -71,15 +71,15 @@ class CommunicationNames(msgspec.Struct, frozen=True, kw_only=True):
         return _with_stat(plane, KEY, self.keys)
 
     def adds(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: ops, or kernels of ops, that add what devices sent, or that gpudiag's jobs mark as such."""
+        """Return bool[n]: ops, or kernels of ops, that add tensors from several devices, or that gpudiag marks so."""
         return _belong_to(plane, self.sums | {op for op in map(_op_of, _op_texts(plane)) if _GPUDIAG_SCOPE.search(op)})
 
     def needs(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: ops, or kernels and copies of ops, that could not begin before a communication ended."""
+        """Return bool[n]: ops, or kernels and copies of ops, that cannot begin before a communication has ended."""
         return _belong_to(plane, self.consumers)
 
     def receives(self, plane: Plane) -> NDArray[np.bool_]:
-        """Return bool[n]: begins of a host's waits for communicated tensors."""
+        """Return bool[n]: the starts of a host's waits for communicated tensors."""
         numbered = [text for text in plane.texts.values() if _NUMBER.search(text)]
         return _with_stat(plane, NODE, [text for text in numbered if _NUMBER.sub("", text) in self.tensors])
 
@@ -109,7 +109,7 @@ def _communicates(route: Route, sums: set[str]) -> bool:
 
 
 def feeds_devices(plane: Plane) -> NDArray[np.bool_]:
-    """Return bool[n]: copies of a multi-device loader, made for the function that gives one device its batches."""
+    """Return bool[n]: copies of a multi-device loader, made for the function that gives a device its batches."""
     return _with_stat(plane, OP, [text for text in plane.texts.values() if text.endswith(":RemoteCall")])
 
 
@@ -137,7 +137,7 @@ def routes_of(plane: Plane) -> Iterable[Route]:
 
 
 def _with_stat(plane: Plane, stat: str, values: Iterable[str]) -> NDArray[np.bool_]:
-    """Return bool[n]: the events of which a stat has one of these values."""
+    """Return bool[n]: the events that have this stat with one of these values."""
     chosen = np.zeros(len(plane.name), np.bool_)
     if stat in plane.stats:
         events, refs = plane.stats[stat]

@@ -1,8 +1,8 @@
 """Split the trace of a process that drives several GPUs into one trace per GPU, which is a rank in the analysis.
 
 A rank's trace has the GPU's work, the calls that launched it, and the related host events: the training thread, and
-events around those calls on the threads that launch them. Executor threads serve one GPU in one step and another in the
-next, so calls are assigned to ranks, not threads.
+events around those calls on the threads that launch them. Executor threads serve different GPUs in different steps, so
+calls rather than threads are assigned to ranks.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, DEVICE_WAIT, 
 
 
 def trace_per_device(process: Process) -> tuple[Trace, ...]:
-    """Return the traces of a process's GPUs by ordinal; without any, of its logical devices. Ranks are unset."""
+    """Return the traces of a process's GPUs by ordinal; without GPUs those of its logical devices. Ranks are unset."""
     events = process.trace.events
     work = events.rows_of(*DEVICE_WORK)
     launches = (events.kind == EventKind.RUNTIME) & (events.correlation != NO_CORRELATION)
     launched = distinct(process.launches_on[launches])
     if not len(work):
-        # Work that was launched but not recorded is no CPU's work.
+        # If launched work was not recorded, the CPU does not stand in for the device.
         whole = (launched != HOST).any() or process.trace.unread_devices
         return (process.trace,) if whole else trace_per_logical_device(process)
-    # Devices of which no work was recorded count if work was launched on them.
+    # Devices without recorded work count if work was launched on them.
     devices = [int(device) for device in np.union1d(events.device[work], launched) if device != HOST]
     overhead = events.rows_of(EventKind.OVERHEAD)
     delayed = _delayed_devices(process, overhead)
@@ -56,7 +56,7 @@ def trace_per_device(process: Process) -> tuple[Trace, ...]:
 
 
 class _LaunchingThread(msgspec.Struct, frozen=True):
-    """Rows of the calls of a thread that launches, and of its other events that have a duration."""
+    """Rows of the calls of a launching thread, and of its other events with a duration."""
 
     calls: NDArray[np.intp]
     others: NDArray[np.intp]
@@ -119,7 +119,7 @@ def _waiting_thread(process: Process, calls: NDArray[np.intp]) -> int:
 def _with_waits(
     events: EventTable, rows: NDArray[np.intp], waits: Intervals, roles: NDArray[np.uint8], thread: int
 ) -> tuple[EventTable, NDArray[np.intp]]:
-    """Return the table of these rows and of waits, as blocking calls; and the new position of each row."""
+    """Return the table of these rows and of waits, as blocking calls, and the new position of each row."""
     added: dict[str, Any] = {
         "kind": EventKind.RUNTIME,
         "name": len(events.names) + (roles == Role.COMMUNICATION),
@@ -141,7 +141,8 @@ def _with_waits(
 
 
 def _around_calls(process: Process, thread: _LaunchingThread, device: int) -> NDArray[np.intp]:
-    """Return the events of a thread around a call for this GPU; if it has such calls, also those around no call."""
+    """Return the events of a thread around calls for this GPU. If it has such calls, also return events that contain no
+    call."""
     events = process.trace.events
     for_device = process.launches_on[thread.calls] == device
     if not for_device.any():

@@ -1,13 +1,13 @@
 """Kinds and roles of the events of TensorFlow's host threads; the framework and workload of a process.
 
-A function call of TensorFlow goes through several layers on the training thread, each an event around the next, and the
-innermost waits until executor threads have run the function: in
+A function call of TensorFlow passes through several layers on the training thread. Each layer is an event that encloses
+the next, and the innermost one waits until executor threads have run the function: in
 
     python3      train │ EagerExecute │ EagerKernelExecute │ KernelAndDeviceFunc::Run                              │
     tf_Compute                                                  ExecutorState::Process (launch launch launch …) │
 
-the training thread does nothing from the first launch to the end, although four of its events span that time. So on
-that thread only events without others inside are work.
+The training thread is idle from the first launch to the end, although four of its events span that time. So on that
+thread only innermost events are work.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gpudiag.trace.readers.names import is_training_kernel, role_of_call
 from gpudiag.trace.readers.xspace.communication_names import CommunicationNames
 from gpudiag.trace.readers.xspace.planes import CORRELATION, STEP, Plane
 
-#: A tf.data iterator returns its next element: here the training thread waits if input is late.
+#: A tf.data iterator returns its next element: the training thread waits in this call if input is late.
 INPUT = re.compile(r"Iterator(?:GetNext|GetNextAsOptional|GetNextSync)(?:Op)?::DoCompute")
-#: Layers of a function call; innermost events if a low trace level records nothing inside.
+#: Layers of a function call; they are innermost events if a low trace level records no nested ones.
 _LAYERS = re.compile(r"KernelAndDeviceFunc::Run|EagerKernelExecute|EagerExecute|EagerLocalExecute|TFE_Py_Execute")
 #: The layer in which executors run a function.
 _FUNCTION = "KernelAndDeviceFunc::Run"
@@ -64,7 +64,7 @@ def is_function(name: str) -> bool:
 def host_kinds(plane: Plane, *, has_devices: bool) -> tuple[NDArray[np.uint8], NDArray[np.int64], int | None]:
     """Return an `EventKind` and a step number (`NO_STEP`) for each event of a host, and the line with the step marks.
 
-    Without devices the training thread stands in for one, and its function calls are its work.
+    Without devices the training thread replaces the device, and its function calls are its work.
     """
     kind = np.full(len(plane.name), EventKind.OPERATOR, np.uint8)
     kind[plane.named(_PYTHON.match)] = EventKind.PYTHON
@@ -118,16 +118,16 @@ def _enclose_others(
     start, end = start[order], end[order]
     counts = np.ones(len(order), np.int64) if inner is None else inner[order].astype(np.int64)
     before = np.concatenate([[0], np.cumsum(counts)])
-    # Events of a thread are nested: one that starts later, but before the end, lies inside.
+    # Events of a thread are nested: an event that starts later, but before the end, is inside.
     inside = before[np.searchsorted(start, end, side="left")] - before[np.arange(len(order)) + 1]
     encloses = np.zeros(len(order), np.bool_)
     encloses[order] = inside > 0
     return encloses
 
 
-#: TensorFlow, JAX and PyTorch/XLA record with one profiler. Each leaves calls of its own on host threads. The compiler
-#: keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX, where backward passes
-#: consist of `transpose`), `gradient_tape/model/dense/MatMul` (TensorFlow).
+#: TensorFlow, JAX and PyTorch/XLA use the same profiler. Each framework has specific calls on host threads. The
+#: compiler keeps the names of operations on devices: `jit(step)/transpose(jvp(main))/dot_general` (JAX, where backward
+#: passes consist of `transpose`), `gradient_tape/model/dense/MatMul` (TensorFlow).
 _JAX = re.compile(r"PjitFunction\(|\$(?:pxla|xla_bridge|pjit|jaxlib|jax)\b|jit\([^)]*\)/|jit_\w+$|pmap\([^)]*\)/")
 _TENSORFLOW = re.compile(
     r"(?:EagerExecute|EagerKernelExecute|EagerLocalExecute|TFE_Py_Execute|KernelAndDeviceFunc::Run"

@@ -1,13 +1,13 @@
 """Split the trace of a process that trains on several logical devices of a CPU into one trace per device.
 
 A device's ops run on any free executor thread, while the training thread waits in its function call. In a device's
-trace, that thread runs the device's ops, and waits before an op that could not begin until a communication ended:
+trace, that thread runs the device's ops, and waits before an op that cannot begin before a communication has ended:
 
     executor   CPU:1 grad │ _Send ……… CPU:0 AddN ……… CPU:1 update
     trace 1    grad       │    waits for communication │ update
 
-At its end a function, or a step of workers with a server, waits for all devices: the time that the others then take,
-once a communication is part of it, is a wait too. The rest of the function's time belongs to the executor.
+A function, or a step of workers with a server, ends by waiting for all devices. If a communication is part of the time
+that the other devices then take, that time is a wait too. The rest of the function's time belongs to the executor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpudiag.model.event import (
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, SHORT_PAUSE_NS, functions
 
-#: Name of a function's time in which no op of the device runs and none waits for communication.
+#: Name of a function's time in which the device runs no op and waits for no communication.
 EXECUTOR = "tf.executor"
 
 
@@ -57,7 +57,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
     waits = subtract(union(_before_needs(process, rows), _at_the_end(process, rows)), union(work, exposed))
     executor = subtract(union(Intervals(*functions(process))), union(work, exposed, waits))
     kept = np.flatnonzero((events.thread == thread) | (events.kind == EventKind.OVERHEAD))
-    # The thread's operators span what executors do for it.
+    # On this thread, operators span the time in which executors run them.
     kept = kept[(events.kind[kept] != EventKind.OPERATOR) | (events.role[kept] == Role.INPUT)]
     ops = Intervals(np.concatenate([work.start, exposed.start]), np.concatenate([work.end, exposed.end]))
     op_rows = np.concatenate([work_row, transfer_row])
@@ -74,7 +74,7 @@ def _device_trace(process: Process, device: int, thread: int) -> Trace:
 
 
 def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, NDArray[np.intp]]:
-    """Return ops of one device as if on one thread, and their rows: of two at once the later begins when one ends."""
+    """Serialize a device's ops, and return them with their rows: a later concurrent op begins when the earlier ends."""
     lowest = [np.iinfo(np.int64).min]
     earlier_end = np.concatenate([lowest, np.maximum.accumulate(events.end_ns[rows])[:-1]])[: len(rows)]
     start = np.maximum(events.start_ns[rows], earlier_end)
@@ -83,7 +83,7 @@ def _serialized(events: EventTable, rows: NDArray[np.intp]) -> tuple[Intervals, 
 
 
 def _before_needs(process: Process, rows: NDArray[np.intp]) -> Intervals:
-    """Return the pauses of a device before ops that need what others sent, within the step."""
+    """Return a device's pauses before ops that need tensors from other devices, within the step."""
     events = process.trace.events
     busy = union(Intervals(events.start_ns[rows], events.end_ns[rows]))
     if not len(busy):

@@ -1,12 +1,12 @@
 """Find the logical device of a CPU that ran each op, because TensorFlow records only the thread of an op.
 
-An executor runs one device's part of a function on whichever threads are free. One `ExecutorState::Process` runs ops of
-one device, so all ops that ever shared one belong to the same device; `_Send` and `_Recv` name theirs:
+An executor runs one device's part of a function on whichever threads are free. An `ExecutorState::Process` event runs
+ops of one device, so all ops within it belong to the same device. `_Send` and `_Recv` name their device:
 
     tf_Compute/1   Process │ MatMul │ Relu │ grad/_11:_Send  (from CPU:1 to CPU:0) │
     tf_Compute/2   Process │ MatMul │ BiasAdd │         → all of these belong to CPU:1
 
-If a part of the function shares no such process with either, the name of its replica identifies the device.
+If a part of the function shares no process with a `_Send` or `_Recv`, the name of its replica identifies the device.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_DEVICE = -1
 def placed(plane: Plane) -> NDArray[np.int16]:
     """Return int16[n]: the logical device, from 0, that ran each op of a host; `NO_DEVICE` for all other events.
 
-    No op is placed if fewer than two devices send each other anything.
+    No op is placed if fewer than two devices send each other tensors.
     """
     routes = {route.key: route for route in routes_of(plane)}
     known = {device for route in routes.values() for device in (route.source, route.target)}

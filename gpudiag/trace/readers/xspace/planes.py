@@ -26,19 +26,19 @@ KEY, FROM, TO = "key", "from", "to"
 OP, NODE = "tf_op", "name"
 _TEXTS = (COPY_DETAILS, SET_DETAILS, KEY, FROM, TO, OP, NODE)
 _WANTED = {word.lower(): word for word in (CORRELATION, DEVICE, STEP, BUFFER, ID, *_TEXTS)}
-#: Stats that are read of device events only: the op of a host's call is that of the launched work.
+#: Stats that are read only on device events, because the op of a host's call is the op of the launched work.
 _DEVICE_STATS = frozenset({OP})
 
 #: Lines that gpudiag added to a trace, for the plugin's overview.
 _GPUDIAG_LINE = re.compile(r"gpudiag: ")
 _PS_PER_NS = 1_000
-#: The year 2116. A line's time beyond it or below 0 is invalid: replaced by this, distances between lines fit int64,
-#: and the line's events are days away from all others and left out.
+#: The year 2116. A line's time beyond it or below 0 is invalid and is replaced by this value. Then distances between
+#: lines fit int64, and the line's events are days away from all others and left out.
 _LAST_NS = 2**62
 
 _DEVICE_PLANE = re.compile(r"/device:GPU:(\d{1,4})$")
 _OTHER_PLANE = re.compile(r"/device:([A-Za-z]{1,20})(?:_[A-Za-z]+)?:\d{1,4}\b")
-#: Planes of no unread accelerator: derived ones, logical devices of the host, and GPUs, which are read.
+#: Planes that are no unread accelerator: derived planes, logical devices of the host, and GPUs, which are read.
 _NO_ACCELERATOR = ("GPU", "CPU", "CUSTOM")
 _STREAM = re.compile(r"Stream #?(\d{1,18})\b")
 #: Instants of TensorFlow's allocator: a third of all events, each with a dozen stats that are not read.
@@ -124,7 +124,8 @@ def device_of(plane: Any) -> int | None:
 
 
 def read_plane(plane: Any) -> Plane:
-    """Return the columns of one plane with undecoded events. Of a GPU only streams are read: other lines repeat them.
+    """Return the columns of one plane with undecoded events. For a GPU only streams are read, because other lines
+    repeat their events.
 
     Raises:
         WireError: an event is broken.

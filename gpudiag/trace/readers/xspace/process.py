@@ -1,4 +1,4 @@
-"""Assemble the planes of an XSpace into one table of events: everything that one process recorded on host and GPUs."""
+"""Assemble the planes of an XSpace into one table with all events of one process, on host and GPUs."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from gpudiag.trace.readers.xspace.planes import (
 _DAY_NS = 86_400 * 10**9
 #: Line timestamps below this count from the begin of the profile, not from 1970.
 _LEAST_UNIX_NS = 10**17
-#: More compute units than any GPU has.
+#: A limit above the number of compute units of any GPU.
 _MAX_UNITS = 10_000
 #: Driver calls and their roles by the work that they launch, because TensorFlow names calls after that work.
 _CALLS = {
@@ -131,8 +131,8 @@ def assemble(
         planes: its host and its GPUs.
         shown: the file's name in messages.
         host: host name.
-        begun_ns: begin of the profile (Unix, ns); 0 if unknown.
-        notes: receives what had to be repaired.
+        begun_ns: start of the profile (Unix, ns); 0 if unknown.
+        notes: receives descriptions of repairs.
         unread: accelerators whose planes are not read.
     """
     names = _SharedNames()
@@ -308,20 +308,21 @@ def _host_columns(
         slot = np.searchsorted(launched.correlation, correlation[calls])
         slot = np.minimum(slot, len(launched.correlation) - 1)
         has_work = launched.correlation[slot] == correlation[calls]
-        # CUPTI numbers calls that launch; the work of these was lost. Memsets and graphs may launch nothing.
+        # CUPTI numbers the calls that launch, so the work of such a call was lost. A memset or a graph may launch
+        # nothing.
         may_be_idle = plane.named(lambda text: is_memset(text) or is_graph_launch(text))
         lost = calls[~has_work & (correlation[calls] != NO_CORRELATION) & ~may_be_idle[calls]]
         call_name, call_role = _CALLS[EventKind.KERNEL, Direction.NONE]
         name[lost], role[lost] = names(call_name), call_role
         calls, slot = calls[has_work], slot[has_work]
         target[calls] = launched.device[slot]
-        of_hip = plane.named(lambda text: text.startswith("hip"))  # these keep their names
+        of_hip = plane.named(lambda text: text.startswith("hip"))  # HIP calls keep their names
         for (work_kind, direction), (call_name, call_role) in _CALLS.items():
             rows = calls[(launched.kind[slot] == work_kind) & (launched.direction[slot] == direction)]
             if len(rows):
                 role[rows] = call_role
                 name[rows[~of_hip[rows]]] = names(call_name)
-        # The loader waits for this copy, in a thread of its own.
+        # The loader waits for this copy in a separate thread.
         role[calls[launched.feeds_devices[slot] & (launched.direction[slot] == Direction.DEVICE_TO_HOST)]] = Role.LAUNCH
     for mark in np.flatnonzero((step != NO_STEP) & (kind == EventKind.ANNOTATION)).tolist():
         # As TensorFlow's TraceMe encodes it.

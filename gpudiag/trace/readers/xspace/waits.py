@@ -1,18 +1,18 @@
 """Find the waits of TensorFlow's executor for a device, for which TensorFlow records no event.
 
-Some ops end on the host only when their work has ended on the device: NcclAllReduce, and copies to the host. The next
+Some ops end on the host only after their work has ended on the device: NcclAllReduce, and copies to the host. The next
 ops of the graph are launched then:
 
     launches   ── grad grad all-reduce ─┤        nothing        ├─ optimizer optimizer ──
     device        ──── grad ──── grad ──── all-reduce ────┤          ├─ optimizer ──
                                                      end of the wait
 
-So a wait is a pause in launching for a device in which the work launched last ended, shortly before launching resumed;
-unless the training thread waited for data meanwhile.
+So a wait is a pause in the launches for a device in which the last launched work ended, shortly before launching
+resumed, unless the training thread waited for data during the pause.
 
-The executor waits for communication if that work was communication, and in every pause before an op that needs what
-other devices sent, because the copies of its inputs, on other devices and the host, had to end first. After a device's
-last launch, the function ends when the other devices' communication has ended.
+The executor waits for communication if that work was communication. It also does so in every pause before an op that
+needs tensors from other devices, because the copies of its inputs, on other devices and the host, had to end first.
+After a device's last launch, the function ends when the other devices' communication has ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ COMMUNICATION_WAIT = "tf.executor waits for communication"
 
 #: Shorter pauses are overhead of Python and the executor.
 _PAUSE_NS = 500 * NS_PER_US
-#: Shortest pause if the op after it is known to have waited. Ops without waits are launched 5 to 10 µs apart.
+#: Shortest pause that counts if the op after it is known to have waited. Ops without waits are launched 5 to 10 µs
+#: apart.
 SHORT_PAUSE_NS = 20 * NS_PER_US
 #: Longest time from the work's end to the next launch: a polling thread notices the end and wakes others. Measured: 0.5
 #: to 0.7 ms with four GPUs.

@@ -1,9 +1,9 @@
 """Decode the events of an XSpace from bytes to columns, all at once.
 
-A trace of a few steps has hundreds of thousands of XEvents with several XStats each. As Python objects they take longer
-than all other reading; here NumPy decodes one field of every event at a time. The fields have protobuf's wire format
-(protobuf.dev/programming-guides/encoding): a varint of field number and type, then a varint, eight, four, or a counted
-number of bytes.
+A trace of a few steps has hundreds of thousands of XEvents with several XStats each. As Python objects they would take
+longer than all other reading, so NumPy decodes one field of all events at a time. The fields have protobuf's wire
+format (protobuf.dev/programming-guides/encoding): a varint of field number and type, then a varint, eight, four, or a
+counted number of bytes.
 
     event     08 07        10 e8 07          18 90 4e          22 04 | 08 03 18 2a
     field     1: 7         2: 1000           3: 10000          4: 4 bytes, an XStat: 1: 3   3: 42
@@ -28,7 +28,7 @@ _MOST_FIELDS = 4096
 
 #: Fields of an XEvent.
 _METADATA_ID, _OFFSET, _DURATION, _STAT, _OCCURRENCES = 1, 2, 3, 4, 5
-#: Whether a field of an XStat is an integer, by number: uint64_value, int64_value, ref_value.
+#: Whether a field of an XStat is an integer, by field number: uint64_value, int64_value, ref_value.
 _IS_WHOLE = np.array([False, False, False, True, True, False, False, True, False])
 _METADATA_ID_TAG = _METADATA_ID << 3 | _VARINT
 
@@ -40,7 +40,7 @@ _BATCH = 16384
 
 
 class WireError(ValueError):
-    """Bytes that are no XEvent."""
+    """The bytes are not an XEvent."""
 
 
 class RawEvents(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """PyTorch's DataLoader: mark each fetch of a batch, and time the worker processes that make batches.
 
-How long the training thread waits for a batch says how late the batch is, and not how long it took to make. If the
-workers of two ranks are equally slow, those of one are later by chance: its rank waits for nearly all of a batch, and
-the other, whose batches are ready when the first arrive, for nothing. Only the workers' own times tell such a rank from
-one that is slow by itself.
+The training thread's wait for a batch shows how late the batch is, but not how long it took to make. If the workers of
+two ranks are equally slow, the workers of one rank are later by chance. The rank whose worker is behind waits for
+nearly all of a batch. The other rank, whose batches are ready when the first arrive, does not wait. Only times measured
+in the workers distinguish such a rank from a rank whose loader is slow.
 
 Each forked worker adds its times to a table in memory shared with the process that started it, which costs 0.7 us a
 batch. Workers that are spawned share no memory, so that their times are unknown.
@@ -65,7 +65,7 @@ def watch_workers(lines_dir: str = "") -> None:
     from torch.utils.data import _utils, dataloader
 
     _watched = True
-    # There is no hook: the classes are changed, and what they do is not.
+    # PyTorch has no hook, so the classes are changed without changing their behavior.
     loader: Any = dataloader._MultiProcessingDataLoaderIter  # noqa: SLF001
     loader.__init__ = _sharing(loader.__init__)
     fetchers: Any = _utils.fetch
@@ -131,7 +131,7 @@ def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     try:
         yield
     finally:
-        if kind.__next__ is marked:  # else somebody else has changed it since, and calls this
+        if kind.__next__ is marked:  # otherwise later code has changed it again, and calls this
             kind.__next__ = fetch
 
 
@@ -142,7 +142,7 @@ def _cells() -> list[int]:
 def _sharing(make: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(make)
     def made(*args: Any, **kwargs: Any) -> None:
-        global _table  # noqa: PLW0603  # workers inherit it
+        global _table  # noqa: PLW0603 # inherited by workers
         if _table is None or _table.pid != os.getpid():
             _table = _WorkerTable()
         make(*args, **kwargs)

@@ -1,9 +1,9 @@
 """Count the floating-point operations of one step, by PyTorch's formulas (`torch.utils.flop_counter`) and shapes.
 
-PyTorch's `FlopCounterMode` hooks every module of the process, runs Python's decompositions in place of the dispatcher's
-own if nothing is to be differentiated, counts recomputation by checkpointing as the model's, does not know attention on
-CPUs, and counts the backward of a grouped convolution once per group. The mode here calls the same operators with the
-same tensors, and adds up.
+PyTorch's `FlopCounterMode` has several problems here. It hooks every module of the process, runs Python's
+decompositions instead of the dispatcher's if nothing is to be differentiated, and counts recomputation by checkpointing
+as the model's. It does not know attention on CPUs, and counts the backward of a grouped convolution once per group.
+This mode calls the same operators with the same tensors, and sums their FLOPs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpudiag.model.run import StepFlops
 from gpudiag.training.frameworks.pytorch.marks import anything_compiled
 
 _aten: Any = torch.ops.aten
-_C: Any = torch._C  # noqa: SLF001  # no public way tells the current backward pass
+_C: Any = torch._C  # noqa: SLF001 # no public way to find the current backward pass
 _IMPLICIT: Any = _C.DispatchKey.CompositeImplicitAutograd
 #: Tensors that contain no others. Subclasses (DTensor) dispatch again with the tensors within them.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
@@ -42,7 +42,7 @@ _NOTHING = "no matrix product, convolution or attention was seen"
 
 
 class FlopCounter:
-    """Count operations of this thread, and of its backward, between entering and leaving.
+    """Count operations of this thread and of its backward, while the context is open.
 
     Nothing is counted if the program compiles or captures, because it might be compiled anew.
 
@@ -85,7 +85,8 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False, because nothing compiles here, and skipping dynamo would import it, which takes seconds."""
+        """Return False, because this mode compiles nothing, and skipping dynamo would import it, which takes
+        seconds."""
         return False
 
     @classmethod
@@ -97,7 +98,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own
         self.replays = False
         self._forward: Counter[str] = Counter()
-        #: By backward pass: its own operations, and those that run in it like forward, with gradients enabled.
+        #: By backward pass: its operations, and those that run in it like forward, with gradients enabled.
         self._backward: dict[int, Counter[str]] = {}
         self._recomputed: dict[tuple[int, bool], Counter[str]] = {}
         self._unknown: set[str] = set()
@@ -109,7 +110,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             return NotImplemented
         kwargs = kwargs or {}
         if plain and _is_implicit(func):
-            with self:  # as the dispatcher does if something is to be differentiated
+            with self:  # the dispatcher does this if something is to be differentiated
                 return func._op_dk(_IMPLICIT, *args, **kwargs)  # noqa: SLF001
         out = func(*args, **kwargs)
         if plain:
@@ -117,7 +118,7 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
         return out
 
     def _add(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        packet = getattr(func, "overloadpacket", func)  # flex_attention and the like have none
+        packet = getattr(func, "overloadpacket", func)  # some operators, such as flex_attention, have none
         formula = _FORMULAS.get(packet)
         if formula is None:
             if _may_multiply(func):
@@ -153,9 +154,9 @@ class _Counts(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's ow
             total += work
         again = 0
         for (task, in_function), work in self._recomputed.items():
-            # Gradients are enabled throughout a backward that is differentiated itself (create_graph). In others they
-            # are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or in
-            # a function of its own.
+            # Gradients are enabled throughout a backward pass that is itself differentiated (create_graph). In others
+            # they are enabled only where a checkpoint recomputes forward: beside operations with gradients disabled, or
+            # in a function of its own.
             if in_function or task in self._backward:
                 again += work.total()
             else:
@@ -188,7 +189,7 @@ def _may_multiply(func: Any) -> bool:
 
 
 def _why_not(model: torch.nn.Module) -> str | None:
-    # The program's first step is over, so that everything is compiled by now, also the loss and the optimizer.
+    # The program's first step is over, so everything is compiled by now, including the loss and the optimizer.
     if anything_compiled():
         return _COMPILED
     for module in model.modules():
@@ -215,19 +216,19 @@ def _noting_replays(counts: _Counts) -> Any:
 def _tf32(backend: str, kind: str) -> bool:
     """Return whether matrix units may round fp32 inputs to tf32, in this kind of operator."""
     settings: Any = getattr(getattr(torch.backends, backend), kind, torch.backends.cudnn)
-    precision = getattr(settings, "fp32_precision", None)  # the old names warn where there are new ones
+    precision = getattr(settings, "fp32_precision", None)  # the old names give warnings if there are new ones
     return bool(settings.allow_tf32) if precision is None else precision == "tf32"
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Count as much as forward for each of the two gradients, whatever the groups."""
+    """Count as much as forward for each of the two gradients, regardless of the groups."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))
 
 
 _ATTENTION = "_scaled_dot_product_flash_attention"
-#: PyTorch's own formulas, and missing ones.
+#: PyTorch's formulas, and additions for missing ones.
 _FORMULAS: dict[Any, Any] = {
     **flop_counter.flop_registry,
     _aten.convolution_backward: _conv_backward,

@@ -16,7 +16,7 @@ from gpudiag.training.frameworks.framework import Framework, Plan
 from gpudiag.training.session.agreement import STORE_VARIABLE
 
 #: A secret that all nodes of a job share; it signs the state of their rendezvous, which torchrun unpickles.
-SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105  # a name
+SECRET_VARIABLE = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 _TORCHRUN = Path(__file__).with_name("torchrun.py")
 _STARTER = Path(__file__).parents[1] / "starter.py"
 
@@ -63,7 +63,8 @@ class PyTorch(Framework):
     def command_line(self, plan: Plan, request: Path) -> list[str]:
         """Return `python starter.py pytorch PROCESSES python -m gpudiag.training.jobs RUN_DIR REQUEST` on one node.
 
-        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: they meet at `Job.rendezvous`.
+        On several, `python torchrun.py ... -m gpudiag.training.jobs RUN_DIR REQUEST`: the processes meet at
+        `Job.rendezvous`.
         """
         rendezvous = plan.job.rendezvous
         if rendezvous is None:
@@ -76,8 +77,8 @@ class PyTorch(Framework):
         return [plan.job.python, str(_TORCHRUN), *count, *meeting, plan.job.python, *self.worker(plan, request)]
 
     def set_environment(self, values: dict[str, str], plan: Plan, private: Path) -> None:
-        """Set the cache of compiled kernels, the network interface, and how processes meet."""
-        # Keep compiled kernels from run to run, in the directory that PyTorch would use without our TMPDIR.
+        """Set the cache of compiled kernels, the network interface, and the way in which processes connect."""
+        # Keep compiled kernels from run to run, in the directory that PyTorch would use without gpudiag's TMPDIR.
         values.setdefault("TORCHINDUCTOR_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"torchinductor_{_user()}"))
         if plan.job.rendezvous is None:
             values[STORE_VARIABLE] = str(private / "store")

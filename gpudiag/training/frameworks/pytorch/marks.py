@@ -1,9 +1,9 @@
 """Mark module calls and garbage collections as ranges of the profiler, while a recording runs.
 
-Marks of modules tell which module each operator worked for. `nn.Module.__call__` is replaced while a full recording
-runs, and restored. Global hooks (`register_module_forward_hook`) would take every module through the slow path of its
-call, and `record_function` takes 10 µs; a range of the kind that is opened here takes 1 to 4
-(`benchmarks/module_marks.py`), less than recording the operators of the smallest module.
+Module marks record which module each operator belongs to. `nn.Module.__call__` is replaced while a full recording runs,
+and restored. Global hooks (`register_module_forward_hook`) would send every call of every module through its slow path,
+and `record_function` takes 10 µs. The ranges used here take 1 to 4 µs (`benchmarks/module_marks.py`), less than
+recording the operators of the smallest module.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MIN_GENERATION = 1
 
 
 def anything_compiled() -> bool:
-    """Return whether torch.compile has compiled anything in this process. Imports nothing of PyTorch."""
+    """Return whether torch.compile has compiled anything in this process. The class imports nothing from PyTorch."""
     dynamo: Any = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return False
@@ -40,7 +40,7 @@ def anything_compiled() -> bool:
 class MarkedCollections:
     """Mark each garbage collection of an older generation as a range `gpudiag.gc`, in any thread.
 
-    PyTorch's own mark (`record_python_gc_info`) needs stacks to be recorded, which slows the host several times over.
+    PyTorch's mark (`record_python_gc_info`) requires recorded stacks, which slow the host several times over.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class MarkedCollections:
         self._range: Any = None
 
     def start(self) -> None:
-        """Mark from here on, at most until the process ends: Python still collects when modules are gone.
+        """Mark module calls from now on, at most until the process ends: Python still collects when modules are gone.
 
         A full collection is made first, unless the program has disabled them. Otherwise a rare one that falls into the
         few recorded steps would stand for all steps (of an FSDP job on two H200, 85 ms in one).
@@ -84,8 +84,8 @@ class MarkedModules:
     """Mark each call of a module as a range `gpudiag.module:<root>/<path> (<class>)`.
 
     The root is the outermost module that contains it, by its class; the path is that of `named_modules`, without
-    wrappers. Three kinds are not marked, because the module that calls them does their work: wrappers, replicas of
-    DataParallel, and modules without a root that another module calls.
+    wrappers. Three kinds of modules are not marked, because their work belongs to the module that calls them: wrappers,
+    replicas of DataParallel, and modules without a root that another module calls.
     """
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class MarkedModules:
         self._ranges: _ModuleRanges | None = None
 
     def start(self) -> str:
-        """Mark from here on; return "", or the reason if it is impossible."""
+        """Start marking; return "", or the reason why it is impossible."""
         import torch
 
         fast: Any = getattr(torch._C._profiler, "_RecordFunctionFast", None)  # noqa: SLF001  # no public one is as cheap
@@ -108,7 +108,7 @@ class MarkedModules:
         label_of, within = ranges.label, ranges.within
 
         def marked(module: Any, *args: Any, **kwargs: Any) -> Any:
-            # Code that is compiled from here on is compiled as if nothing was changed.
+            # Code that is compiled from now on is compiled as if nothing had changed.
             label = "" if compiling() else label_of(module)
             return within(label, call, module, args, kwargs) if label else call(module, *args, **kwargs)
 
@@ -117,10 +117,10 @@ class MarkedModules:
         return ""
 
     def stop(self) -> None:
-        """Stop marking, and end the open ranges. May be called more often than `start`."""
+        """Stop marking, and end the open ranges. The method may be called more often than `start`."""
         if self._ranges is None:
             return
-        if self._class.__call__ is self._marked:  # else somebody else has changed it since, and calls this
+        if self._class.__call__ is self._marked:  # otherwise later code has changed it again, and calls this
             self._class.__call__ = self._call
         self._ranges.close()
         self._ranges = None
@@ -132,7 +132,8 @@ class _ModuleRanges:
     def __init__(self, fast: Any, containers: dict[int, Any]) -> None:
         self._fast = fast
         self._containers = containers
-        #: By id; the modules are kept beside their labels so that no other takes the id of one that is gone.
+        #: Labels by id. The modules are stored beside their labels, so that a later module cannot get the id of a
+        #: deleted one.
         self._labels: dict[int, tuple[str, Any]] = {}
         self._roots: dict[str, int] = {}
         self._open: set[Any] = set()
@@ -149,7 +150,7 @@ class _ModuleRanges:
             return ""
 
     def within(self, label: str, call: Any, module: Any, args: Any, kwargs: Any) -> Any:
-        """Call the module within a range of this name, which ends with the call however that ends."""
+        """Call the module within a range of this name, which ends with the call, also if the call raises."""
         mark = self._fast(label)
         mark.__enter__()
         self._open.add(mark)
@@ -202,7 +203,7 @@ class _ModuleRanges:
 def _containers(kind: type) -> dict[int, Any]:
     """Return, by the id of each module, the module that contains it now.
 
-    The outermost need not be called itself: trainers ask models for a step, which calls their children.
+    The outermost module is not always called itself: trainers call a step method of it, which calls its children.
     """
     containers: dict[int, Any] = {}
     for module in gc.get_objects():
@@ -218,7 +219,7 @@ def _label(root: str, path: str, module: Any) -> str:
 
 
 def _class_name(module: Any) -> str:
-    """Return the module's class; if `fully_shard` has changed it, the class before."""
+    """Return the module's class; if `fully_shard` has changed it, the previous class."""
     kind = type(module)
     bases = kind.__bases__
     sharded = len(bases) > 1 and bases[0].__name__ == "FSDPModule"

@@ -1,7 +1,7 @@
 """Let process groups of one host meet through files of the launch's private directory.
 
-By default they meet through a TCP store, which does not authenticate: another user of the host could change its
-contents. Files in a directory of mode 0700 are inaccessible to others.
+By default ranks connect through a TCP store, which has no authentication, so that another user of the host could change
+its contents. Files in a directory of mode 0700 are inaccessible to others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _joined: Counter[tuple[str, int]] = Counter()
 def meet_through_files() -> None:
     """Make `init_process_group` with `env://`, its default, meet in the launcher's directory.
 
-    Does nothing if the launcher has set none (several hosts), or if PyTorch has no distributed package.
+    The function does nothing if the launcher has set no file (several hosts), or if PyTorch has no distributed package.
     """
     if not os.environ.get(STORE_VARIABLE):
         return
@@ -42,7 +42,7 @@ def _meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tupl
     """Yield (store, rank, world size) from the URL's query or torchrun's variables."""
     from torch import distributed
 
-    dist: Any = distributed  # whose stores are not in its `__all__`
+    dist: Any = distributed  # its stores are not in `__all__`
     query = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
     rank = int(query.get("rank") or os.environ["RANK"])
     world_size = int(query.get("world_size") or os.environ["WORLD_SIZE"])

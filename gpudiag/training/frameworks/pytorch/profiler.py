@@ -1,7 +1,7 @@
-"""A few steps under the PyTorch profiler, saved as one compressed trace.
+"""Record a few steps with the PyTorch profiler, and save them as one compressed trace.
 
-Uses private parts of PyTorch's profiler; a part that is missing is a RuntimeError, or omitted. Checked with PyTorch
-2.11 and 2.13.
+The module uses private parts of PyTorch's profiler. If a part is missing, it raises RuntimeError or omits the feature.
+Checked with PyTorch 2.11 and 2.13.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class ProfiledWindow:
             schedule=steps,
             experimental_config=_synchronization_events() if cuda else None,
             on_trace_ready=self._save,
-            # Shapes would double what recording costs the host (8 ms against 4 ms of a 62 ms step of 1,800 operators,
-            # on a CPU). NCCL's collectives carry their sizes without them; gloo's are in the run record.
+            # Shapes would double the host's cost of recording (8 ms instead of 4 ms of a 62 ms step with 1,800
+            # operators, on a CPU). NCCL's collectives carry their sizes without them; gloo's are in the run record.
             record_shapes=False,
         )
 
     def start(self) -> None:
-        """Begin with the discarded steps.
+        """Begin with the steps that are discarded.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -68,7 +68,7 @@ class ProfiledWindow:
             self.unmarked = self._modules.start()
 
     def step(self) -> None:
-        """End a step. The last one's end saves the trace, which can take seconds."""
+        """End a step. The end of the last step saves the trace, which can take seconds."""
         self._profiler.step()
 
     def stop(self) -> None:
@@ -82,7 +82,7 @@ class ProfiledWindow:
             _end_open_ranges()
 
     def discard(self) -> None:
-        """End a failed recording, and remove its files. Raises nothing."""
+        """End a failed recording, and remove its files. The method raises no exceptions."""
         self._kept = False
         with contextlib.suppress(Exception):
             self.stop()
@@ -103,14 +103,14 @@ class ProfiledWindow:
             compressed.replace(self.path)
             self.saved = True
         finally:
-            # If the disk was full, the profiler leaves a temporary file of its own.
+            # If the disk was full, the profiler leaves a temporary file.
             for leftover in (plain, plain.with_name(f"{plain.name}.tmp"), compressed):
                 with contextlib.suppress(OSError):
                     leftover.unlink()
 
 
 def profiler_runs() -> bool:
-    """Return whether any PyTorch profiler records this thread. A second one would take its events away."""
+    """Return whether any PyTorch profiler records this thread. A second profiler would take its events away."""
     from torch import autograd
 
     return bool(autograd._profiler_enabled())  # type: ignore[attr-defined]  # noqa: SLF001
@@ -128,10 +128,11 @@ def _synchronization_events() -> Any:
 
 
 def _end_open_ranges() -> None:
-    """End every open `record_function`, the program's own too, because the recording that it began in is over.
+    """End every open `record_function`, including the program's, because the recording in which it began is over.
 
-    Each points into memory of that recording, which is freed. One that ends while a later profiler runs would write
-    there (PyTorch 2.13: a segmentation fault, at once or at exit). Ended twice, it does nothing the second time.
+    Each of the profiler's events points into memory of that recording, which is freed. A range that ends while a later
+    profiler runs would write to freed memory (PyTorch 2.13: a segmentation fault, immediately or at exit). Ended twice,
+    it does nothing the second time.
     """
     import torch
     from torch.autograd.profiler import record_function
@@ -145,10 +146,10 @@ def _end_open_ranges() -> None:
 def _annotations_only() -> Any:
     """Return a class like `torch.profiler.profile` that records `record_function` ranges and no operators.
 
-    The public profiler enables its callbacks for all scopes; here the private call that it makes gets only one.
+    The public profiler enables its callbacks for all scopes; this class calls the private function with only one scope.
 
     Raises:
-        RuntimeError: this PyTorch has no scopes to choose from.
+        RuntimeError: this PyTorch has no selectable scopes.
     """
     import torch
     from torch.autograd import profiler as autograd_profiler

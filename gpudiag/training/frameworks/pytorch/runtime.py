@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpudiag.training.frameworks.pytorch.flops import FlopCounter
     from gpudiag.training.session.step_counts import TraceKind
 
-#: Attempts to find an event's time on the host's clock; the shortest is the most exact.
+#: Attempts to find an event's time on the host's clock; the shortest attempt is the most accurate.
 _ANCHOR_TRIES = 5
 
 #: One number per session of this process's job; ranks open their sessions in the same order.
@@ -106,7 +106,7 @@ def cuda_clock(device: Any) -> StepClock:
             mark = event()
             mark.synchronize()
             after_ns = time.perf_counter_ns()
-            # On an idle device the event happens between the two instants, some microseconds apart.
+            # On an idle device the event happens between the two instants, which are some microseconds apart.
             tries.append((after_ns - before_ns, (before_ns + after_ns) // 2, mark))
         _, host_ns, mark = min(tries, key=lambda attempt: attempt[0])
         return Anchor(mark, host_ns)
@@ -118,9 +118,9 @@ def cuda_clock(device: Any) -> StepClock:
 
 
 def new_job() -> None:
-    """Number sessions anew, because this process is about to join another job, with a store of its own.
+    """Restart the numbering of sessions, because this process is about to join another job with a separate store.
 
-    Otherwise processes that were in different jobs before would look for each other under different names.
+    Otherwise processes that were in different jobs before would use different names in the store.
     """
     global _sessions  # noqa: PLW0603  # a process is in one job at a time
     _sessions = itertools.count()
@@ -170,7 +170,7 @@ class PyTorchRuntime:
     trace_name = staticmethod(record.trace_name)
     marked_loaders = staticmethod(marked_loaders)
 
-    def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002  # the model does not tell
+    def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:  # noqa: ARG002 # independent of the model
         """Return the device wanted, or devices; else the current GPU if this process has used one; else the CPU."""
         wanted = wanted if isinstance(wanted, list | tuple) else (wanted,)
         return tuple(training_device(device) for device in wanted)

@@ -1,11 +1,11 @@
-"""torchrun for several nodes, with stores that listen on one address only, and state that is signed.
+"""Run torchrun for several nodes, with stores that listen on one address only, and signed state.
 
     python torchrun.py TORCHRUN'S ARGUMENTS...
 
-PyTorch's stores listen on every interface, whatever address they get, and do not authenticate, and torchrun unpickles
-a store's value under a known key. Here a store that serves gets a socket bound to its own host's address, and the value
-that torchrun unpickles carries a signature (HMAC) made with the secret that the nodes share. Run as a file, by an
-interpreter that need not have gpudiag.
+PyTorch's stores listen on every interface, whatever address they get, and have no authentication; torchrun unpickles a
+store's value under a known key. Here a store that serves gets a socket bound to its own host's address, and the value
+that torchrun unpickles carries a signature (HMAC) made with the secret that the nodes share. This file runs as a
+script, with an interpreter that need not have gpudiag.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: As many as PyTorch's own listening socket has.
+#: The same value as PyTorch's listening socket.
 _BACKLOG = 2048
 #: Names the secret that the nodes share.
-_SECRET = "GPUDIAG_SECRET"  # noqa: S105  # its name
+_SECRET = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable
 #: Prefix of keys under which torchrun's c10d backend keeps its state, pickled, as base64.
 _STATE = "torch.rendezvous."
 
 
 def stores_on_their_hosts() -> None:
-    """Make each TCPStore that this process serves from now on listen on the address of its `host_name` alone."""
+    """Make each TCPStore that this process serves from now on listen only on the address of its `host_name`."""
     from torch import distributed
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
     from torch.distributed.elastic.utils import distributed as elastic
@@ -40,7 +40,7 @@ def stores_on_their_hosts() -> None:
         return
 
     class TCPStore(plain):  # type: ignore[misc]
-        """PyTorch's, with a socket of ours if it serves."""
+        """PyTorch's store, but serving on a socket that gpudiag has bound."""
 
         on_its_host = True
 
@@ -61,7 +61,7 @@ def stores_on_their_hosts() -> None:
             return opened(key, super().compare_set(key, signed(key, expected), signed(key, desired)))
 
     for module in (distributed, meeting, c10d_rendezvous_backend, static_tcp_rendezvous, elastic):
-        if hasattr(module, "TCPStore"):  # which of them have it depends on the version
+        if hasattr(module, "TCPStore"):  # support depends on the PyTorch version
             module.TCPStore = TCPStore  # type: ignore[attr-defined]
 
 
@@ -70,7 +70,7 @@ def _is_state(key: str) -> bool:
 
 
 def signed(key: str, text: str) -> str:
-    """Return base64 text with its signature; the empty text, which stands for no state, as it is."""
+    """Return base64 text with its signature; empty text, which means no state, is unchanged."""
     return f"{text}.{_signature(key, text)}" if text else text
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpudiag.training.session.agreement import STORE_VARIABLE, DirectoryStore
 from gpudiag.training.session.position import ClusterPosition, current_position
 
-#: Timeout of a look-up of a key that may not be set.
+#: Timeout for looking up a key that may not be set.
 _LOOKUP_MS = 1
 
 
@@ -51,7 +51,7 @@ class CoordinationStore:
     """The key-value store of TensorFlow's coordination service, which MultiWorkerMirroredStrategy starts."""
 
     def __init__(self, session: int) -> None:
-        from tensorflow.python.eager import context  # there is no public way to it
+        from tensorflow.python.eager import context  # there is no public way to get the context
 
         self._context = context.context()
         self._prefix = f"gpudiag/{session}/"
@@ -60,7 +60,7 @@ class CoordinationStore:
         """Set a key; a second value is ignored."""
         import tensorflow as tf
 
-        with contextlib.suppress(tf.errors.AlreadyExistsError):  # a decision that rank 0 posted when it left
+        with contextlib.suppress(tf.errors.AlreadyExistsError):  # rank 0 posted a decision when it left
             self._context.set_config_key_value(self._prefix + key, value)
 
     def get(self, key: str) -> str:
@@ -86,7 +86,7 @@ def cluster_store(position: ClusterPosition, session: int) -> Any:
     in each process.
 
     Raises:
-        RuntimeError: several processes, and neither.
+        RuntimeError: there are several processes, but neither of these stores.
     """
     if position.world_size == 1:
         return None

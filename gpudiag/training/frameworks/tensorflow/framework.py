@@ -21,7 +21,7 @@ _STARTER = Path(__file__).parents[1] / "starter.py"
 _LOOPBACK = Path(__file__).with_name("loopback.c")
 _COMPILE_S = 60
 
-#: TensorFlow's `build_info.py` holds assignments only; importing TensorFlow takes seconds.
+#: TensorFlow's `build_info.py` contains only assignments; importing TensorFlow takes seconds.
 _QUESTION = r"""
 tensorflow = has("tensorflow")
 if tensorflow is not None and tensorflow.submodule_search_locations:

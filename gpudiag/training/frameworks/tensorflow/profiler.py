@@ -1,4 +1,4 @@
-"""A few steps under the TensorFlow profiler, saved as one compressed XSpace."""
+"""Record a few steps with the TensorFlow profiler, and save them as one compressed XSpace."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TensorflowWindow:
         self._directory: tempfile.TemporaryDirectory[str] | None = None
 
     def start(self) -> None:
-        """Begin with the discarded steps.
+        """Begin with the steps that are discarded.
 
         Raises:
             RuntimeError: another profiler is recording.
@@ -59,7 +59,7 @@ class TensorflowWindow:
             self.stop()
 
     def stop(self) -> None:
-        """End the recording; save what there is if it was cut short."""
+        """End the recording; if it was cut short, save its steps."""
         if self._directory is None:
             return
         try:
@@ -81,7 +81,7 @@ class TensorflowWindow:
     def _begin(self) -> None:
         import tensorflow as tf
 
-        assert self._directory is not None  # noqa: S101  # made by start
+        assert self._directory is not None  # noqa: S101 # set by start
         try:
             # The default, level 2, records events that TensorFlow calls informative; more would cost the host more
             # time. Level 1 records marks and ops that are expensive on the host: those of CPUs, few of GPUs'.

@@ -1,4 +1,4 @@
-"""TensorFlow as a session uses it: devices, step times, software versions."""
+"""Implement the runtime of a session for TensorFlow: devices, step times, software versions."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from gpudiag.training.session.position import ClusterPosition, cpu_name, driver_
 if TYPE_CHECKING:
     from gpudiag.training.session.step_counts import TraceKind
 
-#: One number per session of this process; processes open their sessions in the same order.
+#: A number for each session of this process; processes open their sessions in the same order.
 _sessions = itertools.count()
 
 
 class SynchronizedClock(StepClock):
-    """The host's clock between two instants at which the devices are idle, as TensorFlow has no events to record.
+    """The host's clock between two instants at which the devices are idle, because TensorFlow has no events to record.
 
-    A step's function returns when its kernels are launched, so that single marks say when the host got there. Every
-    series of steps therefore begins and ends with a synchronization. The sum of a series, and so its mean, is the
-    devices' own; how it is spread over the steps is the host's doing: if the host runs ahead, the first steps seem
-    short and the last one long.
+    A step's function returns when its kernels are launched, so a single mark gives the host's time. Every series of
+    steps therefore begins and ends with a synchronization. The sum of a series, and so its mean, is correct for the
+    devices. Its distribution over the steps depends on the host: if the host runs ahead, the first steps seem short and
+    the last one long.
     """
 
     def __init__(self, drain: Callable[[], None]) -> None:
@@ -84,8 +84,8 @@ def synchronize(devices: Sequence[str]) -> None:
 def training_devices(wanted: Any, model: Any) -> tuple[str, ...]:
     """Return the short names (`GPU:0`, `CPU:1`) of this process's devices.
 
-    Those wanted; else those on which the model's strategy, or the current strategy, puts replicas; else the first GPU;
-    else the CPU.
+    Return the requested devices; else those on which the model's strategy or the current strategy puts replicas; else
+    the first GPU; else the CPU.
 
     Args:
         wanted: a device name, a sequence of them, or None.
@@ -129,7 +129,8 @@ def hardware_name(device: str, cpu: str) -> str:
 
 
 class TensorflowRuntime:
-    """One process may drive several devices; each is a rank of its own in the records, and all are in one trace."""
+    """The runtime of TensorFlow. One process may drive several devices; each is a separate rank in the records, and all
+    are in one trace."""
 
     framework = "tensorflow"
     label = staticmethod(str)
@@ -176,7 +177,7 @@ class TensorflowRuntime:
         return cluster_store(position, next(_sessions))
 
     def loader_watch(self, lines_dir: str = "") -> None:
-        """Return None: tf.data makes batches in threads of its own."""
+        """Return None: tf.data makes batches in its threads."""
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> TensorflowWindow:
         """Make a window of tf.profiler, which records all devices of the process.
@@ -189,7 +190,7 @@ class TensorflowRuntime:
         return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
-        """Return None: a graph's operators are not seen while they run."""
+        """Return None: operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Describe the trained variables of a Keras model; as in PyTorch, moving averages are no parameters."""

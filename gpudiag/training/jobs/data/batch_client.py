@@ -43,7 +43,7 @@ def open_batches(
     `name` is the workload's name in the registry, by which servers load it.
 
     Raises:
-        FrameworkMissingError: `zmq` without pyzmq.
+        FrameworkMissingError: `zmq` is requested but pyzmq is missing.
     """
     if source != "zmq":
         yield batches(workload, source, batch_size=batch_size, workers=workers, device=device, seed=seed)
@@ -86,7 +86,7 @@ class ServedBatches:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> ServedBatches:
-        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")  # only the user can enter it
+        self._directory = tempfile.TemporaryDirectory(prefix="gpudiag-")  # only this user can enter it
         path = Path(self._directory.name) / "batches"
         if len(str(path)) > _LONGEST_PATH:
             self._directory.cleanup()
@@ -114,7 +114,7 @@ class ServedBatches:
     def close(self) -> None:
         """End the servers and remove the socket."""
         for process in self._processes:
-            process.kill()  # they have no state to save
+            process.kill()  # the servers have no state to save
         for process in self._processes:
             process.wait()
         self._processes.clear()

@@ -1,4 +1,4 @@
-"""Batches of a workload from the device, host memory or a DataLoader, and iterators over batches."""
+"""Make batches of a workload on the device, in host memory or with a DataLoader, and iterators over batches."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def batches(
 
 
 class Pool(Dataset["Batch"]):
-    """Samples in memory that are returned one by one, each as a copy, like a decoder's."""
+    """Samples in memory, returned one by one as copies, like those of a decoder."""
 
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         self._inputs = inputs

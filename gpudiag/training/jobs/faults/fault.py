@@ -41,26 +41,26 @@ class Fault(ABC, Generic[TrainerT]):
 
     @abstractmethod
     def switch(self, *, on: bool) -> None:
-        """Switch it on or off. Called between two steps, on every rank before the same step."""
+        """Switch the fault on or off. The method is called between two steps, on every rank before the same step."""
 
     def rest(self) -> None:
         """Restore the trainer; the fault may be switched on again later."""
         self.switch(on=False)
 
     def close(self) -> None:
-        """Release what it holds. Called once, at rest."""
+        """Release what it holds. The method is called once, at rest."""
         return
 
 
 class NoFault(Fault[TrainerT]):
-    """A clean run: on and off are the same."""
+    """A clean run, in which on and off are the same."""
 
     def switch(self, *, on: bool) -> None:
         """Do nothing."""
 
 
 class LateLoader(Fault[TrainerT]):
-    """Each batch is `amount_ms` late."""
+    """Deliver each batch `amount_ms` late."""
 
     def switch(self, *, on: bool) -> None:
         """Set the delay of the next batches."""
@@ -70,8 +70,9 @@ class LateLoader(Fault[TrainerT]):
 class PinnedCore(Fault[TrainerT]):
     """All threads of the process share one core with as many busy programs as `amount_ms` clean steps.
 
-    It stands for a bad CPU binding or a container that is too small. A GPU process spends much of its step launching
-    ahead of the device; with one busy program it could hide that it has half a core. Three of them leave it a quarter.
+    The fault simulates a bad CPU binding or a container that is too small. A GPU process spends much of its step
+    launching ahead of the device; with one busy program it could hide that it has half a core. Three busy programs
+    leave the process a quarter of the core.
     """
 
     def prepare(self) -> None:

@@ -39,9 +39,10 @@ from gpudiag.training.session.step_counts import PROFILER_WARMUP_STEPS, TRACE_KI
 
 #: Untimed steps after a switch, in which the host runs ahead again and stragglers show.
 _RUN_IN_STEPS = 3
-#: Least steps of a block that are timed with all work launched ahead; a third of the usual, because each is waited for.
+#: Minimum number of steps of a block that are timed with all work launched ahead: a third of the usual number, because
+#: each step is waited for.
 _LEAST_AHEAD = 4
-#: How long the device is held, in steps, while the host launches the next step.
+#: Time for which the device is held, in steps, while the host launches the next step.
 _HELD_STEPS = 2.0
 
 
@@ -75,7 +76,8 @@ def run_faults(
         for fault in faults:
             trials.progress.tell("timed", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.ablate)
-        # Sessions time steps too, so they come first: once the profiler's library is loaded, launches take longer.
+        # Sessions come first because they time steps too, and launches take longer once the profiler's library is
+        # loaded.
         for fault in sorted(faults, key=lambda fault: not fault.marked):
             trials.progress.tell("profiled", plan.faults.index(fault) + 1, len(plan.faults))
             trials.attempt(fault, trials.profile)
@@ -170,7 +172,7 @@ class FaultTrials(Generic[TrainerT]):
         return StepBlock(on=on, step_ms=tuple(tuple(series) for series in self.trainer.gather(times)))
 
     def _held(self, fault: Fault[TrainerT], blocks: list[StepBlock], steps: int) -> list[StepBlock]:
-        """Time a job variant as it is, and with its launches ahead of the device, in alternation."""
+        """Time an unchanged job variant, and the same with its launches ahead of the device, in alternation."""
         hold_ms = _HELD_STEPS * statistics.fmean(ms for block in blocks if block.on for ms in block.step_ms[0])
         count = max(_LEAST_AHEAD, steps // 3)
         fault.switch(on=True)
@@ -205,7 +207,7 @@ class FaultTrials(Generic[TrainerT]):
             fault.close()
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
-        """Record with the framework's own step marks only, as in most users' loops."""
+        """Record with the framework's step marks only, as in most users' loops."""
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
             try:
@@ -250,7 +252,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _marked_session(self, directory: Path, plan: FaultPlan) -> None:
         """Record as in a loop over `prof.steps(loader)`: the session times the steps, and the loader is marked."""
-        # The session would report its own progress instead of the selftest's.
+        # The session would send its progress messages in addition to the selftest's.
         socket = {name: os.environ.pop(name) for name in (SOCKET_VARIABLE,) if name in os.environ}
         session = gpudiag.profile(
             directory,

@@ -40,11 +40,11 @@ class Loader:
 
 
 class Trainer(ABC):
-    """One process of the job.
+    """A process of the job.
 
     Attributes:
-        time_all_first: whether, on GPUs, all faults are timed before the first is recorded. This is needed if the
-            profiler stays loaded after its first use.
+        time_all_first: whether, on GPUs, all faults are timed before the first is recorded. Recording last is needed if
+            the profiler stays loaded after its first use.
         holds: whether `hold` is implemented.
         device: the framework's device that the process trains on.
         place: this process's ranks and hosts.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate
     from gpudiag.training.strategies.pytorch_strategy import StartAllReduce
 
-#: Sizes per transport: the smallest and the largest bucket and some between.
+#: Number of sizes per transport: the smallest and the largest bucket, and some between.
 _SIZES = 5
 #: Time per transport; slow ones skip the largest sizes.
 _SECONDS = 0.5
@@ -39,7 +39,7 @@ _CONCURRENT = 3
 
 
 def chosen_sizes(buckets: Sequence[int], most: int = _SIZES) -> list[int]:
-    """Choose a few sizes that span those of the buckets, in rising order."""
+    """Choose a few sizes that span the sizes of the buckets, in rising order."""
     distinct: list[int] = []
     for size in sorted(set(buckets), reverse=True):
         # Nearly equal sizes only differ by noise.
@@ -84,12 +84,12 @@ def _measure(
     world: World, transport: str, start: StartAllReduce, buffer: torch.Tensor, sizes: Sequence[int]
 ) -> list[Collective]:
     def all_reduce(values: torch.Tensor) -> None:
-        # All may use the same memory, because the values do not matter.
+        # All of them may use the same memory, because the values do not matter.
         for handle in [start(values, number) for number in range(_CONCURRENT)]:
             handle.wait()
 
     collectives = []
-    # The first one makes connections and is not timed.
+    # The first all-reduce makes connections and is not timed.
     all_reduce(buffer[: max(1, sizes[0] // 4)])
     world.settle()
     began = time.perf_counter()

@@ -2,8 +2,8 @@
 
 For each workload of the plan it measures a step without communication, its phases, and when each gradient is ready; and
 all-reduces of its buckets over each transport. From these and the machine's facts it predicts each candidate. Then the
-best candidates, each with its own copy of the model, are timed in turns, so that drift of the machine affects all
-alike.
+best candidates, each with a separate copy of the model, are timed in alternation, so that drift of the machine affects
+all equally.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from gpudiag.training.strategies.registry import transports_of
 
 _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 
-#: Untimed steps after a switch, in which the host runs ahead again.
+#: Untimed steps after a switch, so that the host runs ahead again.
 _RUN_IN_STEPS = 2
 #: First steps of a candidate: compilation, autotuning, allocation, connections; DDP rebuilds its buckets after one.
 _FIRST_STEPS = 3
-#: A candidate is warm if two consecutive looks agree this well, or after this many looks.
+#: A candidate is warm if two consecutive measurements agree this well, or after this many measurements.
 _AGREE, _MOST_LOOKS = 0.03, 6
 #: A candidate slower than another by this factor is certainly slow: it has no turns, and at most this many looks during
 #: its warm-up are its rounds.
@@ -75,8 +75,8 @@ def run_strategy_benchmark(plan: StrategyBenchmarkPlan, run_dir: Path) -> None:
     for number, entry in enumerate(plan.entries):
         until = None
         if plan.limit_s is not None:
-            # The first one loads and connects everything, so it may take longer; half of an equal share is kept for
-            # each of the others.
+            # The first entry includes loading and connecting, so it may take longer; half of an equal share of the time
+            # is kept for each of the other entries.
             kept_s = (len(plan.entries) - number - 1) * plan.limit_s / (2 * len(plan.entries))
             until = plan.began + plan.limit_s - _ENDING * start_s - kept_s
         benchmark = _Benchmark(world, plan, entry, facts, progress, until=until, start_s=start_s).measure()
@@ -120,7 +120,7 @@ class _Benchmark:
         self._beats = 0
 
     def measure(self) -> StrategyBenchmark:
-        """Run the benchmark; all ranks return the same, except for what only rank 0 needs."""
+        """Run the benchmark; all ranks return the same result, except for values that only rank 0 needs."""
         world, entry = self.world, self.entry
         with self._timing("model"):
             subject = Subject(world, entry)
@@ -128,7 +128,7 @@ class _Benchmark:
             self._admit(subject, _INDEPENDENT, kept_s=(1 - _ALONE) * self._left_s())
             if _INDEPENDENT.label not in self.trainers:
                 raise GpudiagError(f"{entry.workload} cannot be trained: {self.failed[_INDEPENDENT.label]}")
-            # Ranks may differ a little; the others would wait for the slowest.
+            # Compute times of ranks may differ; all wait for the slowest rank.
             measured = subject.gradients(self.step_ms[_INDEPENDENT.label], longest_s=_ALONE * self._left_s())
             gradients = max(world.gather(measured), key=lambda rank: rank.compute.step_ms if rank.compute else 0.0)
         with self._timing("transports"):
@@ -205,10 +205,10 @@ class _Benchmark:
             before = [self.setup_s[finalist.label] for finalist in finalists[:number]]
             each_s = turns_s + (statistics.fmean(before) if before else (_FIRST_STEPS + self.plan.least_steps) * step_s)
             free_s = left_s - len(self.trainers) * turns_s
-            if len(self.step_ms) > 1 and free_s < each_s:  # one is set up beside `independent`
+            if len(self.step_ms) > 1 and free_s < each_s:  # a candidate is set up beside `independent`
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # The remaining candidates that fit have equal shares of the time.
+            # The remaining candidates that fit share the time equally.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 
@@ -228,7 +228,8 @@ class _Benchmark:
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up a candidate and warm it up until no more than `kept_s` is left; if it fails on one rank, on all."""
+        """Set up a candidate and warm it up until no more than `kept_s` is left; if it fails on one rank, it fails on
+        all."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -248,7 +249,7 @@ class _Benchmark:
         if failure is None and trainer is not None:
             try:
                 self.step_ms[label] = self._warm_up(trainer, label, kept_s)
-            except Exception as error:  # noqa: BLE001  # as above; ranks in a collective fail together or time out
+            except Exception as error:  # noqa: BLE001 # ranks in a collective fail together or time out
                 problem = _described(error)
             failure = self._first_of(problem)
         if failure is not None or trainer is None:
@@ -264,7 +265,8 @@ class _Benchmark:
         return next((text for text in self.world.gather(problem) if text), None)
 
     def _warm_up(self, trainer: StrategyTrainer, label: str, kept_s: float) -> float:
-        """Train until two looks agree, or no more than `kept_s` is left, and return the step time in ms of all ranks.
+        """Train until two measurements agree, or no more than `kept_s` is left; return the step time in ms of all
+        ranks.
 
         A candidate that is certainly slow needs no precision, so it has only a few looks.
         """
@@ -305,7 +307,7 @@ class _Benchmark:
         return float(max(self.world.gather(statistics.median(times) if times else 0.0)))
 
     def _take_turns(self, order: list[Candidate]) -> tuple[Turns, ...]:
-        """Time rounds in which each candidate has its turn, in an order that rotates by one from round to round.
+        """Time rounds in which each candidate has its turn, in an order that rotates by one per round.
 
         Slow candidates have few rounds. When the time is over, only the first two (`independent` and the first
         strategy) continue to the least number of rounds.

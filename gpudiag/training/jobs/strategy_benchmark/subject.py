@@ -30,7 +30,7 @@ _CYCLES_PER_MS = 2_000_000
 
 
 class Subject:
-    """One workload with its batch on this process's device, so that only communication differs."""
+    """A workload with its batch on this process's device, so that only communication differs."""
 
     def __init__(self, world: World, entry: Entry) -> None:
         self.world = world
@@ -75,7 +75,7 @@ class Subject:
         return x.contiguous(memory_format=self._layout) if self.memory_format == "nhwc" else x
 
     def gradients(self, step_ms: float, *, longest_s: float) -> Gradients:
-        """Measure the phases of a step without communication, and when each gradient is ready.
+        """Measure the phases of a step without communication, and the time at which each gradient is ready.
 
         Args:
             step_ms: the step time without communication.
@@ -89,7 +89,8 @@ class Subject:
         clock = _Marks(self.world)
         for number, parameter in enumerate(trained):
             hooked: Any = parameter  # the method has no types
-            # The default binds the number now; hooks are called in the order in which backward computes gradients.
+            # The default argument binds the current number; hooks are called in the order in which backward computes
+            # gradients.
             hooked.register_post_accumulate_grad_hook(lambda _, number=number: ready.__setitem__(number, clock.mark()))
         phases: list[tuple[float, float, float]] = []
         arrivals: list[dict[int, float]] = []

@@ -1,4 +1,4 @@
-"""The processes of a benchmark, with the process groups that its strategies use in turn."""
+"""The processes of a benchmark, with the process groups of its strategies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 
 
 class World:
-    """This process (on `cuda` or `cpu`) and its process groups.
+    """The process (on `cuda` or `cpu`) and its process groups.
 
     Strategies communicate over the default process group, of which a program has one. In a benchmark the group of a
     strategy's backend is the default during its turn: `acting`. The benchmark itself communicates over its own gloo
@@ -35,7 +35,8 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None for the device's default), made at its first use by all ranks at once."""
+        """Return the group of a backend (None for the device's default), which all ranks create together at its first
+        use."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)
@@ -66,7 +67,7 @@ class World:
             torch.cuda.synchronize(self.device)
 
     def close(self) -> None:
-        """Leave the other processes."""
+        """Leave the job's process groups."""
         dist.destroy_process_group()
 
     def save_rank(self, run_dir: Path) -> None:

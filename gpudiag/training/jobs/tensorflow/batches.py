@@ -29,8 +29,8 @@ def distributed_batches(
     """Return endless batches, `batch_size` samples for each device of this process.
 
     `device`: one batch that stays on each device. `host`: a few batches in host memory, copied each step. `loader`: a
-    tf.data pipeline that collates single samples. From the latter two, TensorFlow copies a batch to its device during
-    the step before, as for every distributed data set.
+    tf.data pipeline that collates single samples. For `host` and `loader`, TensorFlow copies a batch to its device
+    during the previous step, as for every distributed data set.
 
     Args:
         workload: makes the samples.

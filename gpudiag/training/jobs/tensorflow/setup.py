@@ -27,11 +27,11 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 def use_devices(kind: Literal["cuda", "cpu"], count: int) -> tuple[str, ...]:
     """Return the short names of this process's devices: the first GPUs, or logical CPU devices that share its cores.
 
-    Must be called before TensorFlow has run anything.
+    Call this function before TensorFlow has run any op.
 
     Raises:
         FrameworkMissingError: TensorFlow sees no GPU.
-        HardwareMissingError: it sees fewer GPUs than wanted.
+        HardwareMissingError: TensorFlow sees fewer GPUs than requested.
     """
     if kind == "cpu":
         tf.config.set_visible_devices([], "GPU")

@@ -38,7 +38,7 @@ def step_on_each_device(
 ) -> Callable[[Any, Any], Any]:
     """Make the function that `strategy.run` calls on each device with its inputs and targets, within a graph.
 
-    Its ranges are opened while the graph is built, so they name the ops in it.
+    Its ranges are open while the graph is built, so they name the ops in it.
 
     Args:
         workload: prepares inputs and computes the loss.
@@ -105,12 +105,12 @@ class Rounds:
         )
 
     def batches(self) -> Iterable[None]:
-        """Return what the training loop iterates over."""
+        """Return the batches over which the training loop iterates."""
         return repeat(None)
 
     def __call__(self, _: None) -> None:
         """Train one round and wait for its end."""
-        # The workers are other threads; without a mark this thread would look as if it waited for input.
+        # The workers are other threads, so without a mark this thread would seem to wait for input.
         with gpudiag.range("workers"):
             for _worker in range(self._workers):
                 self._coordinator.schedule(self._step, args=(self._batches,))
@@ -120,7 +120,7 @@ class Rounds:
 def _name_communication(optimizer: Any) -> None:
     """Put gradient communication, which Keras's optimizer does first, into a range."""
     communicate = getattr(_inner(optimizer), _COMMUNICATION, None)
-    if communicate is None:  # another version of Keras; only the range is missing
+    if communicate is None:  # other Keras versions lack this method; only the range is then missing
         return
 
     def named(pairs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The training loop of every built-in workload under TensorFlow, with public features only."""
+"""Run the training loop of every built-in workload under TensorFlow, with public features only."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def train(job: Job) -> None:
 
 
 def _time_input(workload: KerasWorkload, job: Job, *, batch_size: int, seed: int, options: dict[str, str]) -> None:
-    """Time the input alone: batches in host memory, and no training."""
+    """Time input alone: batches in host memory, without training."""
     source = pipeline(workload, job.data, batch_size=batch_size, workers=job.loader_workers, seed=seed)
     with gpudiag.profile(workload=job.title, batch_size=batch_size, device="CPU:0", options=options) as prof:
         for _ in prof.steps(source):

@@ -8,7 +8,7 @@ Along an axis of 130 voxels, with 55 written per block and a halo of 5 on either
     2        110 to 130   75 to 130    70 to 135, of which 5 are mirrored
 
 The network's input always has the same shape. The last block is moved back until it fits, so that at most a halo is
-mirrored, and only the voxels that no other block writes are written.
+mirrored, and it writes only voxels that no other block writes.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class VolumeBlock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """Most voxels that a block writes, and the halo that it sees on either side."""
+    """Maximum number of voxels that a block writes, and width of the halo that it reads on either side."""
 
     written: Voxels
     halo: Voxels
@@ -72,7 +72,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 #: 65 x 675 x 675 in, 55 x 575 x 575 out.
 GPU_CUT = Cut(written=(55, 575, 575), halo=(5, 50, 50))
-#: 6 x 54 x 54 in, 4 x 36 x 36 out.
+#: A block reads 6 x 54 x 54 voxels and writes 4 x 36 x 36.
 CPU_CUT = Cut(written=(4, 36, 36), halo=(1, 9, 9))
 #: About 1.9 gigavoxels: a CREMI volume (125 x 1250 x 1250) with its padding.
 GPU_VOLUME = (200, 3072, 3072)
@@ -118,7 +118,8 @@ class Blocks(Sequence[VolumeBlock]):
         )
 
     def _interval(self, axis: int, index: int) -> tuple[int, int, int, int]:
-        """Return begin and end of what a block writes, and of what it sees, along one axis."""
+        """Return the begin and end of the region that a block writes, and of the region that it sees, along one
+        axis."""
         extent, inner, halo = self._volume[axis], self._cut.written[axis], self._cut.halo[axis]
         begin = index * inner
         predicted = min(begin, extent - inner)

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
-#: In the run directory, removed at the end of the run.
+#: A volume in the run directory, which is removed at the end of the run.
 VOLUME = "volume.zarr"
-#: Removed at the end unless the job keeps it.
+#: A prediction, which is removed at the end unless the job keeps it.
 PREDICTION = "prediction.zarr"
 #: Output of the timed and recorded steps.
 SCRATCH = "again.zarr"
@@ -138,7 +138,7 @@ class Volume:
                 writer.put(block.written, generator.integers(0, 256, block.written.shape, dtype=np.uint8))
 
     def read_ahead(self, wanted: Iterator[VolumeBlock], ahead: int) -> Iterator[tuple[VolumeBlock, Bytes]]:
-        """Yield each block with what it sees, while the next `ahead` blocks are read.
+        """Yield each block with the voxels that it sees, while the next `ahead` blocks are read.
 
         Voxels beyond the volume are mirrored at its edge, which is not repeated.
         """

@@ -1,11 +1,11 @@
 """`unet3d-predict`: the 3D U-Net of `unet3d` (93,659,931 parameters) predicts a volume on disk.
 
 Each process has a GPU and its share of the volume's blocks. Reading ahead, predicting and writing overlap: the host
-fetches a finished block from the device only when the next one is under way.
+fetches a finished block from the device only after it has started the next.
 
-First the whole volume is predicted, without the profiler; the rate is the number of voxels by the time until the last
-one is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to a
-second volume, which is removed.
+First the whole volume is predicted without the profiler; the rate is the number of voxels divided by the time until the
+last voxel is on disk. Then steps over some of the same blocks are timed and recorded like training steps; they write to
+a second volume, which is removed.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 
     Batch = list[tuple[VolumeBlock, Bytes]]
 
-#: Blocks of each process that the timed and recorded steps cycle through.
+#: Number of blocks of each process that the unprofiled and recorded steps repeat.
 _REPEATED_BLOCKS = 8
 
-#: Blocks that are read while a block is predicted.
+#: Number of blocks that are read ahead during a prediction.
 _AHEAD = 2
 
 #: Predictions are written as 1 (for 0.0) to 255 (for 1.0), so that 0 means not written.
@@ -73,7 +73,7 @@ class UNet3dPrediction(UNet3dTraining):
 
 
 class Predictor:
-    """Predicts batches of blocks, one batch ahead of fetching the results."""
+    """Predict batches of blocks, and fetch the results one batch later."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Predictor:
 
     @torch.inference_mode()
     def predict(self, batch: Batch, writer: Writer) -> None:
-        """Start to predict a batch, then pass the results of the one before to the writer."""
+        """Start to predict a batch, then pass the previous batch's results to the writer."""
         with gpudiag.range("forward"):
             inputs = torch.stack([torch.from_numpy(seen) for _, seen in batch]).unsqueeze(1)
             if self._on_gpu:
@@ -122,7 +122,7 @@ class Predictor:
         return writer.voxels
 
     def finish(self, writer: Writer) -> None:
-        """Write the results that are still under way."""
+        """Write the results that are still being computed."""
         while self._under_way:
             self._write_oldest(writer)
 
@@ -162,7 +162,7 @@ def predict(job: Job) -> None:
 
 
 class VolumePrediction:
-    """One process's share of predicting a volume in the run directory."""
+    """The part of a volume's prediction that one process computes, in the run directory."""
 
     def __init__(self, job: Job, device: torch.device, run_dir: Path) -> None:
         on_gpu = device.type == "cuda"
@@ -184,7 +184,7 @@ class VolumePrediction:
         check_space(
             self._run_dir, voxels + OUTPUTS * (voxels + world * sum(block.written.voxels for block in repeated))
         )
-        _barrier()  # before any process writes, which would change the free space
+        _barrier()  # no process may write before this check, which would change the free space
         try:
             if rank == 0:
                 (self._run_dir / INFERENCE_FILE).unlink(missing_ok=True)
@@ -227,7 +227,7 @@ class VolumePrediction:
         return Predictor(model, workload, arithmetic, self._device, memory_format), bare
 
     def _batches(self, volume: Volume, wanted: Iterator[VolumeBlock]) -> Iterator[Batch]:
-        """Yield batches of blocks with what they see; the last batch may be smaller."""
+        """Yield batches of blocks with the voxels that they see; the last batch may be smaller."""
         ahead = volume.read_ahead(wanted, _AHEAD * self._batch_size)
         while batch := list(itertools.islice(ahead, self._batch_size)):
             yield batch

@@ -1,1 +1,1 @@
-"""Sessions that a trainer's callbacks drive: `keras`, `lightning`, `transformers`; each imports its own library."""
+"""Sessions that a trainer's callbacks drive: `keras`, `lightning`, `transformers`; each imports only its library."""

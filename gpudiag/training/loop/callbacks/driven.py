@@ -1,4 +1,4 @@
-"""A session driven by a trainer's callbacks: opened when training begins, closed when everything is measured."""
+"""A session driven by a trainer's callbacks: opened when training begins, closed when the measurement is complete."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class DrivenSession:
         self._session: Session | None = None
 
     def open(self, **known: Any) -> None:
-        """Open the session when training begins; the user's options precede what the trainer knows.
+        """Open the session when training begins; the user's options precede the trainer's values.
 
         Raises:
             UsageError: as `gpudiag.profile`.
@@ -35,7 +35,7 @@ class DrivenSession:
         return self._stop
 
     def pause(self) -> None:
-        """Exclude what follows (validation, a checkpoint) from all steps."""
+        """Exclude the following code (validation, a checkpoint) from all steps."""
         if self._session is not None:
             self._session.pause()
 

@@ -11,7 +11,7 @@ from gpudiag.training.loop.callbacks.driven import DrivenSession
 
 
 class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is untyped
-    """Measure the steps of `model.fit`, as `gpudiag.profile` does those of a loop.
+    """Measure the steps of `model.fit`, as `gpudiag.profile` measures the steps of a loop.
 
         model.fit(data, epochs=3, callbacks=[gpudiag.KerasCallback("run-dir", batch_size=64)])
 
@@ -42,7 +42,7 @@ class KerasCallback(keras.callbacks.Callback):  # type: ignore[misc]  # keras is
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Exclude what follows (validation, checkpoints) from all steps."""
+        """Exclude the following code (validation, checkpoints) from all steps."""
         self._driven.pause()
 
     def on_train_end(self, logs: Any = None) -> None:  # noqa: ARG002

@@ -19,8 +19,8 @@ class TransformersCallback(TrainerCallback):
         trainer = Trainer(model, arguments, callbacks=[gpudiag.TransformersCallback("run-dir")], ...)
 
     A step ends with each update of the model: with `gradient_accumulation_steps` it has several batches. Fetching and
-    logging belong to the step that follows. Steps that contain evaluation, a checkpoint or the end of an epoch are
-    excluded. An exception leaves the run as not finished, with the measurements until then.
+    logging belong to the next step. Steps that contain evaluation, a checkpoint or the end of an epoch are excluded. If
+    an exception occurs, the run keeps its measurements and is marked as not finished.
 
     Arguments are those of `gpudiag.profile`; the batch size per process is the trainer's. `run_dir` may be omitted
     under `gpudiag profile module:function`; `stop` ends training when everything is measured, by default only there.

@@ -1,7 +1,7 @@
 """`gpt`: GPT-2 small (A. Radford et al., 2019): 12 layers, 768 wide, 12 heads, input and output embedding shared.
 
-124,475,904 parameters: GPT-2's 124,439,808 and 47 more rows of the embedding, whose 50,257 tokens are rounded up to
-50,304 as every training code does, because matrix sizes divisible by 64 are faster.
+124,475,904 parameters: The count is GPT-2's 124,439,808, plus 47 rows of the embedding: its 50,257 tokens are rounded
+up to 50,304 as usual, because matrix sizes divisible by 64 are faster.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class ResNet(nn.Module):
 
 
 class ResNet50(ImageWorkload):
-    """ResNet-50: enough compute per byte of gradients that a healthy machine hides communication."""
+    """ResNet-50: compute per byte of gradients is high enough that a healthy machine hides communication."""
 
     def model(self) -> nn.Module:
         """Build the network, 50 layers."""

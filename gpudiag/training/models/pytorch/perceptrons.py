@@ -1,9 +1,9 @@
 """Networks of fully connected layers only: `mlp`, and `trivial`, which also replaces the model of any workload.
 
 - `mlp`, 8000-4000-2000-500-300-1: 41,157,101 parameters, 165 MB of gradients in fp32.
-- `trivial`: one weight per input value, 150,529 parameters on 224x224 images. Training it takes no time, so a step
-  consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has two more layers
-  with 4.1 million parameters that see a single number.
+- `trivial`: one weight per input value, 150,529 parameters on 224x224 images. Training this model takes almost no time,
+  so a step consists of input: reading, collating, copying and preparing batches. tf_cnn_benchmarks' `trivial` has two
+  more layers with 4.1 million parameters that process a single number.
 """
 
 from __future__ import annotations
@@ -92,5 +92,5 @@ class InputOnly(Trivial):
         return self._workload.samples(count, generator)
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """Prepare them as the other workload does."""
+        """Prepare samples in the way of the other workload."""
         return self._workload.prepare(inputs)

@@ -83,7 +83,7 @@ def dice_loss(output: Tensor, target: Tensor) -> Tensor:
 class UNet3dTraining(Workload):
     """3D U-Net: few large convolutions on one volume per step, much memory, gradients of medium size."""
 
-    #: Small, because a volume with its target has 30 MB.
+    #: The pool is small, because a volume with its target has 30 MB.
     pool = 8
     channels_last = torch.channels_last_3d
 

@@ -21,7 +21,7 @@ class Workload(ABC):
 
     def __init__(self, *, on_gpu: bool, depth: int = 0) -> None:
         self.on_gpu = on_gpu
-        #: Layers, of a model that has several depths.
+        #: Number of layers, for a model with several depths.
         self.depth = depth
 
     @abstractmethod

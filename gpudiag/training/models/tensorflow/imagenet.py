@@ -1,9 +1,9 @@
 """The ImageNet networks in Keras: `alexnet`, `vgg16`, `resnet50` and `inception3`.
 
-They have the parameters of the PyTorch workloads, but for `inception3`: Keras counts 23,851,784 of its own
-and trains 23,817,352 of them (the others are running means and variances); the PyTorch one trains 17,216 scales more.
-`keras.applications.ResNet50` is v1 with biases in its convolutions (25,583,592 trained parameters), so v1.5 is
-built here.
+They have the parameters of the PyTorch workloads, but for `inception3`: Keras counts 23,851,784 parameters and trains
+23,817,352 of them (the others are running means and variances); the PyTorch model trains 17,216 scales more.
+`keras.applications.ResNet50` is v1 with biases in its convolutions (25,583,592 trained parameters), so v1.5 is built
+here.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class KerasTrivial(KerasWorkload):
     """Loss and optimizer of the trivial model."""
 
     def loss(self, output: Any, target: Any) -> Any:  # noqa: ARG002  # targets are only copied
-        """Return the mean of the output, which no number of steps makes overflow."""
+        """Return the mean of the output, which does not overflow in any number of steps."""
         return tf.reduce_mean(tf.cast(output, tf.float32))
 
     def optimizer(self) -> Any:
@@ -76,5 +76,5 @@ class KerasInputOnly(KerasTrivial):
         return self._workload.samples(count, generator)
 
     def prepare(self, inputs: Any) -> Any:
-        """Prepare them as the other workload does, and cast them to the compute type."""
+        """Prepare samples in the way of the other workload, and cast them to the compute type."""
         return tf.cast(self._workload.prepare(inputs), keras.mixed_precision.dtype_policy().compute_dtype)

@@ -49,7 +49,7 @@ class KerasWorkload(ABC):
 class KerasImageWorkload(KerasWorkload):
     """RGB images as bytes, with a class each."""
 
-    #: Pixels along each side.
+    #: Number of pixels along each side.
     side = 224
     #: Pixels along each side on a CPU; None for the same.
     cpu_side: int | None = None

@@ -65,7 +65,7 @@ class CpuReduceHook:
 
         if wire is not None and wire not in _WIRES:
             raise UsageError(f"gradients cannot travel as {wire}", f"Choose one of {', '.join(_WIRES)}.")
-        # DDP reads the names that functions have.
+        # DDP reads these function attributes of a hook.
         self.__name__ = self.__qualname__ = "cpu_reduce_hook"
         self._communication = SharedHostAllReduce(
             group=group,
@@ -89,7 +89,7 @@ class CpuReduceHook:
         self._communication.check()
 
     def close(self) -> None:
-        """Finish and release the memory. May be called again."""
+        """Finish all reductions and release the memory. May be called again."""
         self._communication.close()
 
 
@@ -109,7 +109,7 @@ class CpuReduce(BucketedStrategy):
     through_host = True
     rounding_pays = True
     launched_ahead = True
-    #: Broadcasts initial parameters, and buffers such as batch norm's.
+    #: The group broadcasts initial parameters, and buffers such as batch norm's.
     backend = None
 
     def __init__(self, device: torch.device, options: CommunicationOptions | None = None, devices: int = 1) -> None:

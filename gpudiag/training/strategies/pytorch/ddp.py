@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 #: Set by tools such as Nsight Systems in the programs that they watch.
 _NVTX_LISTENER = "NVTX_INJECTION64_PATH"
-#: Passes over host memory per byte and rank of gloo's all-reduce over sockets: into the kernel, out of it, added.
+#: Passes over host memory per byte and rank of gloo's all-reduce over sockets: copy into the kernel, copy out of it,
+#: add.
 _GLOO_PASSES = 6
 
 
@@ -42,8 +43,8 @@ class BucketedStrategy(PytorchStrategy):
     """DistributedDataParallel: gradients are all-reduced in buckets while backward still runs.
 
     A bucket's communication can only be named from a communication hook, which costs a Python call and a division
-    kernel per bucket. So the hook is only registered to compress, or once a profiler records or a tool listens to NVTX.
-    It is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
+    kernel per bucket. So the hook is only registered to compress gradients, or when a profiler records or a tool
+    listens to NVTX. It is PyTorch's `allreduce_hook`, the documented equivalent of DDP without a hook.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("bucket_mb", "compress", "accumulate")
@@ -67,7 +68,7 @@ class BucketedStrategy(PytorchStrategy):
 
     def accumulating(self) -> AbstractContextManager[object]:
         """Return DDP's `no_sync`."""
-        assert self._wrapped is not None  # noqa: S101  # asked after wrap
+        assert self._wrapped is not None  # noqa: S101 # called after wrap
         return self._wrapped.no_sync()
 
     def exchange(self, model: nn.Module) -> None:
@@ -79,7 +80,7 @@ class BucketedStrategy(PytorchStrategy):
             self._attach()
 
     def needs_hook(self) -> bool:
-        """Return whether communication itself needs a hook."""
+        """Return whether communication needs a hook even without a listener."""
         return self.options.compress is not None
 
     def reduce_bucket(self, group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -192,7 +193,7 @@ class Gloo(BucketedStrategy):
 
 
 class Independent(PytorchStrategy):
-    """Each process trains alone; what another strategy's step takes longer is the cost of its communication.
+    """Each process trains alone; the difference to a different strategy's step is the cost of its communication.
 
     The processes still share a process group, over which nothing is sent, so that they enter each phase together and
     their traces say which rank they are.

@@ -24,9 +24,9 @@ _LEAST_PARAMETERS = 100_000
 #: Passes over GPU memory per byte of parameters: two copies out of gathered buffers, one into and one out of the
 #: scattered buffer.
 _PASSES = 4
-#: ms of host work per shard, whose hooks gather, free and scatter it, and per trained tensor to launch the rest of a
-#: step. If the host is slower than the device, FSDP's hooks determine the step time. From `mlp` on 4 and ResNet-50 on 2
-#: H200s (17.1 and 66.8 ms; two hosts, PyTorch 2.11); two other hosts took 0.78 and 1.2 times as long.
+#: ms of host work: per shard, for hooks that gather, free and scatter it, and per trained tensor, to launch the rest of
+#: a step. If the host is slower than the device, FSDP's hooks determine the step time. From `mlp` on 4 and ResNet-50 on
+#: 2 H200s (17.1 and 66.8 ms; two hosts, PyTorch 2.11); two other hosts took 0.78 and 1.2 times as long.
 _SHARD_MS, _LAUNCH_STEP_MS = 3.1, 0.14
 #: Bytes of a tensor that counts as a shard if the shards are unknown.
 _SHARD_BYTES = 400_000
@@ -60,7 +60,7 @@ class Fsdp(PytorchStrategy):
         policy = MixedPrecisionPolicy(reduce_dtype=dtype)
         mesh = init_device_mesh(self.device.type, (torch.distributed.get_world_size(),))
         for parameter in model.parameters():
-            # FSDP only supports contiguous weights; channels-last inputs stay so.
+            # FSDP supports only contiguous weights; channels-last inputs stay channels-last.
             parameter.data = parameter.data.contiguous()
         for tensor in (*model.parameters(), *model.buffers()):
             torch.distributed.broadcast(tensor.detach(), src=0)
@@ -69,7 +69,7 @@ class Fsdp(PytorchStrategy):
         sizes[-1] -= sum(sizes[:-1])
         for shard in shards:
             fully_shard(shard, mesh=mesh, mp_policy=policy)
-        self.exchanged_bytes = sizes[::-1]  # the order of backward
+        self.exchanged_bytes = sizes[::-1]  # in the order of backward
         self._model = cast("FSDPModule", model)
         return model
 
@@ -88,7 +88,7 @@ class Fsdp(PytorchStrategy):
 
     @classmethod
     def transport(cls, candidate: Candidate, *, on_gpu: bool, p2p: bool) -> str:
-        """Name the measured all-reduce; gathers and scatters have half of its bytes each."""
+        """Name the measured all-reduce; gathers and scatters move half of its bytes each."""
         return nccl_transport(p2p=p2p) if on_gpu else "gloo"
 
     @classmethod
@@ -152,7 +152,7 @@ def _stalls(gathers: Sequence[float], compute: Sequence[float], scatters: Sequen
     """Return how much longer a pass over shards takes because each must be gathered first, in ms.
 
     While one shard computes, the next one is gathered, and none further. Its gradients are scattered over the same
-    links afterwards, behind whatever is under way. All arguments are in ms by shard, in the order of the pass.
+    links afterwards, behind other transfers. All arguments are in ms by shard, in the order of the pass.
 
     >>> _stalls([4.0, 4.0], [10.0, 10.0], [0.0, 0.0])  # the second is gathered while the first computes
     4.0

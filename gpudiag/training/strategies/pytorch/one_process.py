@@ -1,4 +1,4 @@
-"""One process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
+"""A process drives all devices: `data-parallel` (`torch.nn.DataParallel`) and `copies` (replicas without NCCL)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from gpudiag.model.benchmarks.prediction import Candidate, Compress
     from gpudiag.prediction.situation import Situation
 
-#: µs of host work per tensor of a module: once a step (backward is launched by a thread per device, the update once),
-#: and per device, to which the module is copied and whose forward one interpreter launches in turn. A step takes this
-#: long if its devices are not slower. From ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two hosts, PyTorch 2.11);
-#: `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
+#: µs of host work per tensor of a module: per step (a thread per device launches backward, and the update runs once),
+#: and per device, to which the module is copied and whose forward the interpreter launches in sequence. A step takes
+#: this long if its devices are not slower. The values are from ResNet-50 on 2 and on 4 H200s (75.8 and 110.7 ms; two
+#: hosts, PyTorch 2.11); `gpt` on 4 and `mlp` on 2 and 4 are predicted within 10 %.
 _ONCE_US, _PER_DEVICE_US = 236.0, 115.0
 
 
@@ -29,7 +29,8 @@ class DataParallel(PytorchStrategy):
     """Each step the first GPU scatters the batch, copies its parameters to the others, and sums their gradients.
 
     One Python process launches the kernels of all GPUs, and parameters are copied before every forward, so nothing
-    overlaps with compute. It is here because much code still uses it, and as the baseline of old figures.
+    overlaps with compute. The strategy is supported because much code still uses it, and as the baseline of earlier
+    figures.
     """
 
     name = "data-parallel"
@@ -84,8 +85,8 @@ class Copies(PytorchStrategy):
 
     TensorFlow 1's benchmarks called this replicated variables without NCCL: every replica updates itself, and the
     driver stages the framework's copies through host memory if devices have no peer access. Unlike in `data-parallel`,
-    parameters are not copied. Nothing overlaps, and the first device's link carries everything: it is here for the
-    figures that were published with it.
+    parameters are not copied. Nothing overlaps, and the first device's link carries all traffic: the strategy exists to
+    compare with published figures.
     """
 
     name = "copies"
@@ -95,7 +96,8 @@ class Copies(PytorchStrategy):
     least_devices = 2
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Make a replica on each device; they take equal shares of a batch, and the first has all outputs."""
+        """Make a replica on each device; replicas take equal shares of a batch, and the first device has all
+        outputs."""
         import torch
 
         self.check_model(model)
@@ -122,7 +124,7 @@ class Copies(PytorchStrategy):
 
     @classmethod
     def candidates(cls, compress: Compress | None) -> tuple[Candidate, ...]:
-        """Return none: it is never the fastest, and its cost on GPUs is unknown."""
+        """Return none, because this strategy is never the fastest and its cost on GPUs is unknown."""
         return ()
 
 
@@ -138,8 +140,8 @@ def _in_range(function: Callable[..., Any]) -> Callable[..., Any]:
 def _without_autotuning(forward: Callable[..., Any]) -> Callable[..., Any]:
     """Run forward on every device without `cudnn.benchmark`.
 
-    Each step has new threads, and PyTorch keeps the algorithms that cuDNN's trials chose per thread, so every step
-    would repeat the trials (VGG-16 on 4 x H200: 844 ms a step).
+    Each step has new threads, and PyTorch stores cuDNN's chosen algorithms per thread, so every step would repeat
+    cuDNN's trials (VGG-16 on 4 x H200: 844 ms per step).
     """
 
     @wraps(forward)

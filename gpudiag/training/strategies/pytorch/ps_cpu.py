@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 #: Variables begin at multiples of this many bytes.
 _ALIGNMENT = 256
 _PAGE = 4096
-#: Passes over host memory per byte of parameters of PyTorch's update with momentum and weight decay: gradient + decay x
-#: parameter into new memory (two read, one written after it was zeroed and fetched), momentum scaled (2) and added to
-#: (3), parameter (3).
+#: Passes over host memory per byte of parameters in PyTorch's update with momentum and weight decay: gradient + decay x
+#: parameter into new memory (two reads, and a write after zeroing and fetching), momentum scaled (2) and added to (3),
+#: parameter (3).
 _UPDATE_PASSES = 13
 #: Passes per byte to add a gradient to a sum (two read, one written), and to divide the sum.
 _ADD_PASSES, _DIVIDE_PASSES = 3, 2
@@ -195,7 +195,8 @@ class PsCpu(PytorchStrategy):
         push = transfers.exposed_after(pushed, now.compute.backward_ms)
         pull = transfers.exposed_after(transfers.run(transfers.fetch(now.paths, sizes, owners, wire)), 0.0)
         passes = _ADD_PASSES * (now.devices - 1) + _DIVIDE_PASSES + _UPDATE_PASSES
-        # Each process updates what it owns with its own threads; all wait for the one that owns most.
+        # Each process updates its variables with its threads, and all processes wait for the one with the most
+        # variables.
         homes = transfers.owners_by_size(sizes, now.devices)
         largest = max(sum(s for s, home in zip(sizes, homes, strict=True) if home == rank) for rank in set(homes))
         memory = now.paths.host_memory()

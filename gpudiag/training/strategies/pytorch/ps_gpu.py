@@ -1,4 +1,4 @@
-"""`ps-gpu`: a parameter server on the GPUs; each variable has one home, where it is summed and updated."""
+"""`ps-gpu`: a parameter server on the GPUs; each variable has one home GPU, which sums and updates it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class PsGpu(PytorchStrategy):
     """Gradients of a variable are summed on its home GPU, which updates it and broadcasts it.
 
-    Whole variables are spread over the GPUs by size, or all are on one GPU (`--ps-device`), whose links then carry
-    everything. Variables of one home are sent together. Nothing overlaps with backward. CPU processes use gloo.
+    Whole variables are spread over the GPUs by size, or all are on one GPU (`--ps-device`), whose links then carry all
+    communication. Variables of one home are sent together. Communication does not overlap with backward. CPU processes
+    use gloo.
     """
 
     name = "ps-gpu"
@@ -69,7 +70,7 @@ class PsGpu(PytorchStrategy):
         return model
 
     def optimizer(self, model: nn.Module, make: Callable[[Iterable[nn.Parameter]], Optimizer]) -> Optimizer:
-        """Make an optimizer that updates this rank's variables and fetches the others."""
+        """Make an optimizer that updates this rank's variables and fetches other ranks' variables."""
         from gpudiag.training.strategies.central_optimizer import CentralOptimizer
 
         return CentralOptimizer(model.parameters(), make, self._owned, lambda: None, self._fetch, kept=self._gradients)
@@ -95,7 +96,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def check(cls, options: CommunicationOptions, *, devices: int, nodes: int, precision: str | None) -> None:
-        """Refuse a missing `--ps-device`, and whatever every strategy refuses."""
+        """Refuse a missing `--ps-device`, and the options that all strategies refuse."""
         if options.ps_device is not None and options.ps_device >= devices:
             raise UsageError(
                 f"--ps-device {options.ps_device}: there are devices 0 to {devices - 1}", "Choose one of them."
@@ -109,7 +110,7 @@ class PsGpu(PytorchStrategy):
 
     @classmethod
     def why_not(cls, facts: Facts, candidate: Candidate, devices: int) -> str | None:
-        """Refuse CPU processes, which can train with it but never should."""
+        """Refuse CPU processes, for which this strategy is possible but never useful."""
         if not any(gpu.visible for gpu in facts.gpus):
             return "there is no GPU to hold the parameters"
         return super().why_not(facts, candidate, devices)

@@ -1,4 +1,4 @@
-"""All-reduce of the ranks of one node through shared host memory, the sums formed by their CPUs.
+"""All-reduce between the ranks of one node through shared host memory; their CPUs compute the sums.
 
 A tensor is cut into chunks. Each chunk passes through four stages, different chunks being in different stages at once:
 
@@ -123,8 +123,8 @@ class SharedHostAllReduce:
     def start(self, tensor: torch.Tensor, key: Hashable = None) -> torch.futures.Future[torch.Tensor]:
         """Start to reduce `tensor` in place; the future's value is the tensor.
 
-        On a GPU the future is done at once for the host, and its value is ready in stream order after `wait()`, as with
-        NCCL. The tensor must not be touched before.
+        On a GPU the future completes at once for the host; its value is ready in stream order after `wait()`, as with
+        NCCL. The tensor must not be used before that.
 
         Args:
             tensor: contiguous, of one of the float types, on the device.
@@ -219,7 +219,7 @@ class SharedHostAllReduce:
             os.sched_setaffinity(0, before)
 
     def _make_mover(self, engine: str) -> CpuMover | CudaMover:
-        """Make the mover for the device; if any rank cannot, all ranks raise."""
+        """Make the mover for the device; if one rank fails, all ranks raise."""
         mover: CpuMover | CudaMover | None = None
         problem = None
         try:

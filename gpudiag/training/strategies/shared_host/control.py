@@ -1,4 +1,4 @@
-"""One rank's view of the shared memory: counters, pieces and slots."""
+"""A rank's view of the shared memory: counters, pieces and slots."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Control:
         return int(count), int(kind), int(divisor)
 
     def slot(self, rank: int, number: int, dtype: torch.dtype = torch.uint8) -> torch.Tensor:
-        """Return the slot of a rank's chunk as a tensor; of the result for `rank == world`."""
+        """Return the slot of a rank's chunk as a tensor, or the result's slot for `rank == world`."""
         begin = self.layout.slot(rank, number)
         return self._bytes[begin : begin + self.layout.chunk_bytes].view(dtype)
 
@@ -64,7 +64,7 @@ class Control:
         return next((rank for rank in range(self.layout.world) if self.piece(rank, number) != piece), None)
 
     def least_reduced(self, reduced: int) -> int:
-        """Return how many chunks every rank has reduced; this rank has reduced `reduced`."""
+        """Return the number of chunks that every rank has reduced; this rank has reduced `reduced`."""
         least = reduced
         for rank in range(self.layout.world):
             count = self.get(at.REDUCED, rank)

@@ -46,7 +46,7 @@ class CpuMover:
         """Do nothing: no memory is pinned."""
 
     def abandon(self, problem: WorkerFailedError) -> None:
-        """Fail all tensors under way: their futures raise this."""
+        """Fail all tensors in progress: their futures raise this error."""
         self._problem = problem
 
     def _loop(self) -> None:
@@ -88,6 +88,6 @@ class CpuMover:
 
 
 def _sleep(rounds: int) -> None:
-    """Yield the processor, after some rounds for an increasing time of up to 1 ms."""
+    """Yield the CPU, and after some rounds sleep for an increasing time of up to 1 ms."""
     asleep = rounds - _ROUNDS_AWAKE
     time.sleep(min(_SHORTEST_SLEEP_S * 2 ** min(asleep // 8, 10), _LONGEST_SLEEP_S) if asleep >= 0 else 0)

@@ -16,13 +16,13 @@ LINE = 128
 #: Pieces that a rank may have submitted before its peers have reduced them.
 RING = 4096
 
-#: Bytes of one piece in the ring: element count, kind, divisor, unused.
+#: Bytes of one entry in the ring buffer: element count, kind, divisor, unused.
 PIECE = 16
 
 #: Largest number of concurrent copies per direction and GPU.
 MOST_LANES = 8
 
-# Offsets within a rank's control page; the same in reduce.c.
+# Offsets within a rank's control page, which must equal those in reduce.c.
 ARRIVED = 0
 """Number of the last chunk that this rank's device has sent, plus one, by lane. Written by the device."""
 FETCHED = 1024
@@ -77,7 +77,7 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """Return the offset of the rings of pieces."""
+        """Return the offset of the ring buffers."""
         return self.world * PAGE
 
     def ring(self, rank: int) -> int:
@@ -126,7 +126,7 @@ class ChunkedTensor:
 
     @property
     def packed(self) -> torch.Tensor:
-        """Return the tensor that is transported."""
+        """Return the tensor in its transported format."""
         return self.tensor if self.wire is None else self.wire
 
     @property

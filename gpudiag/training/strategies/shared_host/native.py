@@ -15,7 +15,7 @@ from pathlib import Path
 from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
-#: As in reduce.c.
+#: The same value as in reduce.c.
 MOST_THREADS = 64
 
 _SOURCE = Path(__file__).with_name("reduce.c")

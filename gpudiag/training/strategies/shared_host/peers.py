@@ -36,7 +36,8 @@ class PeerWatch:
         self._handles: dict[int, int] = {}
         self._wake, self._bell = os.pipe()
         for rank, pid in self._others.items():
-            # Kernels before 5.3 and some sandboxes have no such handles; then only counters and pids are checked.
+            # Kernels before 5.3 and some sandboxes have no process handles; then only counters and process ids are
+            # checked.
             with contextlib.suppress(OSError, AttributeError):
                 self._handles[os.pidfd_open(pid)] = rank
         self._thread = threading.Thread(target=self._loop, name="gpudiag-peers", daemon=True)
@@ -94,7 +95,7 @@ class PeerWatch:
         return gone
 
     def _end_of(self, rank: int) -> tuple[str, str] | None:
-        """Return the problem if this rank's process ended before it had left."""
+        """Return the problem if this rank's process ended before it announced that it leaves."""
         if self._control.get(at.STATE, rank) == at.LEFT:
             return None
         return (

@@ -117,7 +117,7 @@ class TorchReducer:
 
         self._threads = [_start(run, cpus)]
         set_up.wait()
-        # The number of threads is per thread, but later threads would inherit the last one set.
+        # The number of threads is per thread, but later threads inherit the last value set.
         torch.set_num_threads(threads)
 
     def submit(self, number: int) -> None:

@@ -21,11 +21,11 @@ _PINNING_HINT = "Raise the limit on locked memory (ulimit -l, docker --ulimit me
 
 
 class Segment:
-    """One anonymous file in memory (`memfd_create`), mapped by every rank.
+    """An anonymous file in memory (`memfd_create`), mapped by every rank.
 
-    It has no name in any directory: rank 0 makes it, the others open it through `/proc/<pid>/fd`, and the kernel frees
-    it when the last process has closed it or died. It is private to the user, because no one else may open that path,
-    and not bounded by `/dev/shm`, which is small in containers.
+    The memory has no name in any directory: rank 0 creates it, the other ranks open it through `/proc/<pid>/fd`, and
+    the kernel frees it when the last process has closed it or died. It is private to the user, because no one else may
+    open that path, and not bounded by `/dev/shm`, which is small in containers.
 
     Args:
         size: bytes.
@@ -108,7 +108,7 @@ class Segment:
 
     @property
     def memory(self) -> mmap.mmap:
-        """Return the mapping, which lives as long as any buffer on it."""
+        """Return the mapping, which is valid as long as any buffer refers to it."""
         return self._map
 
     def close(self) -> None:
@@ -166,7 +166,11 @@ class Pinned:
 def checked(
     driver: Any, answer: tuple[Any, ...], what: str, device: torch.device, hint: str | None = None
 ) -> tuple[Any, ...]:
-    """Return what a driver function returned beside its status. Raises HardwareMissingError if that is an error."""
+    """Return the results of a driver function without its status.
+
+    Raises:
+        HardwareMissingError: the status is an error.
+    """
     if answer[0] != driver.CUresult.CUDA_SUCCESS:
         _, name = driver.cuGetErrorName(answer[0])
         text = name.decode() if isinstance(name, bytes) else str(answer[0])

@@ -12,7 +12,7 @@ _servers: list[Any] = []
 
 
 class CentralStorage(TensorflowStrategy):
-    """One copy of each variable, on the CPU; gradients are summed there.
+    """A copy of each variable, on the CPU; gradients are summed there.
 
     TensorFlow keeps it experimental. Keras 3 assigns variables of some layers (moving averages of BatchNormalization)
     in a way that these variables refuse; building such a model's step raises ValueError.
@@ -36,8 +36,8 @@ class CentralStorage(TensorflowStrategy):
 class ParameterServer(TensorflowStrategy):
     """A server on the CPU holds the variables; each worker fetches them and sends its gradients.
 
-    GPUs of one process belong to one worker, which sums their gradients before it sends them, because TensorFlow cannot
-    divide a process's GPUs between servers in it. CPU devices are one worker each, and do not wait for each other
+    The GPUs of a process belong to one worker, which sums their gradients before it sends them, because TensorFlow
+    cannot divide a process's GPUs between servers. CPU devices are one worker each, and do not wait for each other
     within a step.
 
     TensorFlow's servers would listen on every interface without authentication: gpudiag's launches keep them on the

@@ -42,7 +42,7 @@ class NcclMirrored(Mirrored):
 
 
 class HierarchicalCopy(Mirrored):
-    """Gradients are copied to neighbours and summed level by level, then back: designed for the DGX-1's links."""
+    """Copy gradients to neighbours and sum them level by level, then copy the sums back; designed for a DGX-1."""
 
     name = "hierarchical-copy"
     summary = "MirroredStrategy, one process; gradients are copied and summed in a tree of devices."
@@ -102,7 +102,7 @@ class IndependentMirrored(Mirrored):
         import tensorflow as tf
 
         class NoCommunication(tf.distribute.CrossDeviceOps):  # type: ignore[misc]  # TensorFlow is untyped
-            """Each device keeps its own gradients, reduced losses and metrics, so variables diverge."""
+            """Each device keeps its gradients, losses and metrics, so variables diverge."""
 
             def reduce_implementation(self, _operation: Any, per_replica_value: Any, *_: Any) -> Any:
                 """Return every device's own value."""

@@ -44,7 +44,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of GPU 0, which has the first rate; its siblings have the others."""
+    """Return the signs of damage of GPU 0, which has the first rate; its siblings have the other rates."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -72,7 +72,7 @@ def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = N
         ((50.3,), None, loaded(4, 16, 5, 16), ["own-maximum"]),
         ((50.3,), None, loaded(5, 16, 5, 16), []),
         ((50.3,), None, PcieLink(generation=5, width=8, maximum_generation=5, maximum_width=16), []),
-        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # of a generation whose rate nobody knows
+        ((500.0,), None, loaded(8, 8, 9, 16), ["own-maximum"]),  # the rate of this generation is unknown
         ((), None, loaded(5, 8, 5, 16), ["own-maximum"]),
         ((1.0, 20.0), 20.0, loaded(3, 1, 3, 16), ["own-maximum", "ceiling", "siblings", "narrow"]),
     ],
@@ -129,18 +129,18 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.9, 10.0, None, "warning"),
         (5.1, 10.0, None, "warning"),
         (5.0, 10.0, None, "critical"),
-        (8.0, 10.0, (20.2, 20.0), None),  # in both directions, half of each: 9.05 against 10
+        (8.0, 10.0, (20.2, 20.0), None),  # half of the rate of both directions at once: 9.05 against 10 GB/s
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
-def test_direct_copies_are_slower_below_nine_tenths(
+def test_direct_copies_count_as_slower_below_nine_tenths(
     direct: float, staged: float, both: tuple[float, float] | None, severity: str | None
 ) -> None:
     copies = [
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # each direction counts, and both together once
+    if both:  # each direction is compared, and both directions at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
@@ -316,7 +316,7 @@ def test_nvlink_pair_is_slow_against_its_kind_or_its_ceiling(
         assert (
             f"carries {min(rates):.0f} GB/s at worst, where pairs of its kind carry {max(rates):.0f}" in finding.title
         )
-    # Without lanes it is none of NVLink's.
+    # Without lanes the link is not an NVLink.
     bare = [Link(a=a, b=b, kind="PHB") for a, b in pairs]
     assert "degraded-link" not in {
         finding.code for finding in findings_of(*(gpu(at) for at in range(3)), links=bare, bandwidth=copies)
@@ -344,8 +344,8 @@ def test_process_with_the_memory_of_a_context_is_heavy(
 
 def test_own_processes_are_omitted_and_others_named_once() -> None:
     job = GpuProcess(pid=7, name="job", memory_bytes=4 << 30)
-    mine, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
-    heavy, light = findings_of(gpu(0, processes=(mine, small, job)), gpu(1, processes=(job,)))
+    own_process, small = GpuProcess(pid=9, name="python", own=True), GpuProcess(pid=8, name="x", memory_bytes=1)
+    heavy, light = findings_of(gpu(0, processes=(own_process, small, job)), gpu(1, processes=(job,)))
     assert (heavy.evidence["gpus"], light.evidence["gpus"]) == ([0, 1], [0])
     assert "GPUs 0 and 1 are also used by job (pid 7):" in heavy.title
     assert "ps -fp 7`" in heavy.advice[0]
@@ -366,16 +366,16 @@ def test_missing_peer_access_names_pairs_and_consequence() -> None:
     two, three = denied(2, (0, 1)), denied(3, (0, 1), (0, 2), (1, 2))
     assert two.title.startswith("The two GPUs do not have peer access (not supported (NS)): their communication")
     assert three.title.startswith("No two GPUs have peer access")
-    some = denied(3, (0, 1))
-    assert some.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
-    assert (two.severity, two.cause, some.evidence["gpus"]) == ("warning", "not supported (NS)", [0, 1])
+    partly_denied = denied(3, (0, 1))
+    assert partly_denied.title.startswith("1 of 3 pairs of GPUs (0↔1) do not have peer access")
+    assert (two.severity, two.cause, partly_denied.evidence["gpus"]) == ("warning", "not supported (NS)", [0, 1])
     assert denied(2, (0, 1), reason="").cause is None
     ring = denied(4, (0, 2))
     assert (ring.severity, len(ring.advice)) == ("info", 1)
     assert "form a ring" in ring.title
 
 
-def test_advice_without_peer_access() -> None:
+def test_advice_for_missing_peer_access() -> None:
     def first(*pairs: tuple[int, int], **fields: Any) -> str:
         return denied(4, *pairs, **fields).advice[0]
 
@@ -451,7 +451,7 @@ def test_peer_rates_are_by_source_and_destination() -> None:
     assert rates(msgspec.structs.replace(there, path="device_to_device")) == {}
 
 
-def test_wording_of_lists_pairs_and_costs() -> None:
+def test_wording_of_lists_of_pairs_and_costs() -> None:
     assert [gpu_list(of) for of in ([], [2, 1, 1], [0, 1, 2, 4, 5, 7])] == [
         "GPUs none",
         "GPUs 1 and 2",

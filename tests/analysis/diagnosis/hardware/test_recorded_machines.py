@@ -9,35 +9,37 @@ from tests.machines import NAMES, machine
 
 ALL_OF_8 = [0, 1, 2, 3, 4, 5, 6, 7]
 
-#: (code, severity, GPUs) of every finding, in any order.
+#: Expected findings as (code, severity, GPUs), in any order.
 EXPECTED = {
-    # Six GTX 1070 on one-lane risers beside a GTX 1080 on x8; three of the six boards boost 5 % less.
+    # Six GTX 1070 are on one-lane risers beside a GTX 1080 on x8; the clocks of three of the six boards are 5 % lower.
     "7gforce": [
         ("degraded-link", "critical", [0, 1, 2, 3, 4, 5]),
         ("clock-mismatch", "warning", [1, 2, 3]),
     ],
-    # Two 1070 on risers, a third at half even of that; peer access for four pairs only, one of them across sockets.
+    # Two GTX 1070 are on risers, and a third reaches half of their rate; four pairs have peer access, one of them
+    # across sockets.
     "7gforce-v2": [
         ("degraded-link", "critical", [0, 4]),
         ("degraded-link", "critical", [3]),
         ("peer-slower-than-host", "warning", [3, 4]),
         ("no-peer-access", "warning", [0, 1, 2, 3, 4, 5, 6]),
     ],
-    # One M60 board: two GPUs behind one uplink. The VM hides that and calls the pair SYS.
+    # One M60 board has two GPUs behind one uplink. The VM hides the uplink and reports the pair as SYS.
     "az-2x-m60": [("shared-uplink", "warning", [0, 1]), ("no-peer-access", "warning", [0, 1])],
-    # Two such boards, distinguished by their copies alone.
+    # Two such boards can be distinguished only by their copies.
     "az-4x-m60": [
         ("shared-uplink", "warning", [0, 2]),
         ("shared-uplink", "warning", [1, 3]),
         ("no-peer-access", "warning", [0, 1, 2, 3]),
     ],
-    # Hybrid cube meshes: pairs without a direct link, but rings of direct links.
+    # Hybrid cube mesh: some pairs have no direct link, but rings of direct links exist.
     "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
     "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
     # Nothing is known about its links.
     "patrick-4x": [],
     "staging-area-box": [],
-    # Healthy: idle clocks, 159 GB/s from all four to the host at once against 55 alone, a VM.
+    # Healthy: links are idle, all four GPUs together copy at 159 GB/s to the host against 55 GB/s for one, and it is a
+    # VM.
     "h200x4": [],
 }
 
@@ -52,7 +54,7 @@ def test_findings_of_a_recorded_machine(name: str) -> None:
     assert sorted(findings) == sorted(EXPECTED[name])
 
 
-def test_the_mismatched_clock_is_the_sm_clock() -> None:
+def test_mismatched_clock_is_the_sm_clock() -> None:
     (finding,) = [f for f in examine_facts(machine("7gforce")) if f.code == "clock-mismatch"]
     assert finding.cause == "sm_clock"
     assert finding.title.startswith("SM clock maximum differs")
@@ -60,7 +62,7 @@ def test_the_mismatched_clock_is_the_sm_clock() -> None:
     assert finding.evidence["percent"] == 5.0
 
 
-def test_the_half_rate_riser_has_its_own_finding() -> None:
+def test_half_rate_riser_has_a_separate_finding() -> None:
     worst, others = [f for f in examine_facts(machine("7gforce-v2")) if f.code == "degraded-link"]
     assert (worst.evidence["gpus"], worst.cause) == ([3], "siblings")
     assert worst.evidence["gb_per_s"] == pytest.approx(0.4048)

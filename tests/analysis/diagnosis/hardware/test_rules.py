@@ -30,14 +30,14 @@ def parameters(kind: Literal["FIRES", "SILENT"]) -> list[ParameterSet]:
 
 
 @pytest.mark.parametrize(("rule", "facts"), parameters("FIRES"))
-def test_fires(rule: FactsRule, facts: Facts) -> None:
+def test_rule_fires_on_its_example(rule: FactsRule, facts: Facts) -> None:
     assert {finding.code for finding in rule.examine(facts)} == {rule.code}
     for finding in examine_facts(facts):
         assert_usable(finding, facts)
 
 
 @pytest.mark.parametrize(("rule", "facts"), parameters("SILENT"))
-def test_is_silent(rule: FactsRule, facts: Facts) -> None:
+def test_rule_is_silent_on_its_example(rule: FactsRule, facts: Facts) -> None:
     assert rule.examine(facts) == ()
 
 
@@ -79,7 +79,7 @@ def test_findings_are_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links: two uplinks, or the host's memory
+        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links, from two uplinks or limited by the host's memory
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
 )
@@ -108,27 +108,27 @@ def test_a_loaded_link_at_its_maximum_is_silent() -> None:
         (6, {(0, 1), (1, 2), (0, 2), (3, 4), (4, 5), (3, 5)}, False),
     ],
 )
-def test_has_ring(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
+def test_rings_of_known_graphs(count: int, edges: set[tuple[int, int]], expected: bool) -> None:
     assert has_ring(list(range(count)), edges) is expected
 
 
 def test_ring_search_ends_on_the_worst_graph() -> None:
-    # Two complete halves of eight joined by one edge: every GPU has many neighbours, and there is no ring.
+    # Two complete groups of eight are joined by one edge: every GPU has many neighbours, but there is no ring.
     halves = {(a, b) for half in (range(8), range(8, 16)) for a in half for b in half if a < b}
     assert has_ring(list(range(16)), halves | {(0, 8)}) is False
 
 
-def test_wording() -> None:
+def test_wording_shared_by_rules() -> None:
     assert [gpu_list(x) for x in ([3], [0, 2], [0, 1], range(6), [0, 1, 2, 5])] == [
         "GPU 3", "GPUs 0 and 2", "GPUs 0 and 1", "GPUs 0-5", "GPUs 0-2 and 5",
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s, the rule of thumb behind the exposed 133 ms of a parameter server on x1 risers.
+    # 102.2 MB at 0.7635 GB/s, close to the measured 133 ms of exposed communication of a parameter server on x1 risers.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 
-def test_the_faster_of_two_initiators_counts() -> None:
+def test_faster_of_two_initiators_counts() -> None:
     slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
     by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
     staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")
@@ -156,7 +156,7 @@ def test_a_pair_over_nvlink_shares_no_uplink(lanes: int, codes: list[str]) -> No
     assert [finding.code for finding in examine_facts(facts)] == codes
 
 
-def test_the_slowest_pair_relative_to_staging_is_named() -> None:
+def test_slowest_pair_relative_to_staging_is_named() -> None:
     rates = {(0, 1): (8.0, 11.0), (0, 2): (4.0, 16.0), (1, 2): (3.0, 5.0)}
     copies = [
         peer_copies(a, b, rate, peer_access=direct)

@@ -1,5 +1,5 @@
-"""Random jobs whose causes are known by taking them out: what the diagnosis says of them is judged by that.
+"""Draw random jobs with causes of known cost, and judge their diagnosis by that cost.
 
-`recipe` draws a job, `truth` plays it again without each of its causes, `analysed` takes its traces through the real
-stages, `judge` compares, `law` holds that a verdict agrees with its table, `score` counts.
+`recipe` draws a job, `truth` simulates it without each of its causes, `analysed` analyses its traces, `judge` compares
+the findings with the truth, `law` checks that findings explain the table, and `score` counts.
 """

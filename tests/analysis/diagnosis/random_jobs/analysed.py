@@ -1,4 +1,4 @@
-"""A job's traces, taken through the real stages to what `gpudiag analyze` prints."""
+"""Analyse a job's traces with the real stages, as `gpudiag analyze` does."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.analysis.diagnosis.records import run_of
 
 
 def recorded(recipe: Recipe) -> Case:
-    """The job as it was recorded, and the times of its steps without the profiler where those were measured."""
+    """Return the case of the recorded job, with its unprofiled steps if those were measured."""
     case = case_of(recipe.job().traces())
     return run_of(case, recipe.job(recorded=False).step_times_ms()) if recipe.timed else case
 
 
 def analysed(case: Case) -> Analysis:
-    """The analysis, as far as verdicts are concerned."""
+    """Return the analysis, with the fields that verdicts need."""
     diagnosis = diagnose(case)
     timeline, attribution = case.timeline, case.attribution
     steps = summarise_steps(timeline, attribution)

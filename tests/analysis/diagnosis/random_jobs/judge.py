@@ -1,4 +1,4 @@
-"""Whether what the diagnosis said of a job is right."""
+"""Judge whether the diagnosis of a job is right."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ import msgspec
 from gpudiag.model.analysis import Analysis, Finding
 from tests.analysis.diagnosis.random_jobs.truth import Cause, Truth
 
-#: An amount is right within this share, or within so many milliseconds.
+#: An amount is right if it is within this share or within this many ms of the truth.
 AMOUNT_SHARE, AMOUNT_MS = 0.15, 1.0
-#: From this share of the step on a finding asks for action. Within the margin around it both are right.
+#: A cause that costs this share of the step is worth action. Within the margin around that share, both reporting and
+#: omitting the cause are right.
 NOTABLE, MARGIN = 0.05, 0.01
-#: Causes whose gains differ by no more than this share are equal.
+#: Causes are equal if their costs differ by at most this share.
 _TIE = 0.10
-#: A finding beside the first is a false alarm unless taking its cause out gains this share of the step.
+#: A further finding is a false alarm unless removing its cause saves this share of the step.
 _CONFIRMED = 0.04
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What was expected, what came, and why it is wrong; `why` is empty where it is right.
+    """The expected and the reported causes, and the errors; `why` is empty if the diagnosis is right.
 
     Attributes:
-        expected: codes and causes that may come first, the likeliest first.
-        missed: causes worth 5 % that are nowhere among the findings.
-        loader_as_launching: whether a loader was called launch-bound.
-        beside: work that would do instead of the waste that comes first, and whether a finding names it.
+        expected: codes and causes that may come first, the most expensive first.
+        missed: causes of waste that cost more than 5 % and are not among the findings.
+        loader_as_launching: whether a slow loader was reported as launch-bound.
+        beside: work whose removal would save as much as the first waste → whether a finding names it.
     """
 
     expected: tuple[str, ...]
@@ -36,16 +37,16 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def right(self) -> bool:
-        """Code, cause, ranks and amount right, and nothing else said."""
+        """Return True if code, cause, ranks and amount are right and there is no false alarm."""
         return not self.why
 
 
 def first_causes(truth: Truth) -> tuple[Cause, ...]:
-    """The causes that may come first, the likeliest first; none where nothing is worth a finding that asks for action.
+    """Return the causes that may come first, the most expensive first; none if no cause is worth action.
 
-    Waste comes before work of as much gain: a host that waits for its loader and then launches for long is faster
-    without either, and only the loader can go away. Work may come first too where it gains more than all waste, or as
-    much once that is gone.
+    Waste precedes work of equal cost: if a host waits for its loader and then launches slowly, removing either helps,
+    but only the loader can be removed entirely. Work may also come first if it costs more than all waste, or as much
+    after all waste is removed.
     """
     notable = [cause for cause in truth.causes if cause.finding and cause.gain_ms >= NOTABLE * truth.step_ms]
     waste = [cause for cause in notable if cause.waste]
@@ -58,8 +59,8 @@ def first_causes(truth: Truth) -> tuple[Cause, ...]:
 
 
 def judge(truth: Truth, analysis: Analysis) -> Verdict:
-    """Hold the findings of an analysis against the truth."""
-    alarms = [one for one in analysis.findings if (one.recoverable_percent or 0.0) >= 100 * NOTABLE]
+    """Compare the findings of an analysis with the truth."""
+    alarms = [finding for finding in analysis.findings if (finding.recoverable_percent or 0.0) >= 100 * NOTABLE]
     expected = first_causes(truth)
     first = alarms[0] if alarms else None
     names = tuple(cause.name for cause in expected) or ("none",)
@@ -73,37 +74,41 @@ def judge(truth: Truth, analysis: Analysis) -> Verdict:
             why.append("false alarm")
     else:
         why += _of_first(alarms, truth, expected)
-    why += [f"also {_words(one)}" for one in alarms[1:] if not _confirmed(one, truth)]
-    said = {finding.code for finding in analysis.findings}
+    why += [f"also {_words(alarm)}" for alarm in alarms[1:] if not _confirmed(alarm, truth)]
+    reported_codes = {finding.code for finding in analysis.findings}
     if first is not None:
-        # Where either suffices, both are said.
-        equal = [one for one in expected if one.waste and one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
-        why += [f"{one.name} not listed" for one in equal if one.code not in said and why != ["wrong code"]]
-    wasteful = [one for one in truth.causes if one.waste and one.finding]
-    missed = [one for one in wasteful if one.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and one.code not in said]
+        # If removing any of several causes is enough, all of them must be reported.
+        equal = [cause for cause in expected if cause.waste and cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms]
+        why += [f"{one.name} not listed" for one in equal if one.code not in reported_codes and why != ["wrong code"]]
+    wasteful = [cause for cause in truth.causes if cause.waste and cause.finding]
+    missed = [
+        cause
+        for cause in wasteful
+        if cause.gain_ms >= (NOTABLE + MARGIN) * truth.step_ms and cause.code not in reported_codes
+    ]
     loader = bool(expected) and expected[0].code == "input-bound"
     return Verdict(
         expected=names,
         got=got,
         why=tuple(why),
-        missed=tuple(one.name for one in missed),
-        beside=_beside(truth, expected, said),
+        missed=tuple(cause.name for cause in missed),
+        beside=_beside(truth, expected, reported_codes),
         loader_as_launching=loader and "launching" not in names and first is not None and first.code == "launch-bound",
     )
 
 
-def _beside(truth: Truth, expected: tuple[Cause, ...], said: set[str]) -> dict[str, bool]:
+def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str]) -> dict[str, bool]:
     if not expected or not expected[0].waste:
         return {}
     enough = max((1 - _TIE) * expected[0].gain_ms, (NOTABLE + MARGIN) * truth.step_ms)
-    instead = [one for one in truth.causes if not one.waste and one.gain_ms >= enough]
-    return {one.name: one.code in said for one in instead if one.after_waste_ms < one.gain_ms / 2}
+    instead = [cause for cause in truth.causes if not cause.waste and cause.gain_ms >= enough]
+    return {cause.name: cause.code in reported_codes for cause in instead if cause.after_waste_ms < cause.gain_ms / 2}
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """What is wrong with the first finding, or with the one that it names as doing instead, whichever is less."""
+    """Return the errors of the first finding, or of the alternative that it names if those are fewer."""
     first = alarms[0]
-    equal = [first, *(one for one in alarms[1:] if one.code in first.instead)]
+    equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]
     if not wrongs:
         return ["wrong code"]

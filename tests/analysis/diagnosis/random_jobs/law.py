@@ -1,16 +1,16 @@
-"""A verdict agrees with its table: what the step is made of on the ranks that set its pace is explained."""
+"""Check that findings explain the table: every large bucket of the ranks that set the pace has an explanation."""
 
 from __future__ import annotations
 
 from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 
-#: From this share of the step on a bucket needs an explanation.
+#: A bucket needs an explanation from this share of the step on.
 NOTABLE = 0.05
 
 _HOST = frozenset(
     {"launch-bound", "straggler", "host-stall", "host-sync", "memory-allocation", "input-bound", "slow-copy"}
 )
-#: Which findings explain which bucket.
+#: The findings that explain each bucket.
 EXPLAINS: dict[str, frozenset[str]] = {
     "communication_transfer": frozenset({"communication-bound"}),
     "communication_wait": frozenset({"straggler"}),
@@ -20,48 +20,52 @@ EXPLAINS: dict[str, frozenset[str]] = {
     "launch": _HOST - {"input-bound"},
     "idle": _HOST | {"communication-bound"},
 }
-#: What recording adds to a step lies in these.
+#: Buckets that contain profiler overhead.
 _RECORDED = frozenset({"launch", "idle", "sync"})
 
 
 def pacing(analysis: Analysis) -> tuple[Device, ...]:
-    """The devices that others wait for: those that wait least in collectives, within 5 % of the step."""
-    devices = [one for one in analysis.devices if one.step_ms > 0]
-    least = min((one.buckets_ms["communication_wait"] for one in devices), default=0.0)
-    return tuple(one for one in devices if one.buckets_ms["communication_wait"] - least <= NOTABLE * one.step_ms)
+    """Return the devices that others wait for: those whose wait in collectives is within 5 % of a step of the least."""
+    devices = [device for device in analysis.devices if device.step_ms > 0]
+    least = min((device.buckets_ms["communication_wait"] for device in devices), default=0.0)
+    return tuple(
+        device for device in devices if device.buckets_ms["communication_wait"] - least <= NOTABLE * device.step_ms
+    )
 
 
 def unexplained(analysis: Analysis) -> tuple[str, ...]:
-    """The buckets that a line calls unexplained."""
-    lines = [one.message.replace(" ", "_") for one in analysis.validity if one.code == "unexplained"]
+    """Return the buckets that a validity message calls unexplained."""
+    lines = [warning.message.replace(" ", "_") for warning in analysis.validity if warning.code == "unexplained"]
     return tuple(bucket for bucket in EXPLAINS if any(line.startswith(bucket) for line in lines))
 
 
 def violations(analysis: Analysis) -> list[str]:
-    """What of the table no finding explains and no line calls unexplained, in words; nothing where all is in order.
+    """Describe the buckets that no finding explains and no message calls unexplained.
 
-    What the recording itself added to the step needs no finding.
+    Profiler overhead needs no finding.
     """
-    said = {finding.code for finding in analysis.findings}
-    codes = {one.code for one in analysis.validity}
-    if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(one.startswith("cannot-tell:") for one in codes):
+    reported_codes = {finding.code for finding in analysis.findings}
+    codes = {warning.code for warning in analysis.validity}
+    if codes & (UNTRUSTED_CODES | {"cannot-tell"}) or any(code.startswith("cannot-tell:") for code in codes):
         return []
     devices = pacing(analysis)
     if not devices:
         return []
-    step_ms = sum(one.step_ms for one in devices) / len(devices)
+    step_ms = sum(device.step_ms for device in devices) / len(devices)
     corrected = analysis.steps.corrected_mean_ms
     added_ms = 0.0 if corrected is None else max(analysis.steps.mean_ms - corrected, 0.0)
-    told = {one.bucket for one in analysis.explained if one.by or one.note} | set(unexplained(analysis))
-    found = []
+    explained_buckets = {entry.bucket for entry in analysis.explained if entry.by or entry.note} | set(
+        unexplained(analysis)
+    )
+    descriptions = []
     for bucket, codes_that_explain in EXPLAINS.items():
-        ms = sum(one.buckets_ms[bucket] for one in devices) / len(devices)
+        ms = sum(device.buckets_ms[bucket] for device in devices) / len(devices)
         ms -= added_ms if bucket in _RECORDED else 0.0
-        if ms < NOTABLE * step_ms or bucket in told:
+        if ms < NOTABLE * step_ms or bucket in explained_buckets:
             continue
         share = f"{bucket} takes {100 * ms / step_ms:.0f} % of the step"
-        if "compute-bound" in said:
-            found.append(f"compute-bound, but {share}")
-        elif not said & codes_that_explain:
-            found.append(f"{share}, explained by none of {', '.join(sorted(said)) or 'nothing'}")
-    return found
+        if "compute-bound" in reported_codes:
+            descriptions.append(f"compute-bound, but {share}")
+        elif not reported_codes & codes_that_explain:
+            descriptions.append(f"{share}, explained by none of {', '.join(sorted(reported_codes)) or 'nothing'}")
+    return descriptions

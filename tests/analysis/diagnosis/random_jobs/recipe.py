@@ -1,4 +1,4 @@
-"""Draws a job: what every rank does in a step, what is wrong with it, and how it was recorded."""
+"""Draw a job: the operations of every rank in a step, its faults, and how it was recorded."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Kind = Literal[
     "allocation-one",
     "jitter",
 ]
-#: What is no fault of its own: more of what every job does.
+#: Costs that every job has, which are larger in these jobs.
 Cost = Literal["tiny-kernels", "slow-host", "slow-exchange"]
 
-#: Faults that a job has at most one of each, as two of them could not be told apart.
+#: A job has at most one fault of each family, because two of them could not be distinguished.
 _FAMILIES: tuple[tuple[Kind, ...], ...] = (
     ("loader", "loader-unmarked"),
     ("stall", "operator"),
@@ -71,21 +71,21 @@ _FAMILIES: tuple[tuple[Kind, ...], ...] = (
 )
 KINDS: tuple[Kind, ...] = tuple(kind for family in _FAMILIES for kind in family)
 COSTS: tuple[Cost, ...] = ("tiny-kernels", "slow-host", "slow-exchange")
-#: All that `Recipe.kind` may be.
+#: The values of `Recipe.kind`.
 ALL_KINDS: tuple[str, ...] = ("none", *COSTS, *KINDS, "two")
 _NEEDS_PEERS = frozenset(_FAMILIES[2])
 _SOMETIMES = frozenset({"stall-sometimes", "collection"})
-#: How many small copies a step has.
+#: Number of small copies in a step.
 _COPIES = 60
-#: How many blocks of memory a step takes from the driver.
+#: Number of memory blocks that a step requests from the driver.
 _BLOCKS = 40
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong: on `rank`, or on all ranks alike; `ms` per step, where that is its measure, after `layer`.
+    """A fault of one rank or of all ranks, with its cost in ms per step (if it has a fixed cost), after a layer.
 
-    `times` is how many times as long a slow host takes. `sometimes` are the milliseconds of what is not in each step,
-    as (rank, step, ms).
+    `times` is the factor by which a slow host is slower. `sometimes` has (rank, step, ms) for a fault that does not
+    occur in every step.
     """
 
     kind: Kind
@@ -97,7 +97,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels, `ms` in all, and what is exchanged after them; None where nothing is."""
+    """Kernels that take `ms` in total, and the all-reduce after them; None if there is none."""
 
     ms: float
     count: int
@@ -105,12 +105,12 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that can be played without any of its causes.
+    """A job that can be simulated without any of its causes.
 
     Attributes:
-        kind: the fault that it is of; one of the costs; `none`; or `two`.
-        fetch_ms: what every rank waits for its loader without a fault.
-        timed: whether the step's time without the profiler was measured too.
+        kind: the kind of fault, a cost, `none`, or `two`.
+        fetch_ms: the wait of every rank for its loader, without a fault.
+        timed: whether there are unprofiled steps.
     """
 
     seed: int
@@ -127,10 +127,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """The job without these causes: kinds of faults, `launching`, `exchange`, `input`, `scatter`, or `blocking`
-        (copies that do not hold the host).
+        """Return the job without these causes. They are kinds of faults, or `launching`, `exchange`, `input`,
+        `scatter`, or `blocking` (copies then do not block the host).
 
-        Not `recorded`, its hosts take the time that they take without a profiler.
+        If not `recorded`, the hosts have no profiler overhead.
         """
         ranks = range(self.ranks)
         there = [fault for fault in self.faults if fault.kind not in without]
@@ -162,7 +162,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
             if input_ms > 0:
                 pieces.append(fetch(input_ms))
         elif "loader-one" in faults or "loader-unmarked-one" in faults:
-            # Input of all ranks alike is taken away; what one waits alone stays.
+            # Remove the input that all ranks wait for; keep the additional wait of one rank.
             pieces += [silence(ms) for ms in unmarked]
             pieces += [fetch(faults["loader-one"].ms)] if "loader-one" in faults else []
         moved = [faults[kind].ms for kind in ("allocation", "allocation-one") if kind in faults]
@@ -185,7 +185,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
         return [*pieces, update(self.update_ms), *given_back]
 
     def _after(self, layer: int, faults: dict[Kind, Fault], launch_us: float) -> list[Piece]:
-        """What is wrong after a layer."""
+        """Return the faults after a layer."""
         found: list[Piece] = []
         for fault in faults.values():
             here = fault.layer == layer
@@ -203,31 +203,34 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw(seed: int, kind: str | None = None) -> Recipe:
-    """The job of this seed, of this kind where one is given."""
+    """Draw the job of this seed, and of this kind if one is given."""
     chance = random.Random(seed)  # noqa: S311
     weights = [2 if name in {"none", "loader", "two"} else 1 for name in ALL_KINDS]
     drawn = chance.choices(ALL_KINDS, weights)[0]
     kind = kind or drawn
     ranks = chance.choice((1, 2, 2, 3, 4, 4, 8))
     kinds = _kinds(kind, chance)
-    if any(one in _NEEDS_PEERS for one in kinds) or kind == "slow-exchange":
+    if any(kind in _NEEDS_PEERS for kind in kinds) or kind == "slow-exchange":
         ranks = max(ranks, 2)
     device_ms = chance.uniform(0.4, 1.2) if kind == "tiny-kernels" else chance.uniform(8, 40)
     layers = _layers(chance, device_ms, communication=chance.choice((0.1, 0.3, 0.6, 1.0)), tiny=False)
-    # What launching a step takes beside what its kernels take: mostly hidden, sometimes not.
-    launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(one.count for one in layers), 12), 1500)
+    # Launching takes 10 to 90 % of kernel time, so it is mostly hidden.
+    launch_us = min(max(1000 * device_ms * chance.uniform(0.1, 0.9) / sum(layer.count for layer in layers), 12), 1500)
     fetch_ms = (
-        0.0 if any(one.startswith("loader-unmarked") for one in kinds) else device_ms * chance.choice((0.0, 0.01, 0.05))
+        0.0
+        if any(kind.startswith("loader-unmarked") for kind in kinds)
+        else device_ms * chance.choice((0.0, 0.01, 0.05))
     )
     if kind == "tiny-kernels":
         launch_us = chance.uniform(12, 40)
         layers = _layers(chance, device_ms, communication=0.1, tiny=True)
     elif kind == "slow-host":
-        launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(one.count for one in layers)
+        launch_us = 1000 * device_ms * chance.uniform(1.1, 2) / sum(layer.count for layer in layers)
     elif kind == "slow-exchange":
         layers = _layers(chance, device_ms, communication=chance.uniform(1.2, 4), tiny=False)
     timed = chance.random() < 0.6
-    # 1.0 to 2.4 µs were measured; without a timed step only the usual figure can be known, so these are near it.
+    # Measured overheads are 1.0 to 2.4 µs; without unprofiled steps only the usual overhead is known, so these are near
+    # it.
     recording_us = chance.uniform(1.0, 2.4) if timed else chance.gauss(1.27, 0.06)
     base = Recipe(
         seed=seed,
@@ -243,17 +246,17 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
         faults=(),
     )
     step_ms = _mean(base.job(recorded=False).step_times_ms())
-    return msgspec.structs.replace(base, faults=tuple(_fault(one, base, step_ms, chance) for one in kinds))
+    return msgspec.structs.replace(base, faults=tuple(_fault(kind, base, step_ms, chance) for kind in kinds))
 
 
 def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
     if kind == "two":
         return tuple(chance.choice(family) for family in chance.sample(_FAMILIES, 2))
-    return tuple(one for one in KINDS if one == kind)
+    return tuple(known for known in KINDS if known == kind)
 
 
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
-    """Forward without exchanges, backward with one after each layer; `exchange` is their share of what is computed."""
+    """Draw forward layers without and backward layers with an all-reduce, whose time is relative to the kernels."""
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
     found = []
@@ -269,7 +272,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # More for each launch.
+        # added to each launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5
@@ -278,7 +281,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     elif kind == "host-one":
         return Fault(kind=kind, rank=rank, times=chance.uniform(1.3, 4))
     elif kind in _SOMETIMES and rank is not None:
-        # In every other step, as logging or a garbage collection.
+        # Every other step, as with logging or garbage collection.
         late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
         return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
     elif kind == "jitter":

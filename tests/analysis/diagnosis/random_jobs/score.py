@@ -1,4 +1,4 @@
-"""Counts of what was right, with Wilson's intervals."""
+"""Count right diagnoses, with Wilson intervals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.analysis.diagnosis.random_jobs.truth import Truth, truth_of
 
 
 class Judged(msgspec.Struct, frozen=True, kw_only=True):
-    """One job: what it is, what it costs, what was said of it."""
+    """A job with its truth, its analysis and the verdict."""
 
     recipe: Recipe
     truth: Truth
@@ -27,14 +27,15 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """So many of so many."""
+    """A count of a total."""
 
     count: int
     of: int
 
     @property
     def interval(self) -> tuple[float, float]:
-        """E. B. Wilson's score interval at 95 %: Journal of the American Statistical Association 22 (1927), 209-212."""
+        """E. B. Return E. B. Wilson's score interval at 95 %: Journal of the American Statistical Association 22
+        (1927), 209-212."""
         if not self.of:
             return 0.0, 1.0
         z, p = 1.96, self.count / self.of
@@ -49,7 +50,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 def judged(seed: int, kind: str | None = None) -> Judged:
-    """Draw the job of this seed, diagnose it and judge that."""
+    """Draw the job of this seed, diagnose it and judge the diagnosis."""
     recipe = draw(seed, kind)
     truth = truth_of(recipe)
     try:
@@ -67,7 +68,7 @@ def judged(seed: int, kind: str | None = None) -> Judged:
 
 
 def by_kind(jobs: Iterable[Judged]) -> dict[str, Share]:
-    """The share right by kind of fault."""
+    """Return the share of right diagnoses by kind of fault."""
     right: Counter[str] = Counter()
     total: Counter[str] = Counter()
     for job in jobs:

@@ -1,4 +1,4 @@
-"""What a job's causes cost, by playing it again without them; nothing of the diagnosis is asked."""
+"""Determine the cost of a job's causes by simulating the job without them, independently of the diagnosis."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.analysis.diagnosis.random_jobs.recipe import Fault, Recipe
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
-    """One cause as it should be found.
+    """One cause, with the finding that should report it.
 
     Attributes:
-        name: the fault, or the cost of every job's that it is.
-        code: of the finding.
-        is_named: whether a finding's cause names it.
-        ranks: whom it is of; None where that is not asked.
-        late: of jitter, the ranks that were late in an analysed step: naming only those is right too.
-        gain_ms: what the step gains without it alone.
-        after_waste_ms: what it gains once all waste is gone.
-        waste: whether it can go away entirely.
-        finding: whether it is to be found; else it is a part of another cause, and may be said beside it.
+        name: the fault, or the cost that every job has.
+        code: the code of the finding.
+        causes: texts of which the finding's cause must contain one.
+        ranks: the ranks of the finding; None if they are not compared.
+        late: for jitter, the ranks that were late in an analysed step, which are right too.
+        gain_ms: the savings of removing only this cause.
+        after_waste_ms: the savings after all waste is removed.
+        waste: whether the cause can be removed entirely.
+        finding: whether a finding must report the cause; else it is part of another cause.
     """
 
     name: str
@@ -37,18 +37,18 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     finding: bool = True
 
     def is_named(self, cause: str | None) -> bool:
-        """Whether a finding's `cause` says it: each way to say it is a part of it, in lower case."""
+        """Return whether a finding's `cause` contains one of the accepted texts, in lower case."""
         return not self.causes or any(one in (cause or "").lower() for one in self.causes)
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):
-    """The job's step without the profiler, and its causes, largest first."""
+    """The job's unprofiled step, and its causes, most expensive first."""
 
     step_ms: float
     causes: tuple[Cause, ...]
 
     def share(self, cause: Cause) -> float:
-        """What the cause gains, alone or once waste is gone, as a share of the step."""
+        """Return the larger of both savings as a share of the step."""
         return max(cause.gain_ms, cause.after_waste_ms) / self.step_ms
 
 
@@ -64,7 +64,7 @@ def _late(fault: Fault, recipe: Recipe) -> tuple[int, ...]:
     return tuple(sorted({rank for rank, step, _ in fault.sometimes if 0 < step < recipe.steps - 1}))
 
 
-#: By fault: the finding's code, what its cause may say, whose it is.
+#: By fault: the finding's code, the accepted texts of its cause, and its ranks.
 _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple[int, ...]]]] = {
     "loader": ("input-bound", ("loader",), _all),
     "loader-unmarked": ("input-bound", (), _all),
@@ -90,7 +90,7 @@ _EXPECTED: dict[str, tuple[str, tuple[str, ...], Callable[[Fault, Recipe], tuple
 
 
 def truth_of(recipe: Recipe) -> Truth:
-    """Play the job, and again without each cause."""
+    """Simulate the job, and again without each cause."""
 
     @cache
     def played(without: frozenset[str]) -> float:
@@ -105,7 +105,7 @@ def truth_of(recipe: Recipe) -> Truth:
     causes = []
     for fault in recipe.faults:
         code, said, ranks = _EXPECTED[fault.kind]
-        # What every job fetches and a loader that is late are one waiting.
+        # The usual fetch and the late loader are one wait, so both are removed.
         taken = ("input", fault.kind) if code == "input-bound" else (fault.kind,)
         others = [one for one in waste if one != fault.kind]
         causes.append(
@@ -125,7 +125,7 @@ def truth_of(recipe: Recipe) -> Truth:
         costs.append(("input", "input-bound", True))
     costs.append(("scatter", "straggler", True))
     if {"pageable", "small-copies"} & set(waste):
-        # Copies that do not hold the host still take their time on the device.
+        # Copies that do not block the host still occupy the device.
         costs.append(("blocking", "host-sync", True))
     for name, code, is_waste in costs:
         alone, after = now - step_ms(name), bare - step_ms(*waste, "input", name)

@@ -18,8 +18,8 @@ FIRES: tuple[tuple[str, Facts], ...] = (
 
 SILENT: tuple[tuple[str, Facts], ...] = (
     (
-        "all verified",
+        "all data is verified",
         machine(gpu(0), bandwidth=(host_copies(0, 55.0, verified=True),), collectives=(reduced(verified=True),)),
     ),
-    ("not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
+    ("data is not checked", machine(gpu(0), bandwidth=(host_copies(0, 55.0),))),
 )

@@ -7,11 +7,11 @@ from tests.analysis.diagnosis.rule_examples.machines import gpu, machine
 
 FIRES: tuple[tuple[str, Facts], ...] = (
     (
-        "another job on one of two GPUs",
+        "a second job uses one of two GPUs",
         machine(gpu(0), gpu(1, processes=(GpuProcess(pid=4711, name="python", memory_bytes=30 << 30),))),
     ),
     (
-        "the desktop",
+        "a desktop uses the GPU",
         machine(gpu(0, processes=(GpuProcess(pid=900, name="Xorg", memory_bytes=120 << 20),))),
     ),
 )

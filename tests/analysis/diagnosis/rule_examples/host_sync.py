@@ -16,6 +16,6 @@ FIRES: tuple[tuple[str, Job], ...] = (
 )
 
 SILENT: tuple[tuple[str, Job], ...] = (
-    ("nothing waits", Job(ranks=1, step=(kernels(5), python(4)))),
-    ("the device has next to nothing to wait for", Job(ranks=1, step=(kernels(20, count=10), item()))),
+    ("no call waits", Job(ranks=1, step=(kernels(5), python(4)))),
+    ("the host waits for almost no device work", Job(ranks=1, step=(kernels(20, count=10), item()))),
 )

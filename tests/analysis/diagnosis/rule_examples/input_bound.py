@@ -7,10 +7,10 @@ from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, kernels
 FIRES: tuple[tuple[str, Job], ...] = (
     ("one GPU waits for its DataLoader", Job(ranks=1, step=(fetch(30), kernels(20)))),
     ("the loaders of all ranks are late", Job(ranks=4, step=(fetch(30), *DDP))),
-    ("the same, but nobody marked the loaders", Job(ranks=4, step=(silence(30), *DDP))),
+    ("the loaders of all ranks are late and have no marks", Job(ranks=4, step=(silence(30), *DDP))),
 )
 
 SILENT: tuple[tuple[str, Job], ...] = (
-    ("the next batch is there before it is wanted", Job(ranks=4, step=(fetch(5), *DDP))),
-    ("the loader of one rank alone is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
+    ("the next batch is ready before it is needed", Job(ranks=4, step=(fetch(5), *DDP))),
+    ("the loader of only one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
 )

@@ -6,7 +6,7 @@ from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, kernels
 
 FIRES: tuple[tuple[str, Job], ...] = (
     ("300 kernels of 3 µs", Job(ranks=1, step=(kernels(1, count=300, launch_us=12),))),
-    ("long kernels, longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
+    ("long kernels take even longer to launch", Job(ranks=1, step=(kernels(10, count=100, launch_us=200),))),
     ("operators that compute on the CPU", Job(ranks=1, step=(kernels(5), *[python(0.3, "aten::add_")] * 20))),
 )
 

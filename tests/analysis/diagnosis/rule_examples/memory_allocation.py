@@ -12,9 +12,9 @@ FIRES: tuple[tuple[str, Job], ...] = (
 )
 
 SILENT: tuple[tuple[str, Job], ...] = (
-    ("memory is kept from step to step", Job(ranks=1, step=(kernels(5),))),
+    ("memory is reused from step to step", Job(ranks=1, step=(kernels(5),))),
     (
-        "the device has enough to do for as long",
+        "the device has enough queued work during the calls",
         Job(ranks=1, step=(kernels(20, count=10), memory(0.2, count=5), kernels(20, count=10))),
     ),
 )

@@ -29,7 +29,7 @@ FIRES: tuple[tuple[str, Facts], ...] = (
 
 SILENT: tuple[tuple[str, Facts], ...] = (
     (
-        "as fast as staged, within noise",
+        "direct copies are as fast as staged copies, within noise",
         machine(
             gpu(0),
             gpu(1),

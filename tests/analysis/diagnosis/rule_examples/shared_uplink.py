@@ -7,7 +7,7 @@ from tests.analysis.diagnosis.rule_examples.machines import both_ways, gpu, host
 
 FIRES: tuple[tuple[str, Facts], ...] = (
     (
-        "two GPUs behind one switch, beside two that are not",
+        "two of four GPUs are behind one switch",
         machine(
             *(gpu(i) for i in range(4)),
             links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),

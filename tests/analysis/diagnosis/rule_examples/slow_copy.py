@@ -10,7 +10,7 @@ FIRES: tuple[tuple[str, Job], ...] = (
         Job(ranks=1, step=(host_copy(5, megabytes=50, pinned=False), kernels(10))),
     ),
     (
-        "the same to a device that has nothing else to do",
+        "50 MB are copied to a device without other work",
         Job(
             ranks=1,
             step=(python(0.3), host_copy(5, megabytes=50, pinned=False), kernels(4, count=200, launch_us=60)),
@@ -20,6 +20,6 @@ FIRES: tuple[tuple[str, Job], ...] = (
 )
 
 SILENT: tuple[tuple[str, Job], ...] = (
-    ("data that is on the device", Job(ranks=4, step=DDP)),
+    ("data is already on the device", Job(ranks=4, step=DDP)),
     ("a small batch, pinned", Job(ranks=1, step=(host_copy(0.1, megabytes=5), kernels(20)))),
 )

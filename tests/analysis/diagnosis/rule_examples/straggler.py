@@ -6,7 +6,7 @@ from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, kernels
 
 FIRES: tuple[tuple[str, Job], ...] = (
     ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
-    ("the same, but nobody marked the loader", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
+    ("the loader of one rank is late and has no marks", Job(ranks=4, step=DDP, extra={2: (silence(30),)})),
     ("two of four loaders are late", Job(ranks=4, step=DDP, extra={0: (fetch(30),), 3: (fetch(30),)})),
     ("one rank has more to compute", Job(ranks=4, step=DDP, extra={1: (kernels(8, count=4),)})),
     ("one rank logs and saves", Job(ranks=4, step=DDP, extra={0: (python(30),)})),
@@ -15,18 +15,18 @@ FIRES: tuple[tuple[str, Job], ...] = (
         Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
     ),
     (
-        "another rank has more to compute each step",
+        "a different rank in each step has more to compute",
         Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
     ),
 )
 
 SILENT: tuple[tuple[str, Job], ...] = (
-    ("all ranks alike", Job(ranks=4, step=DDP)),
-    ("one loader is later, but its host is far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
+    ("all ranks are equal", Job(ranks=4, step=DDP)),
+    ("one loader is later, but its host runs far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
     ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
-    ("ranks that never meet", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
+    ("ranks have no common collectives", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
 )
 
 ABSTAINS: tuple[tuple[str, Job], ...] = (
-    ("the trace of one rank of four", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
+    ("only one of four ranks has a trace", Job(ranks=4, step=DDP, extra={2: (fetch(30),)}, recorded=(0,))),
 )

@@ -1,4 +1,4 @@
-"""Graphs of a few nodes, column by column; missing columns are zero or none."""
+"""Build graphs of a few nodes from columns; omitted columns are zero or none."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def device_of(**columns: Sequence[float]) -> DeviceNodes:
 def graph_of(
     host: HostNodes, device: DeviceNodes | None = None, *, steps: int = 1, ranks: dict[int, int] | None = None
 ) -> Graph:
-    """A graph with a chain for each process, one after the other."""
+    """Return a graph with a host chain per process."""
     process = host.process.tolist()
     edges = [at for at in range(len(process)) if at == 0 or process[at] != process[at - 1]]
     return Graph(

@@ -1,4 +1,4 @@
-"""Random graphs of a few nodes, and their simulation node by node, from the formulas in graph.py alone."""
+"""Draw random graphs of a few nodes, and simulate them node by node, from the formulas in graph.py alone."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class Job:
     ops: list[Op] = field(default_factory=list)
 
     def last_op(self, process: int, stream: int) -> int:
-        """The op that this stream was given last, or NONE."""
+        """Return the last op enqueued on this stream, or NONE."""
         found = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
         return found[-1] if found else NONE
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Up to three processes that launch on two streams, wait for other streams and for the device, and meet in
+    """Draw up to three processes. They launch on two streams, wait for the other stream and for the device, and have
     collectives on the second stream."""
     processes = draw(st.integers(1, 3))
     job = Job()
@@ -103,7 +103,7 @@ def jobs(draw: st.DrawFn) -> Job:
     for process in range(processes):
         job.nodes.append(Node(process, draw(st.integers(1, 9))))
     for process in range(processes):
-        # The first op, or the host, may wait for an op of the iteration before in the other stream.
+        # The first op, or the host, may wait for an op of the previous iteration on the other stream.
         first = next((j for j, op in enumerate(job.ops) if op.process == process and not op.joins), NONE)
         last = NONE if first == NONE else job.last_op(process, 1 - job.ops[first].stream)
         if last > first and not job.ops[first].waits and draw(st.booleans()):
@@ -116,14 +116,14 @@ def jobs(draw: st.DrawFn) -> Job:
 
 
 class BruteForce:
-    """One turn after the other, each node by its formula."""
+    """Simulate iteration by iteration, with each node's formula."""
 
     def __init__(
         self, job: Job, costs: Scenario | None = None, order: tuple[list[int], list[int]] | None = None
     ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
-        # costs are by position in the graph, the job's own lists by index.
+        # Costs are indexed by position in the graph, and the job's lists by program order.
         position = {index: at for at, index in enumerate(host)}
         op_position = {index: at for at, index in enumerate(device)}
         self.work = [
@@ -188,14 +188,14 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """The one of the same key before each; for the first the last."""
+        """Return for each element the previous one with the same key, and for the first the last one."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)
         ]
 
     def turns(self, count: int) -> float:
-        """Time per turn, over the last half of this many turns, of what moves most."""
+        """Return the time per iteration of the slowest process, over the last half of `count` iterations."""
         for _ in range(count // 2):
             self.turn()
         before = [*self.time, *self.end]
@@ -205,7 +205,7 @@ class BruteForce:
 
 
 def graph_of(job: Job, settled_turns: int) -> tuple[Graph, tuple[list[int], list[int]]]:
-    """The job as a graph measured after some turns, and the job's indices in the order of the graph."""
+    """Return the job's graph, as measured after some iterations, and the job's indices in the order of the graph."""
     brute = BruteForce(job)
     for _ in range(settled_turns):
         brute.turn()

@@ -23,7 +23,7 @@ from tests.analysis.diagnosis.rule_examples.jobs import Job, host_copy, item, ke
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 
-#: A host that launches 12 ms of a step, to a device that is idle when the next batch comes.
+#: The host takes 12 ms to launch a step, and the device is idle when the next batch arrives.
 SLOW_HOST = kernels(4, count=200, launch_us=60)
 
 
@@ -47,12 +47,12 @@ def test_blocking_copy_is_no_host_work(idle_ms: float, copy_ms: float) -> None:
         assert what_if.saving_ms(with_host_copies(what_if, costs), costs) == pytest.approx(copy_ms, abs=0.05)
 
 
-def test_copy_back_from_an_idle_device_is_awaited() -> None:
+def test_copy_from_an_idle_device_blocks_the_host() -> None:
     what_if = simulated(Job(ranks=1, step=(kernels(5), item(), python(0.3), read_back(4, megabytes=40), SLOW_HOST)))
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
     waits = np.flatnonzero((host.block == HostBlock.SYNC) & device.host_copy[host.block_on])
-    # A blocking call has a second node where it begins; both count as one call.
+    # A blocking call has a second node at its start; the two count as one call.
     returns = waits[host.row[waits] == host.row[waits - 1]]
     assert len(returns) == what_if.graph.steps
     part = _section_of_step(what_if.graph)
@@ -66,7 +66,7 @@ def test_work_before_a_synchronization_without_pending_ops_is_no_wait() -> None:
 
 
 def calls(*spans: tuple[int, int], ops: tuple[tuple[int, int, int], ...]) -> Any:
-    """The nodes of calls from when to when, and of ops: (when they were launched, began, ended)."""
+    """Return nodes of calls (start, end) and of ops (launch, start, end)."""
     launched, start, end = np.array(ops).reshape(-1, 3).T
     part: Any = SimpleNamespace(
         host_copy=np.ones(len(ops), np.bool_), launch_time=launched, start=start * 1.0, end=end * 1.0
@@ -90,7 +90,7 @@ def test_calls_without_a_recorded_copy_have_one_node() -> None:
     assert nodes.move_to_begin(np.array([1, 2, 3])).tolist() == [1, 5, 0]
 
 
-def test_recording_overhead_explains_launching_but_no_exposed_copy() -> None:
+def test_profiler_overhead_explains_launches_but_no_exposed_copy() -> None:
     step = (python(0.3), host_copy(5, megabytes=50, pinned=False), SLOW_HOST)
     case = case_of(Job(ranks=1, step=step, recording_ns=6_000).traces())
     assert case.what_if is not None

@@ -50,8 +50,8 @@ def test_later_bound_explains_the_start_exactly() -> None:
     assert bounds((None, -np.inf, 130)) == [(0, 0)]
 
 
-def test_earlier_bound_gets_the_usual_time_or_less() -> None:
-    """The usual latency is that of launches to an idle device; the usual gap is that of ops queued for long."""
+def test_earlier_bound_gets_at_most_the_usual_time() -> None:
+    """The usual latency is that of launches to an idle device; the usual gap is that between ops queued long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
     found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
@@ -63,7 +63,7 @@ def test_earlier_bound_gets_the_usual_time_or_less() -> None:
 
 
 @pytest.mark.parametrize(("apart", "usual"), [(LONG, 7), (LONG - 1, 0)])
-def test_usual_times_are_of_ops_idle_or_queued_for_20_microseconds(apart: int, usual: float) -> None:
+def test_usual_times_need_an_idle_device_or_a_queue_of_20_microseconds(apart: int, usual: float) -> None:
     assert bounds((1000, 1007 - apart, 1007), (50, 100, 500))[1] == (usual, 400)
     assert bounds((1007 - apart, 1000, 1007), (100, 50, 500))[1] == (400, usual)
 
@@ -108,7 +108,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     def graph(*counts: int) -> Graph | None:
         traces = [
             TraceBuilder(rank, world_size=len(counts))
-            .steps(count, 100 * (rank + 1), lambda one: one.compute(5, 80))
+            .steps(count, 100 * (rank + 1), lambda trace: trace.compute(5, 80))
             .build()
             for rank, count in enumerate(counts)
         ]
@@ -120,7 +120,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # Of ranks with more steps, only the common number of steps is used.
+    # Only the number of steps that all ranks have is used.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -182,8 +182,9 @@ def us(column: Any) -> list[float]:
     return [float(one) / 1000 for one in column[count : 2 * count]]
 
 
-def test_chain_of_launches_and_a_wait() -> None:
-    """Short pauses count as work. A wait counts as work until it begins, and as delay after its op has ended."""
+def test_host_chain_of_launches_and_a_wait() -> None:
+    """Short pauses count as work. A wait
+    counts as work until it begins, and as delay after its op has ended."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
@@ -204,7 +205,7 @@ def test_chain_of_launches_and_a_wait() -> None:
     assert (of.steps, of.length_ns, of.ranks) == (3, 3_000_000, {0: 0})
 
 
-def test_chain_with_untraced_time_before_first_op_and_later() -> None:
+def test_host_chain_with_untraced_time_before_the_first_op_and_later() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(20_000 * step).operator(5000, 5100).compute(5100, 5200, launch=(5050, 5060))
@@ -229,7 +230,7 @@ def test_profiler_overhead_is_separate_and_synchronization_with_an_idle_device_i
     assert us(host.block_delay) == [0, 100]
 
 
-def test_blocking_copy_has_nodes_at_begin_and_return() -> None:
+def test_blocking_copy_has_nodes_at_start_and_return() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).operator(0, 990)
@@ -243,7 +244,7 @@ def test_blocking_copy_has_nodes_at_begin_and_return() -> None:
     assert of.device.host_copy.tolist() == [True, False] * 3
 
 
-def test_chains_of_two_cpu_processes() -> None:
+def test_host_chains_of_two_cpu_processes() -> None:
     """Each process enqueues a collective at 420, waits for it until 710, and works until the next step mark."""
     traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in traces:
@@ -294,10 +295,10 @@ def test_launch_blocked_by_a_full_queue_is_not_work(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_graph_without_calls_or_operators() -> None:
-    unseen = TraceBuilder().steps(5, 1000, lambda one: one.compute(0, 900, launch=None))
+    unseen = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_graph(build_timeline([unseen.build()])) is None
-    seen = TraceBuilder(1).steps(5, 1000, lambda one: one.compute(0, 900))
+    seen = TraceBuilder(1).steps(5, 1000, lambda trace: trace.compute(0, 900))
     assert build_graph(build_timeline([unseen.build(), seen.build()])) is None
     assert build_graph(build_timeline([seen.build()])) is not None
-    other = TraceBuilder().steps(5, 1000, lambda one: one.by(9).operator(0, 900).gloo(100, 800, thread=4))
+    other = TraceBuilder().steps(5, 1000, lambda trace: trace.by(9).operator(0, 900).gloo(100, 800, thread=4))
     assert build_graph(build_timeline([other.build()])) is None

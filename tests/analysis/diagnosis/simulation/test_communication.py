@@ -15,8 +15,9 @@ PERIOD = 1000
 
 
 def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
-    """5 steps of 1 ms, device bound: 500 µs of kernels, 100 µs of bucket copies, 400 µs of transfer beside which a
-    kernel of 200 µs runs after a gap of 20 µs instead of the usual 2 µs. All is launched long before it runs."""
+    """Make 5 steps of 1 ms in which the device sets the pace. A step has 500 µs of kernels, 100 µs of bucket copies and
+    400 µs of transfer. During the transfer a kernel of 200 µs runs after a gap of 20 µs instead of the usual 2 µs. All
+    ops are launched long before they run."""
     ranks = tuple(TraceBuilder(rank, world_size=2) for rank in range(2))
     for trace in ranks:
         for step in range(8):
@@ -47,13 +48,13 @@ def test_bucket_copies_run_in_reducer_operators() -> None:
     assert not what_if(packed=False).model.bucket_copy.any()
 
 
-def test_without_communication_only_compute_kernels_remain() -> None:
+def test_without_communication_leaves_only_compute_kernels() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
-    # The host has nothing to do in between; here it shall not set the pace.
+    # The host must not set the pace here, so its input is removed.
     costs = without_input(one, one.corrected)
     alone = one.step_ms(without_communication(one, costs))
-    # Three kernels of 248, 248 and 200 µs, 2 µs apart.
+    # There are three kernels of 248, 248 and 200 µs, 2 µs apart.
     assert alone == pytest.approx(0.702, abs=0.006)
     assert one.step_ms(without_transfer(one, costs)) > alone + 0.09
 

@@ -33,7 +33,7 @@ def timeline_of(
     shift: int = 0,
     is_cpu: bool = False,
 ) -> Any:
-    """A process with these host events (thread, start, end, role), by row."""
+    """Return the timeline of a process with these host events (thread, start, end, role), by row."""
     thread, start, end, role = np.array(
         [(*row[:3], int(row[3])) for row in rows or [(1, 0, 1, Role.OTHER)]], np.int64
     ).T
@@ -87,7 +87,7 @@ def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
 
 
 def test_host_work_inside_communication_ranges_is_communication() -> None:
-    """Nodes at 0, 100, 200 and 300; calls for communication from 110 to 130, and communication from 220 to 260."""
+    """Nodes end at 0, 100, 200 and 300. Communication calls last from 110 to 130, and a range from 220 to 260."""
     timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
     host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], untraced=[0, 0, 0, 5], row=[NONE] * 4)
     found = part(timeline, host)
@@ -100,7 +100,7 @@ def test_host_work_inside_communication_ranges_is_communication() -> None:
 
 
 def test_communication_of_all_chain_threads_counts() -> None:
-    """The second node's call is of thread 7, which communicates from 120 to 180."""
+    """Thread 7, which makes the second node's call, communicates from 120 to 180."""
     timeline = timeline_of(
         (7, 150, 160, Role.LAUNCH), communication={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
     )
@@ -110,7 +110,7 @@ def test_communication_of_all_chain_threads_counts() -> None:
 
 
 def test_other_threads_communicate_while_the_chain_waits() -> None:
-    """Thread 5 is at it from 110 to 180, while thread 1 works until 130 and from 170 on."""
+    """Thread 5 communicates from 110 to 180, while thread 1 works until 130 and from 170 on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
     host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)
     found = part(timeline, host)
@@ -118,7 +118,7 @@ def test_other_threads_communicate_while_the_chain_waits() -> None:
 
 
 def test_blocked_node_works_until_its_call() -> None:
-    """It was called at 150 (on the common clock), and its thread communicates from 120 on."""
+    """The node's call begins at 150 (on the common clock), and its thread communicates from 120 on."""
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
@@ -133,7 +133,7 @@ def test_blocked_node_works_until_its_call() -> None:
 @pytest.mark.parametrize(
     ("op_class", "transfer", "block", "is_cpu", "blocks"),
     [
-        (COMMUNICATION, np.nan, HostBlock.SYNC, False, True),  # for one of its copies
+        (COMMUNICATION, np.nan, HostBlock.SYNC, False, True),  # the call waits for a communication copy
         (COMMUNICATION, 5.0, HostBlock.SYNC, False, False),
         (COMPUTE, np.nan, HostBlock.SYNC, False, False),
         (COMPUTE, np.nan, HostBlock.COLLECTIVE, False, True),
@@ -150,14 +150,16 @@ def test_node_may_wait_for_communication(
 
 
 def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
-    """It moves data from 100 to 200. Of gaps and latencies the median of all takes its time anyhow."""
+    """Communication copies data from 100 to 200. Each gap and latency has a usual part, the median, which is not
+    attributed to communication."""
     timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
     device = device_of(
         start=[150, 250, 90, 400, 150], gap=[40, 80, 50, 10, 30], latency=[0, -9, 20, 5, 60],
         op_class=[COMPUTE, COMPUTE, COPY, COMPUTE, COMMUNICATION],
     )  # fmt: skip
     found = part(timeline, host_of(time=[0]), device)
-    # Gaps of 40, 80, 50 and 10 have a median of 45: of 80 there were 30 under way, and 35 are more than that.
+    # The median of the gaps 40, 80, 50 and 10 is 45. Communication overlaps 30 of the gap of 80, less than the excess
+    # of 35.
     assert found.gap.tolist() == [0, 30, 0, 0, 0]
     assert found.latency.tolist() == [0, 0, 0, 0, 0]
     late = device_of(start=[150, 150, 150], gap=[0, 0, 0], latency=[10, 10, 45])

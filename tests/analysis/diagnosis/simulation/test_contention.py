@@ -21,7 +21,7 @@ def test_contention_is_removed_but_kernels_never_get_longer() -> None:
     assert TWINS.removed_from(MEASURED).tolist() == [100, 80, 80, 100, 80]
 
 
-def test_contention_shrinks_with_the_waiting() -> None:
+def test_contention_decreases_with_the_wait() -> None:
     assert TWINS.waiting_removed_from(MEASURED, np.full(5, 0.5)).tolist() == [100, 90, 100, 100, 95]
     assert TWINS.waiting_removed_from(MEASURED, np.zeros(5)).tolist() == MEASURED.tolist()
 
@@ -33,8 +33,8 @@ def test_removing_contention_is_idempotent() -> None:
 
 
 def contention_free(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
-    """Return contention-free µs by name and recorded time, for a rank that runs kernels (µs, name) beside an all-reduce
-    and then others alone."""
+    """Return contention-free µs by (name, recorded time). A rank runs kernels (µs, name) during an all-reduce and then
+    others without it."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -65,12 +65,12 @@ LAYER = [(90, "gemm"), (12, "bias"), (150, "dgrad")]
 ALONE = [(60, "gemm"), (10, "bias"), (100, "dgrad")]
 
 
-def test_kernels_of_other_layers_match() -> None:
+def test_kernels_of_different_layers_match() -> None:
     found = contention_free(LAYER * 4, ALONE * 2)
     expected = {("gemm", 90): 60.0, ("bias", 12): 10.0, ("dgrad", 150): 100.0}
     assert found.keys() == expected.keys()
     for key, times in found.items():
-        # The step's first kernel has other neighbours than the kernels that match.
+        # The step's first kernel has a different predecessor than its matching kernels.
         assert times == pytest.approx([expected[key]] * len(times), rel=0.02)
 
 
@@ -78,11 +78,12 @@ def test_kernels_of_various_durations_do_not_match() -> None:
     assert contention_free([(90, "gemm")] * 4, [(30, "gemm"), (60, "gemm"), (120, "gemm"), (240, "gemm")] * 2) == {}
 
 
-def test_layer_of_another_size_does_not_match() -> None:
-    # A step whose kernels halve from layer to layer, as a convolutional network's do; nothing disturbed any of them.
+def test_layer_of_a_different_size_does_not_match() -> None:
+    # Kernel times halve from layer to layer, as in a convolutional network; there is no contention.
     sizes = [(800, "conv"), (400, "conv"), (200, "conv")]
     assert contention_free(sizes, [(50, "conv"), (50, "conv")]) == {}
-    # The same name takes 3 times as long in every layer beside: that is no disturbance.
+    # Kernels of this name take 3 times as long in every layer during the all-reduce, so the difference is not
+    # contention.
     assert contention_free([(300, "conv")] * 3, [(100, "conv")] * 3) == {}
 
 

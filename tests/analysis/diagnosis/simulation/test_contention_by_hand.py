@@ -1,4 +1,4 @@
-"""Test time beside collectives, contention-free durations and probed transfers, with a few ops."""
+"""Test time during collectives, contention-free durations and probed transfers, with a few ops."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Collective = tuple[int, int, int, float]
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Tracks with a trace each, whose collectives' rows count from 100; the names of events by row."""
+    """Return tracks with a trace each, whose collectives' rows count from 100, and the names of events by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
-        start, arrival, end = (np.array([one[at] for one in collectives], np.int64) for at in range(3))
+        start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
         rows = 100 + np.arange(len(collectives))
         kind, kinds = np.zeros(len(rows), np.int64), [("all_reduce", "0", 2, 1000)]
         table = SimpleNamespace(start=start, last_arrival=arrival, end=end, row=rows, kind=kind, kinds=kinds)
@@ -60,14 +60,14 @@ def graph(
     return msgspec.structs.replace(found, streams=((0, count),))
 
 
-def test_kernel_runs_beside_waiting_and_transferring_collectives() -> None:
+def test_contention_counts_waiting_and_transferring_collectives() -> None:
     """The first collective waits from 10 to 20 and transfers to 40; the split of the second is unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
     found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
     assert found.duration.tolist() == [30, 55, 5, 6]
     assert found.beside.tolist() == [20, 35, 0, 6]
     assert found.waiting.tolist() == [10, 5, 0, 6]
-    # A waiting collective holds its share of the processors, a transferring one 1.7 times that.
+    # A waiting collective occupies its share of the SMs, and a transferring one 1.7 times that share.
     assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
     assert found.free.tolist() == [False, False, True, False]
 
@@ -89,7 +89,7 @@ def test_name_has_one_number_over_all_traces() -> None:
 
 
 def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
-    """Return contention-free duration and waiting share of a kernel; in another step it ran alone."""
+    """Return contention-free duration and waiting share of a kernel that runs without contention in a second step."""
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
     found = find_contention(msgspec.structs.replace(of, steps=2), timeline)
@@ -111,7 +111,7 @@ def test_no_contention_without_slowed_kernels() -> None:
 
 
 def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
-    """Collectives that transfer so many ns, and a kernel beside."""
+    """Make collectives with these transfer times in ns, and a kernel during them."""
     count = len(transfers)
     device = device_of(
         start=[0] * count + [0], end=[*transfers, 50], transfer=[*transfers, np.nan],
@@ -153,7 +153,7 @@ def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
     monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
-    # They are only let shrink.
+    # Probed transfers only shorten collectives.
     of = exchanging(3.0)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone == [[0, 0]]
@@ -201,7 +201,7 @@ def test_faster_transports_save_a_percent_and_are_sorted_by_savings(monkeypatch:
 
 
 def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[str, float]:
-    """Return parts of savings, without calls, transfers, contention and bucket copies."""
+    """Return the components of the savings: calls, transfers, contention and bucket copies are removed in turn."""
     for name, taken in (
         ("without_communication_calls", 2),
         ("without_transfer_time", 1),
@@ -218,7 +218,7 @@ def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyP
     assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"]) == (1, 3, 2)
     assert (found["copying buckets"], found["copies and waits"]) == (3, 1)
     assert list(found)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
-    # A scenario that saves less than those before adds nothing, and the sum is at most the whole.
+    # A scenario that saves less than the previous ones adds nothing, and the components sum to at most the total.
     found = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
     assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"], found["copies and waits"]) == (
         5,
@@ -228,7 +228,7 @@ def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyP
     )
 
 
-def said(
+def communication_finding(
     patch: pytest.MonkeyPatch,
     *,
     calls: float = 0.0,
@@ -240,7 +240,7 @@ def said(
     gain: float = 10.0,
     now: float = 100.0,
 ) -> Any:
-    """Return the finding for two devices whose transfers take 6 and 9 ms in two steps of 100."""
+    """Return the finding for two devices with transfers of 6 and 9 ms in two steps of 100 ms."""
     device = SimpleNamespace(
         transfer=np.array([np.nan, 2e6, 4e6, 9e6]),
         track=np.array([0, 0, 0, 1]),
@@ -269,21 +269,21 @@ def said(
 
 
 def test_communication_finding_has_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
-    evidence = said(monkeypatch).evidence
+    evidence = communication_finding(monkeypatch).evidence
     assert (evidence["collectives_per_step"], evidence["transfer_ms_per_step"]) == (3 / 4, 15 / 4)
     assert evidence["exposed_transfer_ms_by_rank"] == {0: 3.0}
-    # The longest transfers of a device are 4.5 ms of a step: hidden, they cost what is longer than all else.
+    # The slower device transfers for 4.5 ms per step; with full overlap only the excess over all other work remains.
     assert evidence["savings_ms_with_full_overlap"] == 10
-    assert said(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
+    assert communication_finding(monkeypatch, gain=98.0).evidence["savings_ms_with_full_overlap"] == 95.5
     assert "bucket_copies_ms_per_step" not in evidence
     assert "savings_ms_at_probed" not in evidence
-    assert said(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
-    assert said(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
+    assert communication_finding(monkeypatch, faster={"p2p": 2.0}).evidence["savings_ms_at_probed"] == {"p2p": 2.0}
+    assert communication_finding(monkeypatch, bucket_copy=1.0).evidence["bucket_copies_ms_per_step"] == 1.0
 
 
 def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def advice(**of: Any) -> str:
-        return " ".join(said(monkeypatch, **of).advice)
+        return " ".join(communication_finding(monkeypatch, **of).advice)
 
     assert [("by calls: True" in advice(calls=ms)) for ms in (5.0, 5.1)] == [False, True]
     assert [("Check the links" in advice(doubtful=True, calls=ms)) for ms in (0.0, 9.0)] == [True, False]
@@ -295,6 +295,6 @@ def test_communication_finding_has_advice(monkeypatch: pytest.MonkeyPatch) -> No
     assert [("gradient_as_bucket_view" in advice(bucket_copy=ms)) for ms in (0.99, 1.0)] == [False, True]
     assert "gradient_as_bucket_view" not in advice(bucket_copy=1.0, calls=9.0)
     of = LargestCollective(operation="all_reduce", size_bytes=8, ranks=2, median_ns=1e6, busbw_gb_per_s=1.0)
-    assert "Turn on peer access" in said(monkeypatch, largest=of, nvlink=450.0).advice[0]
-    assert said(monkeypatch, largest=of).evidence["largest_collective_transfer_ms"] == 1
-    assert "nvlink_gb_per_s" not in said(monkeypatch, largest=of).evidence
+    assert "Turn on peer access" in communication_finding(monkeypatch, largest=of, nvlink=450.0).advice[0]
+    assert communication_finding(monkeypatch, largest=of).evidence["largest_collective_transfer_ms"] == 1
+    assert "nvlink_gb_per_s" not in communication_finding(monkeypatch, largest=of).evidence

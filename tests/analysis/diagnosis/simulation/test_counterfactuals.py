@@ -46,7 +46,7 @@ def job(
 ) -> Any:
     """Return a fake what-if with work for communication (columns of `CommunicationWork`).
 
-    Kernels are `slowed` by so much beside transfers and by so much while collectives `waited`.
+    Kernels are lengthened by `slowed` during transfers and by `waited` during waiting collectives.
     """
     graph: Graph = graph_of(host, device, steps=steps)
     nodes, ops = len(graph.host.time), len(graph.device.start)
@@ -80,7 +80,7 @@ def job(
 
 
 def apart(**more: Any) -> Any:
-    """Two ranks with a node each: rank 1 waits 30 more for data, is elsewhere 4 more, launches 5 more, calls 7 more."""
+    """Make two ranks; rank 1 has 30 more input wait, 4 untraced time, 5 launch and 7 operator time."""
     host = host_of(
         process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],
     )  # fmt: skip
@@ -91,7 +91,7 @@ def test_host_time_is_split_into_components() -> None:
     of = apart()
     found = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
     assert found == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
-    # Never more than is left of it.
+    # A component is never more than the remaining time.
     less = replace(of.corrected, busy=np.array([2.0, 32]), waiting=np.array([5.0, 50]))
     found = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
     assert found == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
@@ -123,7 +123,7 @@ def test_equalized_ranks_need_the_median_of_given_components() -> None:
 
 
 def kernels(**more: Any) -> Any:
-    """Two ranks: rank 1 computes 5 longer, of which 2 while collectives waited, and copies 4 longer."""
+    """Make two ranks: rank 1 computes 5 longer, of which 2 while collectives waited, and copies 4 longer."""
     device = device_of(
         start=[0, 0, 0, 0], end=[10, 15, 3, 7], op_class=[COMPUTE, COMPUTE, COPY, COPY], track=[0, 1, 0, 1]
     )
@@ -147,7 +147,7 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Ranks that wait so often for their own copy of 5, after a gap of 2."""
+    """Make ranks that wait `counts` times for their copy of 5, after a gap of 2."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -177,12 +177,12 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
-    # No rank has more if all synchronize as often; waits for communication are none.
+    # No rank has more if all synchronize equally often; waits for communication do not count.
     alike = synchronizing(2, 2)
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
-    # Waiting is what passes from node to node without work.
+    # Synchronization time is the time between nodes without work.
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 
@@ -202,7 +202,7 @@ def test_without_launch_cost_keeps_communication_work() -> None:
 
 
 def graphed(saved: float) -> Any:
-    """Launched as a graph a step takes so much of 100 ms less; ops came 20 or 21 µs after they were launched."""
+    """Make a step of 100 ms that is `saved` ms shorter as a CUDA graph; ops start 20 or 21 µs after their launch."""
     host = host_of(process=[0], busy=[30], time=[0])
     device = device_of(
         start=[20_000, 20_001, 20_000, 0, 5], end=[21_000] * 5, gap=[900, 900, 900, 900, 200],
@@ -234,7 +234,7 @@ def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
 
 
 def exchanging(**more: Any) -> Any:
-    """A kernel that is slowed by 3 and 1, a bucket copy of 5, a collective of 10, of which 6 are transfer."""
+    """Make a kernel lengthened by 3 and 1, a bucket copy of 5, and a collective of 10 with 6 of transfer."""
     device = device_of(
         start=[0, 0, 0], end=[20, 5, 10], gap=[4, 2, 3], latency=[7, 5, -2], transfer=[np.nan, np.nan, 6],
         op_class=[COMPUTE, COMPUTE, COMMUNICATION], launch=[0, 1, 2],
@@ -252,7 +252,7 @@ def test_without_transfer_removes_its_contention() -> None:
     found = counterfactuals.without_transfer(of, of.corrected)
     assert found.duration.tolist() == [17, 5, 10]
     assert found.transfer[2] == 0
-    # A shorter kernel is not made shorter than its contention-free duration.
+    # A kernel that is already shorter still loses its contention during transfers.
     shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
 

@@ -1,4 +1,4 @@
-"""Test chains of CPU processes: for which collective a pause of the training thread waits."""
+"""Test host chains of CPU processes: for which collective a pause of the training thread waits."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ PERIOD = 100_000
 
 
 def two_ranks(recorded_late: int) -> list[TraceBuilder]:
-    """6 steps of 100 ms: 38 ms of compute, two all-reduces enqueued at its end, which take 2 and 60 ms together.
+    """Make 6 steps of 100 ms: 38 ms of compute, then two all-reduces, which take 2 and 60 ms together.
 
-    The training thread goes on at the end of the second, whose own thread records its end `recorded_late` µs later."""
+    The training thread resumes at the end of the second all-reduce, whose thread records the end `recorded_late` µs
+    later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -49,9 +50,9 @@ def test_pause_waits_for_collective_with_nearest_end(recorded_late: int) -> None
 
 
 def tensor_parallel(*, beside: bool = False) -> list[TraceBuilder]:
-    """6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in a function of autograd that sums it over the ranks.
+    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums it over ranks.
 
-    With `beside` the function computes while its sum is under way."""
+    With `beside` the function computes during the sum."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -95,7 +96,7 @@ def test_hook_that_enqueues_and_returns_does_not_wait() -> None:
     for trace in ranks:
         for step in range(6):
             trace.step(step * PERIOD)
-            # It loses its core for a while; the collective goes on beside what comes next.
+            # The thread loses its CPU core for a while; the collective continues during the next operators.
             trace.operator(1_000, 2_000, "torch::autograd::AccumulateGrad").operator(1_100, 1_200, "c10d::allreduce_")
             trace.operator(2_000, 99_900, "aten::convolution_backward").gloo(1_150, 60_000, thread=91, ranks=(0, 1))
     (track, _) = case_of([trace.build() for trace in ranks]).attribution.tracks
@@ -103,8 +104,8 @@ def test_hook_that_enqueues_and_returns_does_not_wait() -> None:
 
 
 @pytest.mark.parametrize("recorded_late", [0, 3_000])
-def test_pause_without_a_collective_end_waits_for_the_one_under_way(recorded_late: int) -> None:
-    """Rank 1 fetches for 50 ms; rank 0's thread goes on when the all-reduce is done, which is recorded later."""
+def test_pause_without_a_collective_end_waits_for_the_running_one(recorded_late: int) -> None:
+    """Rank 1 fetches for 50 ms; rank 0's thread resumes when the all-reduce ends, which is recorded later."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace, fetched in zip(ranks, (0, 50_000), strict=True):
         for step in range(6):
@@ -122,7 +123,7 @@ def test_pause_without_a_collective_end_waits_for_the_one_under_way(recorded_lat
 
 
 def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
-    """Both ranks log for 40 ms after an all-reduce of 2 ms, without a call of the framework in between."""
+    """Both ranks log for 40 ms after an all-reduce of 2 ms, without framework calls in between."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -139,7 +140,7 @@ def test_pause_whose_collective_ended_at_its_start_is_no_wait() -> None:
 
 
 def part_of(*collectives: tuple[int, int]) -> Any:
-    """Collectives from when to when, in µs."""
+    """Make collectives with these start and end times in µs."""
     start, end = np.array(collectives, np.float64).reshape(-1, 2).T * 1000
     return SimpleNamespace(start=start, end=end, launch=np.full(len(start), NONE, np.int64))
 
@@ -151,7 +152,7 @@ def pauses(
     marks: Sequence[int] = (),
     awaited: Sequence[tuple[int, int]] = (),
 ) -> list[tuple[float, float, int]]:
-    """(from, to, collective) of each wait; in µs."""
+    """Return (start, end, collective) of each wait, in µs."""
     start, end = np.array(operators, np.int64).T * 1000
     found = _waits(
         start,
@@ -175,7 +176,7 @@ def test_pause_is_a_wait_from_30_microseconds_and_not_across_a_mark() -> None:
     assert pauses(OPERATORS, [(50, 180)], marks=[100]) == []
     assert pauses(OPERATORS, [(50, 180)], marks=[199]) == []
     assert pauses(OPERATORS, []) == []
-    # So is what waits inside an operator.
+    # A wait inside an operator counts too.
     assert pauses([(0, 1000)], [(150, 880)], awaited=[(200, 900)]) == [(200, 900, 0)]
 
 
@@ -183,7 +184,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
     assert pauses(OPERATORS, [(50, 110), (60, 289)]) == [(100, 200, 1)]
     assert pauses(OPERATORS, [(50, 110), (60, 290)]) == [(100, 200, 0)]
     assert pauses(OPERATORS, [(60, 289), (50, 110)]) == [(100, 200, 0)]
-    # One that began only later did not.
+    # A collective that began after the wait did not cause it.
     assert pauses(OPERATORS, [(50, 110), (200, 210)]) == [(100, 200, 0)]
     assert pauses(OPERATORS, [(50, 110), (60, 150), (199, 210)]) == [(100, 200, 2)]
     assert pauses(OPERATORS, [(50, 201)]) == [(100, 200, 0)]
@@ -203,7 +204,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
 def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
-    """The other ended as the pause began."""
+    """The other collective ended at the start of the pause."""
     assert pauses(OPERATORS, [(50, 100), collective]) == found
 
 
@@ -212,7 +213,7 @@ def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
 )
 def test_time_long_after_the_collective_ended_is_untraced(pause: int, ended: int, until: int) -> None:
-    """After half a millisecond, and more than half of the pause."""
+    """Time is untraced after half a millisecond and more than half of the pause."""
     assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
 
 

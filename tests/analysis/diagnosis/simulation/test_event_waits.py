@@ -35,7 +35,7 @@ STREAM, RECORD = "wait_on_stream", "wait_on_cuda_event_record_corr_id"
 
 
 def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = HOST) -> Streams:
-    """Steps whose host begins one each `period`, and is `ahead` of its device."""
+    """Make steps with this `period` whose host runs ahead by `ahead`."""
     streams = Streams(ahead_us=ahead)
     for number in range(STEPS):
         streams.step(number, number * period, (number + 1) * period)
@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """The names of the ops that ops of each name wait for."""
+    """Return the names of the ops that each op waits for, by name."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):
@@ -65,7 +65,7 @@ def waits(what_if: WhatIf) -> dict[str, set[str]]:
 
 
 def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
-    """A step whose host takes no time, and in which kernels of these names take so long (µs)."""
+    """Return the step in µs if the host takes no time and kernels of these names take these µs."""
     measured = what_if.model.recorded
     duration = measured.duration.copy()
     for op in range(len(duration)):
@@ -75,12 +75,13 @@ def step_us(what_if: WhatIf, lengths: dict[str, float] | None = None) -> float:
 
 
 def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
-    """`b1` waits for `a1` alone, but begins after `a3`, as its stream is busy with `b0`. A step takes 900 µs.
+    """Make a job in which `b1` waits only for `a1`, but starts after `a3` because its stream is busy with `b0`. A step
+    takes 900 µs.
 
         7    a1 100 | a2 200 | a3 200 |                    waits for b1
         20   b0 520                      | b1 380          waits for a1
 
-    Without b0, b1 would run from 100 to 480: a step takes the 500 µs of stream 7. If b1 waited for a3, it took 880.
+    Without b0, b1 runs from 100 to 480, so a step takes the 500 µs of stream 7. A wait for a3 would make that 880.
     """
     streams.launch(20, 520, "b0")
     streams.launch(7, 100, "a1")
@@ -97,7 +98,7 @@ def test_traced_wait_is_for_the_op_before_the_record(tmp_path: Path) -> None:
     what_if = simulation(read_one(tmp_path, recorded(late_second_stream, 900).document()))
     assert waits(what_if) == {"b1": {"a1"}, "a1": {"b1"}}
     assert step_us(what_if) == pytest.approx(900, abs=2)
-    # b0 may begin before the a1 of its step: nothing makes its stream wait for the step before.
+    # b0 may start before the a1 of its step, because its stream does not wait for the previous step.
     assert step_us(what_if, {"b0": 0}) == pytest.approx(500, abs=5)
 
 
@@ -128,7 +129,7 @@ def test_launch_into_another_stream_does_not_wait(tmp_path: Path) -> None:
         streams.wait(7, streams.record(20))
 
     content = recorded(step, 200)
-    # Whichever stream it was that the event was recorded in.
+    # The stream in which the event was recorded does not matter.
     assert waits(simulation(read_one(tmp_path, content.document()))) == {"b1": {"a1", "c1"}, "a1": {"b1"}}
 
 
@@ -172,7 +173,7 @@ def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
 def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
     told = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
-    if number == 1e400:  # JSON has no such number
+    if number == 1e400:  # JSON cannot represent this number
         told = dict.fromkeys(told, float("inf"))
     content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
     what_if = simulation(read_one(tmp_path, content))
@@ -180,7 +181,7 @@ def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> N
 
 
 def host_waits_for_the_first(streams: Streams, told: Mapping[str, Any] = {}) -> None:
-    """The host waits for `a1`, 100 µs, and then computes for 400 µs; `a2` and `b1` run on meanwhile."""
+    """Make a host that waits for `a1` (100 µs) and then computes for 400 µs, while `a2` and `b1` run."""
     streams.launch(7, 100, "a1")
     record = streams.record(7)
     streams.launch(7, 60, "a2")
@@ -204,7 +205,7 @@ def test_host_waits_for_the_op_before_the_record(tmp_path: Path) -> None:
     assert blocked_on(streams.document(facts=False)) != {"a1"}
 
 
-#: One step: (what, stream, of which stream the event is that a wait is for, length in µs).
+#: Commands of a step: (kind, stream, stream whose event a wait is for, length in µs).
 COMMANDS = st.lists(
     st.tuples(st.sampled_from(["launch", "wait"]), st.sampled_from([7, 20, 26]), st.sampled_from([7, 20, 26]), LENGTHS),
     min_size=1,
@@ -213,7 +214,7 @@ COMMANDS = st.lists(
 
 
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
-    """Steps that begin and end in stream 7; a wait is for what its stream was given up to its own last wait."""
+    """Run steps that begin and end on stream 7; a wait is for ops enqueued before that stream's last wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")
@@ -234,8 +235,8 @@ def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
 
 
 def pace(streams: Streams) -> float:
-    """Time between the last two steps."""
-    ends = [one["ts"] + one["dur"] for one in streams.events if one["name"] == "last"]
+    """Return the time between the last two steps."""
+    ends = [event["ts"] + event["dur"] for event in streams.events if event["name"] == "last"]
     return float(ends[-1] - ends[-2])
 
 
@@ -254,7 +255,8 @@ def test_simulation_with_traced_waits_matches_execution(
 @pytest.mark.long
 @pytest.mark.parametrize(("recording", "within"), [("gpt-nccl", 0.01), ("gpt-nccl-light", 0.06)])
 def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: str, within: float) -> None:
-    """CUDA 13 records only the waiting stream: NCCL's before it reduces a bucket, the model's when that is done."""
+    """On CUDA 13 the trace has only the waiting stream. First NCCL's stream waits before it reduces a bucket, then the
+    model's stream after that."""
     unpack(WHOLE / "exchanges" / f"{recording}.npz", tmp_path)
     timeline = build_timeline(read_traces([tmp_path]))
     what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
@@ -266,7 +268,7 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     assert (waiting & communication).sum() == buckets
     assert (waiting & ~communication).sum() == buckets
     assert what_if.simulated_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
-    # The bound explains all of the time to an op's start; a missing dependency would make it long.
+    # The bound explains the whole time to an op's start; a missing dependency would lengthen it.
     bound_ns = np.maximum(graph.device.latency, graph.device.gap)
     assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 FEW, TIMES = 8, 8
-#: Linear growth is 8, quadratic 64; what does not grow makes it less.
+#: Linear growth gives 8 and quadratic growth 64; costs that do not grow reduce the factor.
 AT_MOST = 24
 
 
@@ -48,7 +48,7 @@ def peak(timeline: Timeline) -> int:
     return most
 
 
-def test_time_and_memory_grow_with_the_events() -> None:
+def test_time_and_memory_grow_linearly_with_events() -> None:
     few, many = timeline_of(FEW), timeline_of(FEW * TIMES)
     assert fastest(many) < AT_MOST * fastest(few)
     assert peak(many) < AT_MOST * peak(few)

@@ -1,4 +1,4 @@
-"""Test what host calls wait for, with a number below and a number above. Times in µs."""
+"""Test which host calls wait, with values just below and above each limit. Times in µs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return kinds of calls of these durations, far apart; calls named `B` and `C` block, others do not."""
+    """Return the kinds of calls with these durations, far apart; calls named `B` and `C` block and others do not."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -71,12 +71,12 @@ def kinds_of(
     return [HostBlock(kind) for kind in found.tolist()]
 
 
-def test_launch_is_held_up_if_three_times_the_usual_and_queue_full() -> None:
+def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
-    # No less than 8 µs, whatever is usual,
+    # A queue wait takes at least 8 µs, whatever is usual,
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # and that is what is usual of its name, without those that block.
+    # and longer than is usual for its name, not counting blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
@@ -86,13 +86,13 @@ def test_blocking_calls_have_kinds() -> None:
     assert kinds_of(5, 5, 5, 5, 5, names="CBBeF", roles=roles) == [PAGEABLE, SYNC, COLLECTIVE, NOT, RELEASE]
 
 
-def test_call_with_overhead_is_held_up_if_queue_full() -> None:
+def test_call_with_overhead_is_delayed_if_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 4, held=[0, 8, 8.001]) == [NOT, NOT, QUEUE]
     assert kinds_of(4, 4, held=9, queued=[499, 500]) == [NOT, QUEUE]
     assert kinds_of(4, 4, names="Ba", held=9) == [SYNC, QUEUE]
 
 
-def test_one_held_up_call_is_kept_every_two_milliseconds() -> None:
+def test_delayed_calls_are_kept_every_two_milliseconds() -> None:
     block = np.array([QUEUE, QUEUE, SYNC, QUEUE, QUEUE, QUEUE], np.uint8)
     thinned = _thinned(block, ns(0, 1999.999, 1999.999, 2000, 3999, 4000))
     assert thinned.tolist() == [QUEUE, NOT, SYNC, QUEUE, NOT, QUEUE]
@@ -111,7 +111,7 @@ TO, FROM = "Memcpy HtoD (Pageable -> Device)", "Memcpy DtoH (Device -> Pageable)
         (FROM, 1, 20, [SYNC, SYNC]),
     ],
 )
-def test_synchronization_right_behind_a_copy_belongs_to_it(
+def test_synchronization_directly_after_a_copy_belongs_to_it(
     name: str, thread: int, apart: int, kinds: list[HostBlock]
 ) -> None:
     trace = TraceBuilder().copy(5, 40, name, launch=(0, 45)).by(thread).sync(45 + apart, 90 + apart)
@@ -119,7 +119,7 @@ def test_synchronization_right_behind_a_copy_belongs_to_it(
     rows = np.flatnonzero(events.device == -1)
     found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == kinds
-    # Launches stay launches, whatever they stand behind.
+    # Launches stay launches, whatever event they are nested in.
     found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == [NOT, NOT]
 
@@ -133,15 +133,15 @@ def test_queue_length_counts_unfinished_ops_of_all_devices() -> None:
 
 
 def given_of(*ops: tuple[float, float], first: int = 0) -> Any:
-    """A stream's ops: when they were launched and ended."""
+    """Return a stream's ops with these (launch, end) times."""
     launched, end = np.array(ops, np.float64).reshape(-1, 2).T
     return SimpleNamespace(launch_time=ns(*launched), end=end * 1000, op=first + np.arange(len(ops)))
 
 
 def target_of(
-    kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, told: Any = None
+    kind: HostBlock, begun: float, returned: float, *streams: Any, waited_from: float | None = None, awaited: Any = None
 ) -> tuple[int, float | None]:
-    """The op that a call waited for, and when that ended."""
+    """Return (op, end) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
         [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # what of a part is looked at
@@ -150,7 +150,7 @@ def target_of(
         ns(begun if waited_from is None else waited_from),
         np.array([kind], np.uint8),
         np.array([5]),
-        [AwaitedOps(none, none, none, none) if told is None else told],
+        [AwaitedOps(none, none, none, none) if awaited is None else awaited],
     )
     assert part.tolist() == [0 if op[0] != NONE else NONE]
     return int(op[0]), float(end[0]) / 1000 if op[0] != NONE else None
@@ -164,7 +164,7 @@ def test_call_waits_for_last_op_ended_before_its_return() -> None:
     assert target_of(SYNC, 20, 95, stream) == (1, 70)
     assert target_of(SYNC, 30, 49, stream) == (NONE, None)
     assert target_of(NOT, 30, 95, stream) == (NONE, None)
-    # The op that ended last over all streams counts.
+    # The op that ended last on all streams counts.
     assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3)) == (3, 92)
     assert target_of(SYNC, 30, 95, given_of((5, 92), first=3), stream) == (3, 92)
 
@@ -179,15 +179,15 @@ def test_only_synchronizations_wait_for_ops_ended_before() -> None:
 
 def test_call_with_traced_event_waits_for_op_before_its_record() -> None:
     stream = given_of((0, 50), (10, 70), (20, 90))
-    told = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
-    assert target_of(SYNC, 30, 95, stream, told=told) == (0, 50)
-    # It may seem to end within a microsecond after the call returned.
-    assert target_of(SYNC, 30, 49, stream, told=told) == (0, 50)
-    assert target_of(SYNC, 30, 48.999, stream, told=told) == (NONE, None)
-    # It does not wait for other streams.
-    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), told=told) == (0, 50)
+    awaited = AwaitedOps(np.array([0, 1]), np.array([3, 5]), np.array([0, 0]), np.array([2, 0]))
+    assert target_of(SYNC, 30, 95, stream, awaited=awaited) == (0, 50)
+    # The op's end may be recorded up to a microsecond after the call's return.
+    assert target_of(SYNC, 30, 49, stream, awaited=awaited) == (0, 50)
+    assert target_of(SYNC, 30, 48.999, stream, awaited=awaited) == (NONE, None)
+    # A stream synchronization does not wait for other streams.
+    assert target_of(SYNC, 30, 95, stream, given_of((5, 92), first=3), awaited=awaited) == (0, 50)
     another = AwaitedOps(np.array([0]), np.array([4]), np.array([0]), np.array([2]))
-    assert target_of(SYNC, 30, 95, stream, told=another) == (2, 90)
+    assert target_of(SYNC, 30, 95, stream, awaited=another) == (2, 90)
 
 
 def test_pending_ops_are_launched_before_the_call_on_any_stream() -> None:
@@ -219,7 +219,7 @@ def test_time_before_a_node_is_busy_fetching_or_untraced() -> None:
     )
     before, stop = np.array([0, 30, 60]), np.array([30, 60, 60])
     busy, fetching, untraced = _time_before_nodes(track, no_events, [1, 2, 3], before, stop)
-    assert busy.tolist() == [15, 20, 0]  # stretches shorter than a pause are Python between calls
+    assert busy.tolist() == [15, 20, 0]  # pauses shorter than the limit are Python code between calls
     assert fetching.tolist() == [5, 10, 0]
     assert untraced.before_first_op.tolist() == [10, 0, 0]
     assert untraced.long.tolist() == [0, 0, 0]
@@ -236,9 +236,9 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works beside it for more than a fifth
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works during over a fifth of the wait
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
-    assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # of 7 nothing is known
+    assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events
     assert chain({2: training}, [2, UNKNOWN]) == [2]
 
 

@@ -1,4 +1,4 @@
-"""Test where host time goes, with a number below and a number above. Times in µs, steps of 10 ms."""
+"""Test how host time is classified, with values just below and above each limit. Times in µs, steps of 10 ms."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Call = tuple[int, int, str]
 
 
 def track_of(*calls: Call, steps: int = 5, thread: int = 1, device: bool = False) -> tuple[DeviceTrack, EventTable]:
-    """Return a track whose steps have the same calls (`cuda…`: runtime calls; loaders, garbage collection: ranges).
+    """Return a track whose steps have the same calls (`cuda…`: runtime calls; loader and garbage collection: ranges).
 
     With a `device`, a kernel of 100 µs is launched at the start of each step.
     """
@@ -57,7 +57,7 @@ def test_analysed_span_reaches_the_mark_after_the_last_step() -> None:
     assert analysed_span(track_of((100, 9000, "mm"), steps=1)[0]) == (0, 9_000_000)
 
 
-def test_lengths_in_turn_are_zero_for_inverted_spans() -> None:
+def test_lengths_of_inverted_spans_are_zero() -> None:
     spans = as_set([(0, 10), (20, 30)])
     found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
     assert found.tolist() == [5, 5, 0, 0]
@@ -68,22 +68,22 @@ def test_lengths_in_turn_are_zero_for_inverted_spans() -> None:
     [
         ([(1000, 1500, "mm")], [(1000, 1500, "mm")]),
         ([(1000, 1499, "mm")], []),
-        # A nested call begins another stretch; each belongs to the innermost call.
+        # A nested call starts a new interval; each interval belongs to the innermost call.
         ([(1000, 3000, "mm"), (1500, 1600, "add")], [(1000, 1500, "mm"), (1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1499, 1600, "add")], [(1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1010, 2990, "add")], [(1010, 2990, "add")]),
-        # Launches were held up by a full queue, and what waits for the device is known.
+        # Launches are slow because of a full queue, and waits for the device are classified elsewhere.
         ([(1000, 2000, "cudaLaunchKernel")], []),
         ([(900, 2100, "mm"), (1000, 2000, "cudaLaunchKernel")], []),
         ([(1000, 2000, "cudaMemcpyAsync")], []),
         ([(1000, 2000, "cudaDeviceSynchronize")], []),
-        ([(1000, 2000, "cudaMalloc")], []),  # a cause of its own
+        ([(1000, 2000, "cudaMalloc")], []),  # memory allocation is classified separately
         ([(1000, 2000, "cudaFree")], []),
         ([(1000, 2000, "cudaFuncGetAttributes")], [(1000, 2000, "cudaFuncGetAttributes")]),
-        ([(100, 200, "mm"), (900, 1000, "add")], []),  # between calls is none
+        ([(100, 200, "mm"), (900, 1000, "add")], []),  # time between calls does not count
     ],
 )
-def test_slow_call_takes_half_a_millisecond_by_itself(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
+def test_slow_call_has_half_a_millisecond_of_self_time(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
     track, events = track_of((10, 20, "first"), *calls)
     slow = slow_calls(track, events, [1], *analysed_span(track))
     names = [events.name_of(int(row)) for row in slow.row]
@@ -91,11 +91,11 @@ def test_slow_call_takes_half_a_millisecond_by_itself(calls: list[Call], found: 
     assert len(slow.row) == 3 * len(found)
 
 
-def test_slow_calls_are_of_given_threads_and_analysed_steps() -> None:
+def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
     track, events = track_of((1000, 3000, "mm"))
     assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
     assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
-    # Over the body's edge only what lies in it counts.
+    # Of a call that crosses the edge of the body, only the part inside counts.
     track, events = track_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
     assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *analysed_span(track)).spans.pairs()] == [
         (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
@@ -103,7 +103,7 @@ def test_slow_calls_are_of_given_threads_and_analysed_steps() -> None:
 
 
 def often(length: int, times: int, *within: Call) -> list[Call]:
-    """So many calls a step of this length, in µs, each with the same calls in it."""
+    """Make `count` calls per step of `us` µs, each with the same nested calls."""
     begins = range(1000, 1000 + 1000 * times, 1000)
     return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
 
@@ -113,13 +113,14 @@ def often(length: int, times: int, *within: Call) -> list[Call]:
     [
         (often(100, 4), [(1000, 1100), (2000, 2100), (3000, 3100), (4000, 4100)]),
         (often(99, 4), []),
-        (often(100, 3), []),  # of one name, so often in a step
+        (often(100, 3), []),  # of the same name, so often in a step
         ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
-        (often(500, 1), [(1000, 1500)]),  # or for as long as a pause
+        (often(500, 1), [(1000, 1500)]),  # or as long as a pause
         (often(499, 1), []),
-        # A number is made a tensor first; what is called there is not the operator's own.
+        # Python scalars are first converted to a tensor; nested calls of the conversion do not count as the operator's
+        # time.
         (often(600, 1, (2, 5, "to")), [(1005, 1600)]),
-        # One that launches, copies or waits is a device's.
+        # A call that launches, copies or waits belongs to the device.
         (often(600, 4, (590, 595, "cudaLaunchKernel")), []),
         (often(600, 4, (5, 9, "cudaMemcpyAsync")), []),
         # Fetching a batch is input.
@@ -138,10 +139,10 @@ def test_half_a_millisecond_without_events_is_untraced() -> None:
     track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
     begin, end = analysed_span(track)
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
-    # From a mark to the first operator is no such stretch, nor is fetching,
+    # Time from a mark to the first operator is not untraced, nor is fetching,
     track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == []
-    # but collecting garbage is, however short.
+    # but garbage collection is, however short.
     track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 
@@ -155,7 +156,7 @@ def test_time_before_first_op_excludes_marked_time() -> None:
     assert in_second(before_first_ops(track, events)) == [(1000, 2000)]
 
 
-def test_untraced_time_is_before_first_op_or_long_or_short() -> None:
+def test_untraced_time_is_split_into_before_first_op_long_and_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000
@@ -163,7 +164,7 @@ def test_untraced_time_is_before_first_op_or_long_or_short() -> None:
     assert (found.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
     assert (found.long / 1000).tolist() == [0, 1000, 0, 0]
     assert (found.short / 1000).tolist() == [0, 0, 0, 100]
-    # Never more than was silent.
+    # The result never exceeds the untraced time.
     found = split_untraced(track, events, [1], silent / 4, (before, until))
     assert (found.before_first_op + found.long + found.short).tolist() == (silent / 4).tolist()
     assert min(found.before_first_op.min(), found.long.min(), found.short.min()) >= 0

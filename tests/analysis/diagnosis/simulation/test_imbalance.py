@@ -1,4 +1,4 @@
-"""Test what one rank does more than its peers, and where in the step."""
+"""Test the excess of a rank over its peers, and its location in the step."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_segment_ends_where_a_collective_is_launched() -> None:
         process=[0, 0, 0, 0, 0, 0, 1, 1, 1],
         step=[0, 0, 0, 1, 1, 1, 0, 0, 1],
     )
-    # Node 1 launches one, node 2 two, node 3 one, node 4 a kernel, node 6 one; one was launched by nobody seen.
+    # Node 1 launches one op, node 2 two, nodes 3, 4 (a kernel) and 6 one each; one op has no recorded launch.
     device = device_of(
         launch=[1, 2, 2, 3, 4, 6, NONE],
         op_class=[COLLECTIVE, COLLECTIVE, COLLECTIVE, COLLECTIVE, COMPUTE, COLLECTIVE, COLLECTIVE],
@@ -62,9 +62,9 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
 def test_excess_is_taken_from_segments_with_excess() -> None:
     assert above([1, 30, 10], [1, 50.5, 10]) == [[0, 0, 0], [0, 20.5, 0]]
     assert above([10, 10], [16, 14], [10, 10]) == [[0, 0], [6, 4], [0, 0]]
-    # In all it is 5 more, in one place 10: half of what that yields.
+    # The total excess is 5 and one segment's excess is 10, so half of that segment's excess counts.
     assert above([10, 10], [20, 5], [10, 10]) == [[0, 0], [5, 0], [0, 0]]
-    # It is above in one place what it is below in another: in all no more.
+    # The excess of one segment equals the deficit of the other, so the total has none.
     assert above([10, 10], [15, 5], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
     assert above([10, 10], [15, 4], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
 
@@ -75,7 +75,8 @@ def test_remaining_excess_is_taken_proportionally() -> None:
     assert above(*cells) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [16 / 3] * 3]
     # The lower of two cells is 0 in each segment, and 10 in total: the second has no excess.
     assert above([10, 0], [0, 10]) == [[0, 0], [0, 0]]
-    # The segments' levels add up to 12 and the totals' is 10: the last has 11 above, of which 9 are above somewhere.
+    # The medians of the segments sum to 12 and the median of the totals is 10. The last cell exceeds that by 11, of
+    # which 9 are in segments.
     assert above([6, 4], [3, 7], [6, 4], [6.0, 15]) == [[0, 0], [0, 0], [0, 0], [0, 11]]
 
 
@@ -109,7 +110,7 @@ def test_totals_without_excess_are_at_most_the_median(cells: list[list[int]]) ->
 
 
 def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
-    # Processes 0, 2 and 3 are ranks 5, 6 and 7; two steps each, of the last an op that ended after both.
+    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each; the last op of the second step ended after both.
     process = np.array([0, 0, 0, 2, 2, 3, 3, 3])
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])

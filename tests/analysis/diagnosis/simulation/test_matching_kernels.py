@@ -53,7 +53,7 @@ def test_kernels_that_are_not_chosen_are_ignored() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))
 @examples(60)
 def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: int) -> None:
-    """However the pairs are numbered: by a table where that is small, else by sorting."""
+    """Whether pairs are numbered by a table (if it is small) or by sorting."""
     a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     key = _joined(a, b * scale).tolist()
     assert len(set(zip(pairs, key, strict=True))) == len(set(pairs)) == len(set(key))
@@ -63,7 +63,7 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 def layers(
     calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
 ) -> float:
-    """Return one key's contention-free duration; the first of each kind are at so many positions of the step."""
+    """Return one key's contention-free duration; its first kernels are at this many positions of the step."""
     time = np.array([*calm, *disturbed], np.float64)
     place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
     by_time = np.argsort(time, kind="stable")
@@ -79,16 +79,16 @@ def layers(
     [
         ((100, 100, 100), (150, 150, 150), (2, 1), 100),
         ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
-        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),  # several sizes
+        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),  # several sizes of kernels
         ((100, 100, 100), (130, 130, 140, 165, 165), (2, 1), 100),
         ((100, 100, 100), (130, 130, 140, 166, 166), (2, 1), NAN),
         ((100, 100, 100), (250, 250, 250), (2, 1), 100),
-        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),  # other work
-        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),  # no layer that is repeated
+        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),  # different work
+        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),  # no repeated layer
         ((100, 100, 100), (150, 150, 150), (1, 3), 100),
     ],
 )
-def test_repeated_layers_match_if_durations_are_alike(
+def test_repeated_layers_match_if_durations_are_similar(
     calm: tuple[float, ...], disturbed: tuple[float, ...], places: tuple[int, int], found: float
 ) -> None:
     of = layers(calm, disturbed, calm_places=places[0], disturbed_places=places[1])
@@ -116,11 +116,11 @@ def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(5))
-    # 20 of 200 are lost to it; on the other track only the processor share is known.
+    # 20 of 200 are removed as contention; on the other track only the share of SMs is known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
 
-def test_with_few_matches_kernels_lose_the_processor_share() -> None:
+def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40, 50], beside=[49, 30, 20, 0], held=[9, 12, 70, 0])
     time = np.array([80.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(4))
@@ -128,7 +128,7 @@ def test_with_few_matches_kernels_lose_the_processor_share() -> None:
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(3))
-    assert time.tolist() == [80, 48, 32]  # half is most
+    assert time.tolist() == [80, 48, 32]  # half counts as most
 
 
 def test_kernel_loses_at_most_its_duration() -> None:
@@ -152,7 +152,7 @@ def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[
 
 
 def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
-    """Positions are by start, per device."""
+    """Positions are ordered by start, per device."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
     place = _positions(graph_of(start, step, [(0, 7)]), of).tolist()
@@ -163,7 +163,7 @@ def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
 
 def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
     names = "abcdeabcdf" + "abcde"
-    of = kernels(op=range(15), name=[ord(one) for one in names])
+    of = kernels(op=range(15), name=[ord(name) for name in names])
     near_two, near_one = (
         keys.tolist() for keys in _neighbourhoods(graph_of(range(15), [0] * 15, [(0, 10), (10, 15)]), of)
     )

@@ -1,4 +1,4 @@
-"""Test profiler overhead of each host, and fitting it to unprofiled steps."""
+"""Test the profiler overhead of each host, and fitting it to unprofiled steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Four calls in each of 32 parts: the fewest that say something.
+#: Four calls in each of 32 sections, the minimum for a comparison.
 CALLS = 128
 
 
@@ -51,7 +51,7 @@ def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typic
 def test_time_per_event_is_the_lower_median_over_hosts() -> None:
     host = host_of(busy=[30, 10, 20, 40, 90], events=[1, 1, 1, 1, 0], process=[0, 1, 2, 3, 4])
     assert typical_ns_per_event(graph_of(host)) == 20
-    # A process whose rank is not asked about says nothing.
+    # A process whose rank is not requested does not count.
     assert typical_ns_per_event(graph_of(host, ranks={0: 0, 3: 1})) == 30
 
 
@@ -97,10 +97,10 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
     graph = graph_of(host, steps=2)
     pace = HostPace(np.ones(4), {0: 1.0, 1: 3.0, 2: 5.0})
     cost = profiler_cost(graph, 1.0, pace)
-    # 3 times 40 of the 300 it was busy and the 100 it was silent within steps.
+    # 3 times 40 ns, distributed over 300 ns of work and 100 ns of untraced time within steps.
     assert cost.busy.tolist() == pytest.approx([10, 30, 30, 30])
     assert cost.untraced.tolist() == pytest.approx([0, 0, 30, 0])
-    # Never more than nine tenths.
+    # Overhead is at most nine tenths of the time.
     cost = profiler_cost(graph, 1.0, HostPace(np.ones(4), {1: 30.0}))
     assert cost.busy.tolist() == pytest.approx([10, 90, 90, 90])
     assert cost.untraced.tolist() == pytest.approx([0, 0, 90, 0])
@@ -108,7 +108,7 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
 
 
 def pace_of(*ranks: Sequence[float], steps: int = 1, **columns: Sequence[float]) -> HostPace:
-    """The pace of ranks whose calls take so long, `CALLS` in each step."""
+    """Return the pace of ranks whose calls take these times, with `CALLS` calls in each step."""
     host = host_of(
         busy=np.concatenate([np.array(of, float) for of in ranks]).tolist(),
         process=np.repeat(np.arange(len(ranks)), [len(of) for of in ranks]).tolist(),
@@ -127,9 +127,9 @@ USUAL = [10.0] * CALLS
         ([20.0] * CALLS, 2.0, 2.0),
         ([15.0] * CALLS, 1.5, 1.5),
         ([14.9] * CALLS, 1.49, 1.0),
-        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one place
-        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the parts
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one more than half
+        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one section
+        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
@@ -149,7 +149,7 @@ def test_faster_of_two_hosts_is_usual() -> None:
 
 
 def test_sections_are_weighted_by_usual_time() -> None:
-    """The last four calls take most of the step: what the others do is little of it."""
+    """The last four calls take most of the step, so the other sections have little weight."""
     long = [1.0] * 124 + [100.0] * 4
     assert pace_of(long, [5.0] * 124 + [100.0] * 4, long).by_process[1] == 1.0
     assert pace_of(long, [1.0] * 124 + [200.0] * 4, long).by_process[1] == pytest.approx(924 / 524)
@@ -158,7 +158,7 @@ def test_sections_are_weighted_by_usual_time() -> None:
 def test_pace_is_per_step() -> None:
     pace = pace_of(USUAL * 2, [*USUAL, *[30.0] * CALLS], USUAL * 2, steps=2)
     assert pace.by_node[2 * CALLS : 4 * CALLS].tolist() == [1.0] * CALLS + [3.0] * CALLS
-    # In all it is twice as slow in every part.
+    # Over both steps each section is twice as slow.
     assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 
@@ -180,7 +180,8 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """A step of a host that takes 30 ms less what the profiler costs it, at 4 µs a ns per event, or of its device."""
+    """Fake a host step of 30 ms that shortens by 4 µs per ns of assumed profiler overhead, but not below the
+    device's."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -188,7 +189,7 @@ class FakeWhatIf:
         self.timeline = SimpleNamespace(
             tracks=[SimpleNamespace(is_cpu=is_cpu)], traces=[SimpleNamespace(operators_merged=light)]
         )
-        #: Over two steps the hosts of three ranks are busy for 60, 80 and 100 ms less that.
+        #: Over two steps the hosts of three ranks are busy for 60, 80 and 100 ms minus overhead.
         busy = [60 - per_event_ns / 125, 80 - per_event_ns / 125, 50 - per_event_ns / 250, 50 - per_event_ns / 250]
         self.host_corrected = SimpleNamespace(busy=np.array(busy) * NS_PER_MS)
         host = SimpleNamespace(process=np.array([0, 1, 2, 2]))
@@ -199,22 +200,22 @@ class FakeWhatIf:
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
-    """The cost that it leads to: 1 ns of it is 4 µs, and a thousandth of the step is close enough."""
+    """Return the fitted overhead per event; 1 ns is 4 µs of the step, and the tolerance is a thousandth of it."""
     return fit_step_time(simulation, step_ms).per_event_ns
 
 
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # 20.02 ms
-        (24.76, 0, 1250),  # within 1 % of the 25 ms that it is already
+        (20.0, 0, 2495),  # gives 20.02 ms
+        (24.76, 0, 1250),  # within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # 27.972 ms
-        (35.0, 0, 7.5),  # no cost at all, to a thousandth
-        (20.0, 22, 1939.5),  # a hundredth, and a thousandth of it, above where the device sets the pace
-        (5.0, 0, 4972),  # at most twice the most seen, 10 ms
+        (28.0, 0, 507),  # gives 27.972 ms
+        (35.0, 0, 7.5),  # zero overhead, within a thousandth
+        (20.0, 22, 1939.5),  # 22 ms of the device, plus 1 %, plus 0.1 %
+        (5.0, 0, 4972),  # at most twice the highest measured overhead, which gives 10 ms
     ],
 )
 def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
@@ -238,9 +239,9 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
 @pytest.mark.parametrize(
     ("host_ms", "cost"),
     [
-        ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # all work 5 ms longer than timed
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the one in the middle of the three
-        ({4: 26.0, 5: 30.0}, 1250),  # of two the lower: it was timed to take longer
+        ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts
+        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts: it took longer in unprofiled steps
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
         ({6: 40.0}, 2500),
@@ -255,7 +256,7 @@ def test_fitted_overhead_brings_hosts_to_their_unprofiled_time(host_ms: dict[int
 
 @pytest.mark.parametrize(("device", "cost"), [(19.81, 2500), (19.79, 1250)])
 def test_host_fit_is_rejected_if_the_step_becomes_too_short(device: float, cost: float) -> None:
-    """Reject it if shorter by more than a hundredth of 20 ms; at that overhead the host needs the same."""
+    """The fit is rejected if the step is shorter than 20 ms by more than 1 %; the host needs the same time."""
 
     class Shorter(FakeWhatIf):
         def at_cost(self, per_event_ns: float) -> FakeWhatIf:
@@ -277,7 +278,7 @@ def test_host_fit_skips_cpu_processes_and_highest_overhead() -> None:
 
 
 def test_host_work_is_limited_throughout_the_step() -> None:
-    """In two steps process 0 works for 30 and 10, 1 for 100 and 3 for 0."""
+    """Over two steps process 0 works for 30 and 10 ns, process 1 for 100 and process 3 for 0."""
     graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
     busy = np.array([30.0, 10, 100, 0])
     assert limited_to(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
@@ -289,7 +290,7 @@ def test_host_work_is_limited_throughout_the_step() -> None:
 
 @pytest.mark.parametrize(("corrected", "taken"), [(97.0, True), (96.9, False)])
 def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, taken: bool) -> None:
-    """Unless that makes the step of 100 ms shorter by more than 3 %."""
+    """The limit is not applied if it shortens the step of 100 ms by more than 3 %."""
     asked: dict[int, float] = {}
 
     def with_host_limits(max_host_ns: dict[int, float]) -> Any:
@@ -307,8 +308,10 @@ def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, ta
 
 
 def test_host_limits_apply_at_any_overhead() -> None:
-    """A host whose work of two steps is 60 ms may work for 20 ms of each."""
-    trace = TraceBuilder().steps(4, 100_000, lambda one: one.operator(0, 30_000).compute(100, 90_000, launch=(50, 60)))
+    """A host that works for 60 ms in two steps is limited to 20 ms per step."""
+    trace = TraceBuilder().steps(
+        4, 100_000, lambda trace: trace.operator(0, 30_000).compute(100, 90_000, launch=(50, 60))
+    )
     graph = build_graph(build_timeline([trace.build()]))
     assert graph is not None
     what_if = WhatIf(JobModel(graph, build_timeline([trace.build()])), 0.0)

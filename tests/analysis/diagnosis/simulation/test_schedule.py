@@ -37,7 +37,7 @@ def graph(
     peers: dict[int, Sequence[int]] | None = None,
     **device: Sequence[float],
 ) -> Graph:
-    """A graph whose streams have so many ops each; one host node unless told."""
+    """Return a graph whose streams have these numbers of ops, by default with one host node."""
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})
@@ -100,15 +100,15 @@ def test_collective_has_runs_for_start_and_end() -> None:
 @pytest.mark.parametrize(
     ("op_launch", "op_end", "node", "before"),
     [
-        (3, 0, 2, True),  # launched later: its end of the iteration before is meant
+        (3, 0, 2, True),  # launched later: the wait is for the end of the previous iteration
         (1, 99, 2, False),
-        (2, 51, 2, True),  # launched at once: which began later
+        (2, 51, 2, True),  # launched at once, but started later
         (2, 50, 2, False),
         (NONE, 51, 2, True),
         (NONE, 50, 2, False),
     ],
 )
-def test_awaited_op_may_be_of_the_iteration_before(op_launch: int, op_end: float, node: int, *, before: bool) -> None:
+def test_awaited_op_may_be_in_the_previous_iteration(op_launch: int, op_end: float, node: int, *, before: bool) -> None:
     of = graph(
         [1, 1],
         host={"time": [0, 0, 50, 0], "block_on": [NONE, NONE, 0, NONE]},
@@ -138,13 +138,13 @@ def test_run_needs_previous_run_launches_and_awaited_ops() -> None:
     runs = [Run(HOST, 0, 2, 2), Run(BLOCK, 2, 3, 1), Run(DEVICE, 0, 1, 1), Run(DEVICE, 1, 2, 0), Run(WAIT, 2, 3, 2)]
     assert [*_host_runs(of, NO_ENDS), *_device_runs(of, NO_ENDS)] == runs
     assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {0, 2}, {0, 3}]
-    # A value of the iteration before must not be overwritten until it was used.
+    # A value of the previous iteration must not be overwritten before its last use.
     of = msgspec.structs.replace(of, device=msgspec.structs.replace(of.device, launch=np.array([0, 2, 1])))
     assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
 
 
 def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
-    """Two ranks whose two collectives come in another order on each."""
+    """Two ranks have two collectives each, in different order."""
     of = graph(
         [2, 2],
         transfer=[5.0] * 4,
@@ -161,8 +161,8 @@ def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
     [
         ([0] * 5 + [1] * 4, [5, 9], True),
         ([0] * 4 + [1] * 4, [1, 3], False),  # few ops
-        ([0] * 9, [1, 3], False),  # none of the second step
-        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # what comes late of the first step ends with the second
+        ([0] * 9, [1, 3], False),  # no op of the second step
+        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # late ops of the first step end with the second
         ([0] * 5 + [1] * 3 + [2], [5, 8], True),
     ],
 )

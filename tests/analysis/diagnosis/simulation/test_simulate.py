@@ -1,4 +1,4 @@
-"""Test the simulation against one that goes node by node, and laws that hold for any job."""
+"""Test the simulation against a node-by-node simulation, and laws that hold for any job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 TURNS = 80
-#: Relative, and absolute for jobs that take a few ns: what the search for the settled turn may leave.
+#: The search for the steady state may leave this relative error, and this absolute error in jobs of a few ns.
 TOLERANCE = 2e-3
 
 
@@ -33,7 +33,7 @@ def step_ns(system: System, scenario: Scenario) -> float:
 
 @st.composite
 def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
-    """Costs of which none is more than given."""
+    """Draw costs that are all at most the given costs."""
 
     def part(column: NDArray[np.float64]) -> NDArray[np.float64]:
         factors = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=len(column), max_size=len(column)))
@@ -74,7 +74,7 @@ def test_simulations_are_independent(job: Job, settled: int, data: st.DataObject
 @examples(50)
 def test_recorded_scenario_reproduces_recording(job: Job) -> None:
     graph, _ = graph_of(job, 60)
-    # Jobs whose turns alternate were measured in one of the two.
+    # If iterations alternate in length, the graph was measured in one of them.
     assume(BruteForce(job).turns(TURNS) == pytest.approx(graph.length_ns))
     assert step_ns(System(graph), recorded_scenario(graph)) == pytest.approx(graph.length_ns, rel=0.01, abs=0.02)
 
@@ -105,7 +105,8 @@ def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
         if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
-            # An awaited op launched after the node is of the iteration before, and must not be done yet.
+            # A wait for an op that is launched after the node means the op of the previous iteration, so it comes
+            # earlier.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
         elif run.kind == RunKind.COLLECTIVE_END:
@@ -125,7 +126,7 @@ def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
 
 
 def test_host_that_runs_far_ahead_sets_the_pace() -> None:
-    """Ten steps ahead when the device's work is made half: it then works that off at its own pace for many turns."""
+    """The host is ten steps ahead when the device's work is halved, so many iterations run at the device's pace."""
     job = Job()
     job.nodes = [Node(0, 90)]
     job.ops = [Op(0, 0, launch=0, latency=1, gap=0, duration=100)]
@@ -137,7 +138,7 @@ def test_host_that_runs_far_ahead_sets_the_pace() -> None:
 
 
 def steps_of(*busy: float) -> System:
-    """A host that works so long for each of its steps."""
+    """Make a host that works this long in each of its steps."""
     host = host_of(busy=busy, time=np.cumsum(busy).tolist(), step=range(len(busy)))
     graph = msgspec.structs.replace(few_nodes_graph_of(host, steps=len(busy)), length_ns=float(sum(busy)))
     return System(graph)
@@ -163,8 +164,8 @@ def test_no_waiting_without_collectives() -> None:
     assert system.waited(np.array(system.measured)).tolist() == [0]
 
 
-def test_op_without_launch_starts_after_the_one_before() -> None:
-    """The host takes 10 for a turn; its stream's two ops take 15 and 5 with gaps of 2 and 1."""
+def test_op_without_launch_starts_after_the_previous_op() -> None:
+    """The host takes 10 per iteration; the two ops of its stream take 15 and 5 with gaps of 2 and 1."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)
@@ -174,7 +175,7 @@ def test_op_without_launch_starts_after_the_one_before() -> None:
 
 
 def test_blocking_call_waits_for_its_op_and_delay() -> None:
-    """Launched at 10, the op takes 40; the host waits for it, and 3 more, and works 5 until then."""
+    """The op is launched at 10 and takes 40; the host waits for it and 3 more, and then works for 5."""
     host = host_of(busy=[10, 5], time=[10, 53], block_on=[NONE, 0], block_delay=[0, 3], block=[0, 1])
     device = device_of(launch=[0], start=[10], end=[50])
     graph = few_nodes_graph_of(host, device)

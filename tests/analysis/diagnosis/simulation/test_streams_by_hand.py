@@ -1,4 +1,4 @@
-"""Test inferred waits between streams, with a µs below and above. Times in µs."""
+"""Test inferred waits between streams, with a value one µs below and above each limit. Times in µs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Op = tuple[float, float, float]
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:
-    """Ops of these streams, none before them."""
+    """Make ops of these streams, the first ops of the job."""
     ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
@@ -73,10 +73,10 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("call", "start", "waited"),
     [
-        (20, 500, 1),  # for what was launched there before the call,
+        (20, 500, 1),  # the wait is for ops launched before the call,
         (11, 500, 1),
-        (10, 500, None),  # a call before the launch of another op is that one's
-        (20, 400, 1),  # of that the last that had ended
+        (10, 500, None),  # a call before the launch of a different op belongs to that op
+        (20, 400, 1),  # and the latest of them that had ended
         (20, 399, 0),
         (20, 200, 0),
         (20, 199, None),
@@ -94,11 +94,11 @@ def test_wait_call_joins_next_launch_to_earlier_launches(call: float, start: flo
 def test_wait_call_joins_next_known_launch_of_any_stream() -> None:
     assert waits(ops_of([(0, 100, 200), (40, 300, 400)], [(UNKNOWN, 220, 250), (30, 260, 600)]), 20) == {3: [0]}
     assert waits(ops_of([(0, 100, 200), (25, 300, 400)], [(30, 300, 600)]), 20) == {}
-    # One stream alone waits for nothing.
+    # A single stream has no waits.
     assert waits(ops_of([(0, 100, 200), (25, 300, 400)]), 20) == {}
 
 
-def test_op_may_wait_for_two_streams_and_the_later_end_counts() -> None:
+def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     ops = ops_of([(0, 100, 200)], [(50, 500, 600)], [(10, 120, 300)])
     assert waits(ops, 20) == {1: [0, 2]}
     assert ops.waited_end[1] == 300_000
@@ -112,18 +112,18 @@ def test_op_may_wait_for_two_streams_and_the_later_end_counts() -> None:
     [
         (50, 10, 200, True),
         (50, 10, 210, True),
-        (50, 10, 210.001, False),  # not right at its end
+        (50, 10, 210.001, False),  # starts later than at the other op's end
         (50, 10, 199.999, False),
         (190, 10, 200, True),
-        (190.001, 10, 200, False),  # its own stream was busy nearly until then
+        (190.001, 10, 200, False),  # its stream was busy until almost then
         (50, 179.999, 200, True),
-        (50, 180, 200, False),  # it may have begun at once when it was launched
+        (50, 180, 200, False),  # it may have started immediately after its launch
         (50, 5.001, 200, True),
-        (50, 5, 200, False),  # the other was launched no earlier
+        (50, 5, 200, False),  # the other op was not launched earlier
         (50, UNKNOWN, 200, False),
     ],
 )
-def test_op_that_starts_at_another_ops_end_waited_for_it(
+def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
     before: float, launched: float, start: float, *, waited: bool
 ) -> None:
     ops = ops_of([(0, 20, 40), (5, 100, 200)], [(1, 30, before), (launched, start, 300)])
@@ -131,7 +131,7 @@ def test_op_that_starts_at_another_ops_end_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Steps 1 to 3 are analysed: of steps 0 and 4 and of unknown launches before and after nothing is."""
+    """Steps 1 to 3 are analysed; ops of steps 0 and 4, and ops with unknown launch before and after, are not."""
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
@@ -145,7 +145,7 @@ def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
     assert ops.launch_time.tolist() == [100_000, UNKNOWN, 200_000, UNKNOWN, 300_000, 100_000, 200_000, 300_000]
 
 
-def test_first_op_of_a_stream_has_no_end_before_it() -> None:
+def test_first_op_of_a_stream_has_no_previous_end() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(100 * step).compute(10, 40)
@@ -157,7 +157,7 @@ def test_first_op_of_a_stream_has_no_end_before_it() -> None:
     assert ops.histories[1].op.tolist() == [3, 4, 5]
 
 
-def test_earlier_ops_stand_for_ops_as_far_before_the_end() -> None:
+def test_history_begins_with_the_last_ops_of_the_iteration() -> None:
     trace = TraceBuilder().compute(0, 5, launch=None)
     for step in range(5):
         trace.step(100 * step + 100).compute(10, 40).compute(50, 60).compute(70, 75, stream=9)
@@ -174,9 +174,9 @@ def test_earlier_ops_stand_for_ops_as_far_before_the_end() -> None:
 def known(
     *waits: tuple[float, int, float], index: Sequence[tuple[int, int, int]], ops: TrackOps
 ) -> dict[int, list[int]]:
-    """Return the ops that each op waits for, after waits (when called, of which stream, when recorded).
+    """Return the ops that each op waits for, given waits (time of the call, stream, time of the event record).
 
-    `index` says for which ops: (wait, stream, the how-manieth there).
+    `index` identifies the ops: (wait, stream, position on the stream).
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))
@@ -198,8 +198,8 @@ def known(
     [
         (20, 15, 500, [1]),
         (30, 15, 500, [1]),
-        (31, 15, 500, None),  # of the stream nothing is launched after
-        (20, 15, 399, [1]),  # it may seem to end a microsecond later
+        (31, 15, 500, None),  # nothing is launched on the stream after it
+        (20, 15, 399, [1]),  # its end may be recorded a microsecond later
         (20, 15, 398.9, [0]),
         (20, UNKNOWN, 399, [0]),
         (20, UNKNOWN, 400, [1]),
@@ -224,15 +224,15 @@ def test_two_awaited_ops_that_ended_last_count() -> None:
     assert known((20, 3, 15), index=[(0, 2, 0)], ops=ops_of(*streams)) == {4: [2]}
 
 
-def test_op_waits_for_events_since_the_op_before() -> None:
+def test_op_waits_for_events_since_the_previous_op() -> None:
     ops = ops_of([(0, 100, 200), (10, 200, 400)], [(30, 450, 500), (60, 500, 600)])
     assert known((20, 1, 5), (40, 1, 15), index=[(0, 0, 0), (1, 0, 1)], ops=ops) == {2: [0], 3: [1]}
 
 
 def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[float, int, float, int]] | None:
-    """Return traced waits of device 0, given (row of the call, of the record, waiting stream, recorded stream, device).
+    """Return traced waits of device 0, given (row of call, row of record, waiting stream, recorded stream, device).
 
-    Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; 1 and 2 launched into streams 7 and 9, 2 by thread 5.
+    Rows 0 to 3 are calls at 0, 10, 20 and 30 µs; rows 1 and 2 launch on streams 7 and 9, row 2 from thread 5.
     """
     trace = TraceBuilder().runtime(0, 1).compute(40, 50, launch=10).by(5).compute(40, 60, stream=9, launch=20)
     built = trace.by(1).runtime(30, 31).build()
@@ -248,7 +248,7 @@ def told(*waits: tuple[int, int, int, int, int], shift: int = 0) -> list[tuple[f
     return list(zip(*(column.tolist() for column in columns_found), strict=True))
 
 
-def test_traced_waits_are_of_the_tracks_device_or_the_host() -> None:
+def test_traced_waits_are_of_this_device_or_the_host() -> None:
     none = NO_NUMBER
     assert told() is None
     assert told((3, 1, 7, 9, 0)) == [(30, 7, 10, 9)]
@@ -259,10 +259,10 @@ def test_traced_waits_are_of_the_tracks_device_or_the_host() -> None:
 
 
 def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> None:
-    """Thread 1 launched into stream 7 at 10 µs, and thread 5 into 9 at 20."""
+    """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20."""
     none = NO_NUMBER
     assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
-    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the one that waits
-    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # launched no earlier
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the waiting stream
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # with a launch that is no earlier
     assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
     assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]

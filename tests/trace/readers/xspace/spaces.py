@@ -80,7 +80,7 @@ def _number(entries: Any, name: str) -> int:
 
 
 def two_gpus(steps: int = 4) -> SpaceBuilder:
-    """Build a job on two GPUs: each step an input, a kernel and an all-reduce, which GPU 1 enters 100 µs later."""
+    """Build a job on two GPUs: each step has an input, a kernel and an all-reduce, which GPU 1 enters 100 µs later."""
     built = SpaceBuilder()
     python, compute = built.thread(1, "python3"), built.thread(2)
     streams = {gpu: built.gpu(gpu, stream=7) for gpu in (0, 1)}

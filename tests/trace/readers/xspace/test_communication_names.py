@@ -28,7 +28,7 @@ def sent(source: str, target: str, tensor: str, consumer: str) -> dict[str, str]
 
 
 def reduced_on_the_cpu() -> SpaceBuilder:
-    """Build one step of two GPUs: a batch, a gradient each, summed on the CPU, an update; and a loss to be printed."""
+    """Build one step of two GPUs: a batch, two gradients that are summed on the CPU, an update, and a printed loss."""
     built = SpaceBuilder()
     python, executor = built.thread(1, "python3"), built.thread(2)
     streams = {gpu: built.gpu(gpu, stream=7) for gpu in (0, 1)}
@@ -73,11 +73,11 @@ def copies(trace: Trace) -> list[tuple[str, int, Role]]:
     ]
 
 
-def test_a_reduction_on_the_cpu(tmp_path: Path) -> None:
+def test_reduction_on_the_cpu_is_communication(tmp_path: Path) -> None:
     first, second = read_traces([reduced_on_the_cpu().write(tmp_path / "a.xplane.pb")])
     there_and_back = [("DEVICE_TO_HOST", 512, Role.COMMUNICATION), ("HOST_TO_DEVICE", 512, Role.COMMUNICATION)]
     assert copies(second) == [("HOST_TO_DEVICE", 4096, Role.COPY), *there_and_back]
-    # A copy to the host from one device alone is no communication.
+    # A copy to the host from only one device is not communication.
     assert [role for _, _, role in copies(first)] == [Role.COPY, Role.COMMUNICATION, Role.COPY, Role.COMMUNICATION]
     for trace in (first, second):
         events = trace.events
@@ -94,12 +94,13 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # From the preceding step's last launch to the copy back, from that to the update, and until the others end.
+    # The intervals are: from the previous step's last launch to the copy back, from that copy to the update, and until
+    # the others end.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 
 
-def test_copies_between_gpus_and_their_sum(tmp_path: Path) -> None:
+def test_copies_between_gpus_and_their_sum_are_communication(tmp_path: Path) -> None:
     built = SpaceBuilder()
     host = built.thread(1)
     details = "kind_src:device kind_dst:device size:64 dest:0 async:1"
@@ -121,13 +122,13 @@ def test_copies_between_gpus_and_their_sum(tmp_path: Path) -> None:
     assert roles == [[Role.BUCKET_COPY, Role.COMMUNICATION], [Role.COMMUNICATION, Role.COMPUTE]]
 
 
-def test_the_recorded_reduction_on_the_cpu() -> None:
+def test_recorded_reduction_on_the_cpu_is_communication() -> None:
     for trace in read_traces([RECORDED / "mirrored_cpu.xplane.pb.gz"]):
         events = trace.events
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # 210 gradients of 102 MB in each direction in each of three steps. The remaining copies are batches.
+        # 210 gradients of 102 MB in each direction in each of three steps. The other copies are batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210
@@ -138,15 +139,15 @@ def test_the_recorded_reduction_on_the_cpu() -> None:
         assert events.size_bytes[batches].max() == 64 * 224 * 224 * 3 * 4
         exchanging = np.flatnonzero(events.role == Role.COMMUNICATION).tolist()
         added = [row for row in exchanging if events.name_of(row).endswith(":AddN")]
-        # Of each sum, except the few computed by threads that launch nothing.
+        # Each sum is found, except a few that are computed by threads without launches.
         assert 0.95 * 3 * 210 < len(added) <= 3 * 210
 
 
-def test_cost_of_the_reduction_on_the_cpu() -> None:
+def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # Beside one device it costs 23.2 ms, and 21.0 are found in the whole recording (docs/accuracy.md). This one lacks
-    # the shortest kernels: their time beside communication looks like waiting for it.
+    # The difference to a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
+    # copy of the recording lacks the shortest kernels, so their time during communication counts as wait.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)
     for device in analysis.devices:
@@ -159,7 +160,7 @@ def test_each_logical_device_is_a_rank(strategy: str) -> None:
     assert [(device.rank, device.device) for device in analysis.devices] == [(0, "cpu"), (1, "cpu")]
     for device in analysis.devices:
         assert sum(device.buckets_ms.values()) == pytest.approx(device.step_ms)
-        # Both train on equal amounts of data.
+        # Both devices train on equal amounts of data.
         assert device.buckets_ms["compute"] == pytest.approx(analysis.devices[0].buckets_ms["compute"], rel=0.1)
         communication = device.buckets_ms["communication_transfer"] / device.step_ms
         low, high = {"cpu-reduce": (0.03, 0.15), "parameter-server": (0.6, 0.9), "independent": (0, 0.01)}[strategy]
@@ -180,7 +181,7 @@ def test_ops_are_placed_with_ops_of_the_same_process(tmp_path: Path) -> None:
     other.event("ExecutorState::Process", 300, 500, id=5).event("AddN:AddN", 310, 490).event(
         "AddN/_2:_Send", 491, 495, **back
     )
-    # The same op in another step, on another thread and without a send belongs to the same device.
+    # The same op in a later step, on a different thread and without a send, belongs to the same device.
     other.event("ExecutorState::Process", 510, 900, id=5).event("update_b:Mul", 520, 600).event(
         "forward:MatMul", 610, 880
     )

@@ -52,7 +52,7 @@ def test_steps_waits_and_input_are_found(tmp_path: Path) -> None:
         means = dict(zip(BUCKETS, cut.buckets_ns.mean(axis=0).tolist(), strict=True))
         waits = 100_000 if track.rank == 0 else 0
         assert means["communication_wait"] == waits
-        # 300 µs in the all-reduce, and then the executor's wait until the function ends.
+        # 300 µs in the all-reduce, and then the executor's wait until the function ends
         assert 300_000 < means["communication_transfer"] < 450_000
         assert means["compute"] == 400_000 + (100_000 - waits)
         assert means["input"] == 40_000
@@ -76,7 +76,7 @@ def test_process_with_one_gpu_has_the_rank_in_its_file_name(tmp_path: Path) -> N
     assert [trace.rank for trace in read_traces([tmp_path])] == [0, 1]
 
 
-def test_a_directory_of_tensorboard(tmp_path: Path) -> None:
+def test_tensorboard_directory_is_read(tmp_path: Path) -> None:
     for when in ("2026_01_01_00_00_00", "2026_01_02_00_00_00"):
         directory = tmp_path / "plugins" / "profile" / when
         directory.mkdir(parents=True)
@@ -87,7 +87,7 @@ def test_a_directory_of_tensorboard(tmp_path: Path) -> None:
     assert all("2026_01_02" in trace.source for trace in traces)
 
 
-def test_plain_and_gzipped_are_the_same(tmp_path: Path) -> None:
+def test_plain_and_gzipped_files_are_read_equally(tmp_path: Path) -> None:
     built = two_gpus()
     plain = read_traces([built.write(tmp_path / "a.xplane.pb")])
     packed = tmp_path / "b.xplane.pb.gz"
@@ -97,7 +97,7 @@ def test_plain_and_gzipped_are_the_same(tmp_path: Path) -> None:
         assert trace.events.name.tolist() == other.events.name.tolist()
 
 
-def test_copies_have_the_names_of_pytorch(tmp_path: Path) -> None:
+def test_copies_have_pytorchs_names(tmp_path: Path) -> None:
     built = SpaceBuilder()
     details = "kind_src:pageable kind_dst:device size:38535168 dest:0 async:1"
     built.thread(1).event("MemcpyH2D", 0, 5, correlation_id=1)
@@ -111,7 +111,7 @@ def test_copies_have_the_names_of_pytorch(tmp_path: Path) -> None:
     assert (EventKind.MEMSET, "Memset", 64) in copies
 
 
-def test_the_real_trace() -> None:
+def test_real_xspace_is_read() -> None:
     traces = read_traces([MIRRORED])
     assert len(traces) == 4
     assert {trace.device_names[trace.rank or 0] for trace in traces} == {"NVIDIA H200"}
@@ -121,7 +121,7 @@ def test_the_real_trace() -> None:
         events = trace.events
         waits = [row for row in events.rows_of(EventKind.RUNTIME) if events.name_of(row) == COMMUNICATION_WAIT]
         assert {Role(events.role[row]) for row in waits} == {Role.COMMUNICATION}
-        # The optimizer is launched when the all-reduce has ended, in each step.
+        # In each step the optimizer is launched after the end of the all-reduce.
         for call in trace.collectives:
             end = int(events.end_ns[call.row])
             (wait,) = [row for row in waits if events.start_ns[row] < end <= events.end_ns[row]]
@@ -129,14 +129,14 @@ def test_the_real_trace() -> None:
         assert len(events.rows_of(EventKind.OVERHEAD)) > 0
 
 
-def test_the_analysis_of_the_real_trace() -> None:
+def test_analysis_of_a_real_xspace() -> None:
     analysis = analyze([MIRRORED])
     assert analysis.framework == "tensorflow"
     assert [device.device for device in analysis.devices] == [f"cuda:{rank}" for rank in range(4)]
     assert analysis.steps.mean_ms == pytest.approx(86.1, rel=0.05)
     for device in analysis.devices:
         assert sum(device.buckets_ms.values()) == pytest.approx(device.step_ms, abs=1e-9)
-        # The all-reduce itself takes 0.5 ms; the executor notices its end 0.5 to 0.8 ms later.
+        # The all-reduce takes 0.5 ms; the executor notices its end 0.5 to 0.8 ms later.
         assert 0.8 < device.buckets_ms["communication_transfer"] < 6
     (collective,) = analysis.collectives
     assert collective.busbw_gb_per_s == pytest.approx(338, rel=0.1)
@@ -157,7 +157,7 @@ def test_all_plane_events_reach_the_process() -> None:
     assert np.all(np.diff(table.start_ns) >= 0)
 
 
-def test_an_xspace_without_a_device_plane(tmp_path: Path) -> None:
+def test_xspace_without_a_device_plane_is_analysed(tmp_path: Path) -> None:
     built = SpaceBuilder()
     python = built.thread(1, "python3")
     for step in range(5):
@@ -175,7 +175,7 @@ def test_an_xspace_without_a_device_plane(tmp_path: Path) -> None:
     assert "the program saw no GPU" in note
 
 
-def test_an_xspace_without_steps(tmp_path: Path) -> None:
+def test_xspace_without_steps_is_read(tmp_path: Path) -> None:
     built = two_gpus()
     for plane in built.space.planes:
         for line in plane.lines:
@@ -195,7 +195,7 @@ def refused(path: Path) -> UnreadableInputError:
     return caught.value
 
 
-def test_a_truncated_xspace(tmp_path: Path) -> None:
+def test_truncated_xspace_is_refused(tmp_path: Path) -> None:
     (source,) = MIRRORED.iterdir()
     data = gzip.decompress(source.read_bytes())
     path = tmp_path / "a.xplane.pb"
@@ -206,7 +206,7 @@ def test_a_truncated_xspace(tmp_path: Path) -> None:
     assert "cut short" in str(refused(path))
 
 
-def test_a_broken_event(tmp_path: Path) -> None:
+def test_broken_event_is_refused(tmp_path: Path) -> None:
     space = message_type("xplane", "XSpace", undecoded="XLine.events")()
     line = space.planes.add(name="/host:CPU").lines.add(name="python3")
     line.events.append(b"\x22\x50\x01")
@@ -215,7 +215,7 @@ def test_a_broken_event(tmp_path: Path) -> None:
     assert "damaged" in str(refused(path))
 
 
-def test_planes_of_several_hosts(tmp_path: Path) -> None:
+def test_planes_of_several_hosts_are_separate(tmp_path: Path) -> None:
     built = two_gpus()
     built.space.hostnames.append("node-b")
     error = refused(built.write(tmp_path / "a.xplane.pb"))
@@ -223,25 +223,25 @@ def test_planes_of_several_hosts(tmp_path: Path) -> None:
     assert "file of each host" in error.hint
 
 
-def test_nothing_recorded(tmp_path: Path) -> None:
+def test_xspace_without_events_is_refused(tmp_path: Path) -> None:
     assert "nothing was recorded" in str(refused(SpaceBuilder().write(tmp_path / "a.xplane.pb")))
 
 
 @pytest.mark.parametrize("data", [b"", b'{"traceEvents": []}', b"\xff" * 100])
-def test_no_xspace(data: bytes, tmp_path: Path) -> None:
+def test_file_without_an_xspace_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(data)
     refused(path)
 
 
-def test_an_empty_message_is_no_trace(tmp_path: Path) -> None:
+def test_empty_message_is_no_trace(tmp_path: Path) -> None:
     path = tmp_path / "a.xplane.pb.gz"
     path.write_bytes(gzip.compress(b""))
     with pytest.raises(NotATraceError):
         read_traces([path])
 
 
-def test_a_bomb(tmp_path: Path) -> None:
+def test_xspace_bomb_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.xplane.pb.gz"
     path.write_bytes(gzip.compress(bytes(100 << 20)))
     with pytest.raises(TooLargeError):

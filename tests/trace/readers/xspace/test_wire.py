@@ -71,7 +71,7 @@ def test_bare_events_have_no_stats(events: list[Any], bare: set[int]) -> None:
     assert [raw.stat_event.tolist().count(index) for index in range(len(messages))] == counts
 
 
-def test_several_batches_of_events() -> None:
+def test_several_batches_of_events_are_decoded() -> None:
     first = message(3, 10, 5, [(1, ("uint64_value", 9))], aggregated=False).SerializeToString()
     other = message(4, 11, 6, [], aggregated=False).SerializeToString()
     raw = decode_events([first, other] * 20_000, {1})
@@ -85,11 +85,11 @@ def test_several_batches_of_events() -> None:
         b"\x08",  # a field without its value
         b"\x08\x80",  # a varint without its end
         b"\x22\x05\x08",  # a stat longer than the event
-        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # a length as large as can be
-        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative one
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\x7f",  # the largest possible length
+        b"\x22\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01",  # a negative length
         b"\x0b",  # a group, which this version of the format does not have
         b"\x08\x01" * 5000,  # fields without end
-        b"\x22\x02\x08\x80",  # a stat that is cut
+        b"\x22\x02\x08\x80",  # a truncated stat
     ],
 )
 def test_invalid_event_is_refused(data: bytes) -> None:

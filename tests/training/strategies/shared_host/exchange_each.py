@@ -1,4 +1,4 @@
-"""A rank of the shared-host all-reduce that runs the scenarios of a test.
+"""Run a rank of the shared-host all-reduce with the scenarios of a test.
 
 python exchange_each.py RANK WORLD MEETING '{"scenarios": ["sums", ...], "engines": ["torch", ...], ...}'
 """
@@ -41,7 +41,7 @@ def make(plan: dict[str, Any], **options: Any) -> SharedHostAllReduce:
 
 
 def sums(plan: dict[str, Any]) -> dict[str, Any]:
-    """Return the relative error of sums by type and precision of transport, and whether all ranks agree."""
+    """Return the relative error of sums by type and transport precision, and whether all ranks agree."""
     worst: dict[str, float] = {}
     alike = True
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
@@ -51,7 +51,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
                 parts = [
                     torch.randn(size, generator=torch.Generator().manual_seed(100 * size + r)) for r in range(WORLD)
                 ]
-                # Values that both types represent, so that rounding the input is no error of the all-reduce.
+                # The values are exact in both types, so that rounding the input adds no error.
                 parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
                 result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
                 exact = torch.stack(parts).sum(0)
@@ -66,7 +66,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def special(plan: dict[str, Any]) -> dict[str, Any]:
-    """Reduce NaN and infinities in each precision of transport."""
+    """Reduce NaN and infinities in each transport precision."""
     found = {}
     for name, wire in WIRES.items():
         exchange = make(plan, wire=wire)
@@ -83,7 +83,7 @@ def special(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def many(plan: dict[str, Any]) -> dict[str, Any]:
-    """Reduce several tensors concurrently, so often that slots, lanes and the ring are reused."""
+    """Reduce several tensors concurrently, until slots, lanes and the ring buffer are reused."""
     exchange = make(plan, slots=2, lanes=2)
     right = True
     for turn in range(30):
@@ -206,7 +206,7 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Return the error, its delay, and the mappings of the shared memory that remain after closing."""
+    """Return the error, its delay, and the shared-memory mappings that remain after closing."""
     began = time.monotonic()
     message = hint = None
     nan = False
@@ -242,6 +242,6 @@ if __name__ == "__main__":
             for engine in asked.get("engines", ["auto"])
         }
     )
-    # A peer was killed in one of them; leaving politely would wait for it.
+    # A peer was killed in a scenario, and a normal exit would wait for it.
     sys.stdout.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""The shared-host all-reduce between real processes: sums are accurate, and missing ranks are errors."""
+"""Test the shared-host all-reduce between real processes: sums are accurate, and missing ranks are errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 PROGRAM = Path(__file__).with_name("exchange_each.py")
 ENGINES = ["torch", *(["native"] if library() is not None else [])]
-#: The result is rounded once, from a sum that float32 (float64) holds.
+#: The result is rounded once, from a sum in float32 or float64.
 ROUNDING = {"float32": 2e-6, "float64": 1e-14, "bfloat16": 2**-8, "float16": 2**-10, "bf16": 2**-8, "fp16": 2**-10}
 
 
@@ -24,7 +24,7 @@ RANKS = 3
 
 @pytest.fixture(scope="module")
 def well() -> list[dict[str, Any]]:
-    """Return the answers of scenarios without failures, by engine, from one set of processes."""
+    """Return the answers of scenarios without failures, by engine, from one group of processes."""
     asked = {
         "scenarios": ["sums", "special", "many", "shapes", "as_hook", "no_room", "refused_pinning"],
         "engines": ENGINES,
@@ -45,7 +45,8 @@ def test_sums_are_accurate_in_every_type(healthy: list[dict[str, Any]]) -> None:
         assert answer["sums"]["alike"]
         assert len(answer["sums"]["worst"]) == 12
         for key, off in answer["sums"]["worst"].items():
-            # Gradients and wire may both round: the sum into the wire's type, and then into the gradients'.
+            # Both the transport and the gradients may round: the sum to the transport type, and then to the gradients'
+            # type.
             assert off <= sum(ROUNDING[name] for name in key.split() if name != "None") * 1.01, key
 
 
@@ -68,7 +69,7 @@ def test_unsupported_tensors_are_refused(healthy: list[dict[str, Any]]) -> None:
 
 
 def test_hook_averages_gradients_of_a_user_model(healthy: list[dict[str, Any]]) -> None:
-    # Each of 4 samples adds the rank's own number: the mean over ranks 0 to 2 is 4.
+    # Each of 4 samples adds the rank's number, so the mean over ranks 0 to 2 is 4.
     assert [answer["as_hook"]["gradients"] for answer in healthy] == [[4.0]] * RANKS
 
 
@@ -86,7 +87,7 @@ def test_pinning_failure_on_one_rank_raises_on_all(healthy: list[dict[str, Any]]
 
 @pytest.fixture(scope="module", params=ENGINES)
 def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
-    """Return the answers of ranks 0 and 1 when rank 2 left early, hung, sent another size, and was killed."""
+    """Return the answers of ranks 0 and 1 when rank 2 left early, hung, sent a different size, or was killed."""
     asked = {"scenarios": ["leaves", "stuck", "unlike", "dies"], "engines": [request.param], "stuck_s": 2}
     with Job(PROGRAM, RANKS, asked) as job:
         answers = [job.answer(rank)[request.param] for rank in range(2)]
@@ -95,7 +96,7 @@ def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 
 def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
-    """Return the answers with this text; a rank may also report that another rank has noticed."""
+    """Return the answers that contain this text; a rank may also report that a peer has detected the failure."""
     found = [answer[scenario] for answer in broken]
     direct = [told for told in found if said in told["message"]]
     assert direct, found
@@ -106,9 +107,9 @@ def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dic
 def test_killed_rank_fails_the_others(broken: list[dict[str, Any]]) -> None:
     messages(broken, "dies", "rank 2 (process ")
     for answer in broken:
-        assert answer["dies"]["seconds"] < 30  # the measure is a second; this machine may be busy
+        assert answer["dies"]["seconds"] < 30  # the limit is a second; this machine may be busy
         assert answer["dies"]["open"] == []
-    assert not [entry.name for entry in Path("/dev/shm").iterdir() if "gpudiag" in entry.name]  # noqa: S108  # only looked at
+    assert not [entry.name for entry in Path("/dev/shm").iterdir() if "gpudiag" in entry.name]  # noqa: S108 # read only
 
 
 def test_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Layout, chunks, owners and processors of the shared-host all-reduce, without other processes."""
+"""Test the layout, chunks, owners and processors of the shared-host all-reduce, without other processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_layout_has_no_overlaps_or_gaps(layout: Layout) -> None:
     parts += [(layout.slot(r, n), layout.chunk_bytes) for r in range(layout.world + 1) for n in range(layout.slots)]
     end = 0
     for begin, size in sorted(parts):
-        assert begin == end  # and nothing is left out
+        assert begin == end  # and nothing remains
         end = begin + size
     assert end == layout.total_bytes
     assert layout.slot(0, 5 * layout.slots) == layout.slot(0, 0)
@@ -75,7 +75,7 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
 def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
-    # Greedy, largest first: the fullest owner took its last variable when it had the least.
+    # The assignment is greedy, largest first: the fullest owner received its last variable when it had the least.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 

@@ -19,7 +19,7 @@ _TRIALS = 3
 _TRIAL_LINES = 200
 _TRIAL_TENSORS = 8
 _TENSOR_ELEMENTS = 1 << 18
-#: Most tensors in a checkpoint: a GB.
+#: Maximum number of tensors in a checkpoint of one GB.
 _MOST_TENSORS = 1000
 #: As many as are needed, because fewer objects would be in the processor's caches.
 _TRIAL_OBJECTS = 500_000
@@ -36,13 +36,13 @@ def _host_ms(function: Callable[[], object]) -> float:
 
 
 class Logs(CallFault):
-    """After each update, as many records of metrics are written to a file as take `amount_ms`."""
+    """After each update, write as many records of metrics to a file as take `amount_ms`."""
 
     point = "after"
 
     def prepare(self) -> None:
         """Open the file and measure some records."""
-        self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115  # open as long as the fault is
+        self._file = tempfile.TemporaryFile("w+", encoding="ascii")  # noqa: SIM115 # closed with the fault
         self._lines = _TRIAL_LINES
         if self.affected:
             self._lines = max(1, round(_TRIAL_LINES * self.amount_ms / _host_ms(self.with_fault)))
@@ -88,7 +88,7 @@ class Saves(CallFault):
 class Collections(Fault[DdpTrainer]):
     """Before each update, `gc.collect()` over as many objects as take `amount_ms`.
 
-    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than that.
+    Existing objects are frozen (`gc.freeze`), because collecting them might take longer than the fault.
     """
 
     def prepare(self) -> None:

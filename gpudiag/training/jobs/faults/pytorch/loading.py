@@ -81,7 +81,7 @@ class _OtherBatches(Fault[DdpTrainer]):
         """Return the batches of a block of steps."""
 
     def switch(self, *, on: bool) -> None:
-        """Start to take the batches for this state."""
+        """Start to take batches of this state."""
         self.trainer.loader.source = self.batches(on=on)
 
     def rest(self) -> None:
@@ -112,7 +112,7 @@ class VaryingLengths(_OtherBatches):
     """
 
     def prepare(self) -> None:
-        """Make a long and a short batch, and train on both so that kernels are chosen for their shapes."""
+        """Make a long and a short batch, and train on both, so that kernels are chosen for their shapes."""
         self._long = next(self.trainer.loader.usual)
         self._short = self._cut(self._long, max(0.1, 1 - self.amount_ms / self.trainer.clean_ms))
         for batch in (self._long, self._short):

@@ -27,7 +27,7 @@ _SMALL_ELEMENTS = 64
 _TINY_WIDTH, _TINY_BATCH, _TRIAL_LAYERS = 32, 8, 100
 _TRIAL_PARAMETERS, _UPDATES = 50, 3
 _TRIAL_MESSAGE_BYTES = 32 << 20
-#: Most extra bytes per byte of gradients: they are in memory, one bucket's at a time.
+#: Limit on extra bytes per byte of gradients; the extra data of one bucket is in memory at a time.
 _MOST_EXTRA = 200.0
 
 
@@ -40,7 +40,7 @@ class CallFault(Fault[DdpTrainer]):
 
     @abstractmethod
     def with_fault(self) -> None:
-        """Do what the fault does in one step."""
+        """Run the fault's code in one step."""
 
     def switch(self, *, on: bool) -> None:
         """Set the function that the trainer calls."""
@@ -148,7 +148,7 @@ class LoopedOptimizer(CallFault):
         self.without_fault = self._update_at_once
 
     def with_fault(self) -> None:
-        """Update one by one."""
+        """Update the parameters one by one."""
         self._looped.step()
 
     def _update_at_once(self) -> None:
@@ -162,7 +162,7 @@ class LoopedOptimizer(CallFault):
 
 
 class EmptiedCache(CallFault):
-    """`torch.cuda.empty_cache()` after each update; its size follows from the model's memory."""
+    """Call `torch.cuda.empty_cache()` after each update; the size of the fault follows from the model's memory."""
 
     point = "after"
 
@@ -172,10 +172,10 @@ class EmptiedCache(CallFault):
 
 
 class LayerSyncs(Fault[DdpTrainer]):
-    """Forward of each innermost module begins and ends with an `.item()`, as in loops that log statistics.
+    """Begin and end the forward pass of each innermost module with an `.item()`, like loops that log statistics.
 
-    The value is ready, so that the fault is only synchronization: with one `.item()` a step the host catches up soon,
-    which costs almost nothing; with one at each layer the device waits for each layer's launches.
+    The value is ready, so the fault consists only of synchronization. With one `.item()` per step the host soon runs
+    ahead again, which costs almost nothing; with one at each layer the device waits for each layer's launches.
     """
 
     def prepare(self) -> None:
@@ -199,9 +199,9 @@ class LayerSyncs(Fault[DdpTrainer]):
 
 
 class BetweenLayers(Fault[DdpTrainer]):
-    """The largest value of each block's output is read at once, as in loops that check for overflow.
+    """Read the largest value of each block's output immediately, as loops that check for overflow do.
 
-    Without the fault it is computed but not read, so that the fault is only synchronization.
+    Without the fault the value is computed but not read, so the fault is only synchronization.
     """
 
     def prepare(self) -> None:

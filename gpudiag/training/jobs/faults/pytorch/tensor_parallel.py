@@ -1,7 +1,7 @@
 """Tensor and data parallelism over a mesh of both: M. Shoeybi et al., "Megatron-LM", 2019, section 3.
 
 Each rank has some columns of the first matrix of a feed-forward layer and the same rows of the second. A layer's result
-is summed over the ranks of a group in forward, and its input's gradient in backward.
+is summed over the ranks of a group in forward, and the gradient of its input in backward.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GROUP_SIZE = 2
 
 
 class TensorGroup:
-    """The ranks over which layers are split; if not `happens`, each uses its own results only."""
+    """The ranks over which layers are split; if `happens` is False, each rank uses only its results."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
@@ -60,7 +60,7 @@ class _Summed(torch.autograd.Function):
         return tensor_group.add(x.clone())
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004  # autograd's
+    def backward(ctx: Any, *gradients: Any) -> Any:  # noqa: ARG004 # autograd's interface
         return gradients[0], None
 
 

@@ -70,15 +70,16 @@ class CommunicationHook:
 
 
 class DdpTrainer(Trainer):
-    """One process of the job. Its own collectives use a gloo group, so that no NCCL stream shows them.
+    """A process of the job. Its collectives use a gloo group, so that they do not appear on a NCCL stream.
 
     Attributes:
         communication: how gradients are communicated.
         gradient_bytes: bytes of all gradients.
         workload: what is trained; `ddp` is the wrapped model, `optimizer` and `arithmetic` are its own.
         without_communication: the mode in which communication costs nothing. GPUs of a clean job are balanced, so each
-            trains alone. Processes on shared cores never are, so they still wait for each other. The diagnosis counts
-            communication with its bucket copies as recoverable, but no wait for a straggler.
+            GPU trains alone for the baseline. CPU processes on shared cores are never balanced, so they still
+            wait for each other. The diagnosis counts communication with its bucket copies as recoverable, but no wait
+            for a straggler.
         before_update: called between backward and the update; None for nothing.
         after: called when the update has been launched; None for nothing.
         other_step: trains on a batch instead of DDP; None for DDP.
@@ -103,7 +104,7 @@ class DdpTrainer(Trainer):
         self.communication = CommunicationHook()
         self.without_communication: Literal["alone", "meeting"] = "alone" if on_gpu else "meeting"
         self.ddp = DistributedDataParallel(bare, device_ids=[device] if on_gpu else None, gradient_as_bucket_view=True)
-        # DDP compares a hook's annotations with its own types, and here they are text; a lambda has none.
+        # DDP compares a hook's annotations with its types, but annotations are text here; a lambda has none.
         self.ddp.register_comm_hook(None, lambda group, bucket: self.communication.bucket(group, bucket))  # noqa: PLW0108
         self.optimizer = self.workload.optimizer(self.ddp.parameters())
         self.arithmetic = Arithmetic(plan.precision, device)
@@ -164,7 +165,7 @@ class DdpTrainer(Trainer):
 
     def hold(self, milliseconds: float) -> None:
         """Launch a kernel that sleeps for at least this long, as no GPU's clock is above 2 GHz."""
-        sleep: Any = torch.cuda._sleep  # noqa: SLF001  # PyTorch has no public one
+        sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 
     def gather(self, value: Any) -> list[Any]:
@@ -172,7 +173,7 @@ class DdpTrainer(Trainer):
         return gather_objects(value, self._control)
 
     def close(self) -> None:
-        """Leave the other processes, after deleting the model: see `PytorchStrategy.close`."""
+        """Delete the model, then destroy the process group: see `PytorchStrategy.close`."""
         del self.ddp
         gc.collect()
         dist.destroy_process_group()

@@ -50,13 +50,13 @@ class JobVariant(Fault[DdpTrainer]):
 
 
 class SideStreamCopies(JobVariant):
-    """Copy each batch on a side stream during the step before."""
+    """Copy each batch on a side stream during the previous step."""
 
     def prepare(self) -> None:
         """Start the side stream's copies."""
         self._prefetched: Iterator[Batch] = iter(DevicePrefetch(self.trainer.loader.usual, self.trainer.device))
 
-    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
         """Take batches that were copied to the device."""
         self.trainer.loader.source = self._prefetched
 
@@ -99,7 +99,7 @@ class WrappedBlocks(JobVariant):
     def wrap(self, block: nn.Module) -> nn.Module:
         """Wrap a block."""
 
-    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
         """Insert the wrapped blocks."""
         for container, index, _, wrapped in self._blocks:
             container[index] = wrapped
@@ -164,7 +164,7 @@ class Graphed(JobVariant):
         self._inputs, self._target = (tensor.to(trainer.device) for tensor in next(trainer.loader.usual))
         self._graph = captured(self._compute, warm_up=_GRAPH_WARM_UP)
 
-    def enter(self, *, on: bool) -> None:  # noqa: ARG002  # the same without communication
+    def enter(self, *, on: bool) -> None:  # noqa: ARG002 # independent of communication
         """Train with the graph."""
         self.trainer.other_step = self._step
 

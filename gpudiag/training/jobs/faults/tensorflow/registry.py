@@ -48,7 +48,7 @@ class StepSyncs(Fault[DistributedTrainer]):
     """
 
     def switch(self, *, on: bool) -> None:
-        """Read each loss, or none."""
+        """Read every loss, or no loss."""
         self.trainer.after = self._read if on and self.affected else None
 
     def _read(self, loss: Any) -> None:

@@ -25,11 +25,11 @@ from gpudiag.training.models.registry import load_keras_workload
 from gpudiag.training.session.position import ClusterPosition
 from gpudiag.training.strategies.registry import tensorflow_strategy
 
-#: One process per device, so that one of them can be late.
+#: One process per device, so that a single device can be late.
 _STRATEGY = "multi-worker"
 #: Longer than the time between two calls of `gather`; the launcher handles dead processes.
 _TIMEOUT_S = 120.0
-#: Session number of the job's store, which no session of it has.
+#: Session number of the job's store, which none of its sessions has.
 _SESSION = 1_000_000
 
 
@@ -63,7 +63,7 @@ class StoreGather:
 
 
 class DistributedTrainer(Trainer):
-    """One process of the job.
+    """A process of the job.
 
     Attributes:
         after: called with the loss of each step; None for nothing.
@@ -111,7 +111,7 @@ class DistributedTrainer(Trainer):
         return self._store.gather(value)
 
     def marked(self, number: int) -> AbstractContextManager[object]:
-        """Return TensorFlow's own step mark."""
+        """Return TensorFlow's step mark."""
         mark: AbstractContextManager[object] = tf.profiler.experimental.Trace("train", step_num=number, _r=1)
         return mark
 
@@ -137,7 +137,7 @@ class DistributedTrainer(Trainer):
 
 
 def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
-    """All-reduce one number over all devices after backward, and return each device's own gradients."""
+    """All-reduce one number over all devices after backward, and return each device's gradients."""
     pairs = list(pairs)
     with tf.control_dependencies([gradient for gradient, _ in pairs]):
         reduced = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, tf.zeros(()))
@@ -148,8 +148,8 @@ def _wait_for_each_other(pairs: Any) -> list[tuple[Any, Any]]:
 def _pin_to_own_cores() -> None:
     """Pin each process of this machine to its share of the cores, before TensorFlow starts its threads.
 
-    Processes that share cores run faster while another one is late, so a straggler costs less than its delay, which no
-    trace shows.
+    Processes that share cores run faster while another process is late, so a straggler costs less than its delay, which
+    no trace shows.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -1,3 +1,3 @@
-"""Enough of cuda.bindings to run the probes' own logic where there is no GPU: see driver.py."""
+"""Provide the parts of cuda.bindings that the probes need on machines without a GPU: see driver.py."""
 
 __version__ = "0.0.fake"

@@ -1,11 +1,11 @@
-"""A driver whose devices are host memory and whose streams do their work at once, on the caller's thread.
+"""Fake a driver whose devices are host memory and whose streams run their work immediately, on the caller's thread.
 
-What it models: two or more devices, addresses, copies by address, memset, events on a clock, the probes' kernels, peer
-access that must be enabled before it may be used. What it cannot model: time. FAKE_CUDA is a JSON object of
-{"devices", "peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
+It models two or more devices, addresses, copies by address, memset, events on a clock, the probes' kernels, and peer
+access that must be enabled before use. It does not model time. FAKE_CUDA is a JSON object with {"devices": number,
+"peer": bool, "corrupt": bool, "fail": name of a function, "kernels": bool}.
 """
 
-# ruff: noqa: N801, N802, N816  # the names are those of the CUDA driver
+# ruff: noqa: N801, N802, N816 # names of the CUDA driver
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def _words(address: int, count: int, kind=ctypes.c_uint64) -> np.ndarray:
 
 
 def _pattern(first: int, count: int, seed: int, factor: int = 1) -> np.ndarray:
-    """splitmix64, written out once more so that the probes' own is checked against it."""
+    """Compute splitmix64 independently, to check the probes' implementation."""
     with np.errstate(over="ignore"):
         x = (np.arange(first, first + count, dtype=np.uint64) * np.uint64(factor) + np.uint64(1)) * np.uint64(
             0x9E3779B97F4A7C15
