@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
@@ -120,7 +119,7 @@ def needed_steps(settings: Settings) -> int:
     """Return about how many optimizer steps a command must take to be measured."""
     warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
     unprofiled = settings.steps or MIN_UNPROFILED_STEPS
-    lines = line_steps(math.inf, unprofiled)
+    lines = line_steps(0.0, unprofiled)  # their maximum
     return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + lines + recording_steps(ACTIVE_STEPS)
 
 

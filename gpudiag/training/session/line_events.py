@@ -277,6 +277,7 @@ class TracedEvents:
         self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
+        self._active = False
 
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
@@ -284,13 +285,16 @@ class TracedEvents:
         """Send events to the list, and trace the loop's frames and the functions that they call."""
         del others, discover  # there is one thread, and functions are selected at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
+        self._active = True
         for frame in frames:
             frame.f_trace = self._trace
         sys.settrace(self._called)
 
     def stop(self) -> None:
-        """End tracing on this thread."""
-        sys.settrace(None)
+        """End tracing; if another thread calls this, at the training thread's next call."""
+        self._active = False
+        if sys.gettrace() == self._called:
+            sys.settrace(None)
         for frame in self._loop:
             frame.f_trace = None
         self._loop = []
@@ -308,6 +312,9 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        if not self._active:
+            sys.settrace(None)
+            return None
         code = frame.f_code
         work = self._works.get(code)
         if work is not None:
@@ -323,6 +330,8 @@ class TracedEvents:
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
+        if not self._active:
+            return None
         self._note_calls()
         if event == "line":
             if len(self._entries) > self._limit:

@@ -115,13 +115,13 @@ class LineLog:
             entries[-1] = (time.perf_counter_ns(), None, STEP)
 
     def end(self) -> None:
-        """End the section."""
+        """End the section, if it has not ended."""
         self._stop("")
 
     def _stop(self, reason: str) -> None:
         self.unavailable = self.unavailable or reason
-        self._recording = False
-        if self._source is not None:
+        recording, self._recording = self._recording, False
+        if self._source is not None and recording:  # otherwise a tracer that the user attached later would be removed
             with contextlib.suppress(Exception):
                 self._source.stop()
 

@@ -79,7 +79,7 @@ class RankMeasurement:
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
         """Replace this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, rank 0 also replaces the files of the whole run.
+        With `clear_run`, all ranks open before the first step, and rank 0 also replaces the files of the whole run.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -87,8 +87,10 @@ class RankMeasurement:
         self.position = position
         self.progress = ProgressSender(position.rank)
         record.clear_rank(self.run_dir, position.rank)
-        if clear_run and position.rank == 0:
-            record.clear_run(self.run_dir, position.ranks)
+        if clear_run:
+            record.clear_worker_lines(self.run_dir)  # each node may have its own directory
+            if position.rank == 0:
+                record.clear_run(self.run_dir, position.ranks)
         self.save()
         self.progress.tell("starting")
 
@@ -144,6 +146,7 @@ class RankMeasurement:
             self.over = True
         except Exception as error:
             self.over = True
+            self._end_lines()
             if raises:
                 raise
             self.error = f"{type(error).__name__}: {error}"
@@ -160,6 +163,7 @@ class RankMeasurement:
 
         With `wait_for_others`, rank 0 waits for the other ranks' records, and the run fails if one of them failed.
         """
+        self._end_lines()
         status: RunStatus = "complete"
         if error is not None:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -182,6 +186,11 @@ class RankMeasurement:
                 self._write_final_run(status, wait_for_others=wait_for_others)
             if self.error is None:
                 self.progress.tell("done")
+
+    def _end_lines(self) -> None:
+        """End the events of lines, which slow the program, if the phases stopped while they were received."""
+        if self._lines is not None:
+            self._lines.end()
 
     def _write_lines(self) -> None:
         """Write the log of the user's lines. Without it the verdict names no lines."""

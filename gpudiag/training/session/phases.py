@@ -179,10 +179,10 @@ class Phases:
             warmup_steps = step_counts.MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
         unprofiled = self._agreed_steps or settings.steps or step_counts.MIN_UNPROFILED_STEPS
         recorded = recording_steps(settings.active) if settings.recorded else 0
-        if self._lines is not None:
-            recorded += self._line_steps or step_counts.line_steps(math.inf, unprofiled)
-        needed = warmup_steps + self._run_in + unprofiled + recorded
         at_least = warming and (settings.warmup is None or settings.steps is None)
+        if self._lines is not None:
+            recorded += self._line_steps or step_counts.line_steps(math.inf if at_least else 0.0, unprofiled)
+        needed = warmup_steps + self._run_in + unprofiled + recorded
         return settings.suggest(
             self._ran, max(1, needed - self._ran), at_least=at_least, run_in=self._run_in, lines=self._lines is not None
         )
@@ -224,7 +224,8 @@ class Phases:
         usable = [series for series in self._warmup_ms if series]
         if not usable:
             chosen = settings.steps or _DEFAULT_STEPS
-            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=chosen, line_steps=chosen)
+            line_steps = step_counts.line_steps(math.inf, chosen)
+            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=chosen, line_steps=line_steps)
         # The slowest rank sets the pace.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])

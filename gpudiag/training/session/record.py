@@ -24,6 +24,8 @@ from gpudiag.model.structs import msgspec
 
 RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
+#: File that asks DataLoader workers to time lines, see `frameworks.pytorch.dataloader`.
+_LINES_REQUEST = "request"
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
@@ -72,6 +74,7 @@ def clear_run(run_dir: Path, world_size: int) -> None:
     """Remove an earlier run's common files, and its files of ranks that this run does not have."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
+    clear_worker_lines(run_dir)
     folders = (TRACES_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}")
     traces = [(folder, ending) for folder in folders for ending in _TRACE_ENDINGS]
     for folder, ending in ((RANKS_DIR, ".json"), (LINES_DIR, ".json.gz"), *traces, (LOGS_DIR, ".log")):
@@ -79,6 +82,13 @@ def clear_run(run_dir: Path, world_size: int) -> None:
             number = path.name.removeprefix("rank").removesuffix(ending)
             if number.isdecimal() and int(number) >= world_size:
                 path.unlink(missing_ok=True)
+
+
+def clear_worker_lines(run_dir: Path) -> None:
+    """Remove an earlier run's logs of source lines of DataLoader workers, and the request for them."""
+    folder = run_dir / LINES_DIR
+    for path in (folder / _LINES_REQUEST, *folder.glob("worker*.json.gz"), *folder.glob(".*.json.gz.new")):
+        path.unlink(missing_ok=True)
 
 
 def write_rank(run_dir: Path, record: RankRecord) -> None:

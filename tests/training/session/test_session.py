@@ -6,6 +6,7 @@ import gzip
 import itertools
 import json
 import logging
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,9 @@ from gpudiag.errors import UsageError
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import read_json
 from gpudiag.trace.sources import find_sources
+from gpudiag.training.frameworks.pytorch.dataloader import REQUEST
 from gpudiag.training.frameworks.pytorch.profiler import ProfiledWindow
+from gpudiag.training.session.line_log import LineLog
 from gpudiag.training.session.step_counts import WarmupLimits
 
 if TYPE_CHECKING:
@@ -73,8 +76,8 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # There are 3 warm-up steps, 5 unprofiled steps, and twice 2 steps that the profiler discards and 3 recorded steps.
-    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (15, 16, 17)]
+    # 3 warm-up steps, 5 unprofiled ones, 3 that time lines; twice 2 that the profiler discards and 3 recorded ones.
+    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (18, 19, 20)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
     assert sorted(path.name for path in (tmp_path / "run" / "traces").iterdir()) == ["light", "rank0.pt.trace.json.gz"]
@@ -82,7 +85,7 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
 
 def test_kernel_only_trace_has_marks_and_no_operators(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             with gpudiag.range("forward"):
                 work()
     (rank,) = run_record(tmp_path).ranks
@@ -93,7 +96,7 @@ def test_kernel_only_trace_has_marks_and_no_operators(tmp_path: Path) -> None:
     light = spans_in_trace(tmp_path, "traces/light")
     assert {event["cat"] for event in light} <= {"user_annotation", "Trace"}
     names = [str(event["name"]) for event in light]
-    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (10, 11, 12)]
+    assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (13, 14, 15)]
     assert names.count("gpudiag.input") == names.count("gpudiag.forward") == 3
     assert "aten::matmul" in names_in_trace(tmp_path)
     # The directory of traces contains only the full trace.
@@ -155,7 +158,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
             if not went_on[-1]:
                 break
     # The first call begins a step; so does the call after the pause, which ended the third step.
-    assert went_on == [True] * (3 + 1 + 5 + 2 * (2 + 3)) + [False]
+    assert went_on == [True] * (3 + 1 + 5 + 3 + 2 * (2 + 3)) + [False]
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
     assert max(rank.unprofiled.step_ms) < 500
@@ -173,7 +176,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
 def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:
     for marked in (False, True):
         with gpudiag.profile(tmp_path, **QUICK) as prof:
-            for _ in range(20):
+            for _ in range(23):
                 with gpudiag.range("input" if marked else "other"), gpudiag.range("input" if marked else "another"):
                     time.sleep(0.002)
                 work()
@@ -185,7 +188,7 @@ def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:
 
 def test_session_prints_run_directory_and_next_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with gpudiag.profile(tmp_path / "my run", **QUICK) as prof:
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             work()
     said = capsys.readouterr().err.splitlines()
     assert "gpudiag: 5 steps of " in said[-2]
@@ -205,7 +208,7 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     refuses_scopes.__doc__ = real.__doc__
     monkeypatch.setattr(torch.autograd.profiler, "_enable_profiler", refuses_scopes)
     with caplog.at_level(logging.WARNING, "gpudiag"), gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             work()
     run = run_record(tmp_path)
     (rank,) = run.ranks
@@ -215,7 +218,7 @@ def test_full_trace_remains_when_kernel_only_recording_fails(
     assert not (tmp_path / "traces" / "light" / "rank0.pt.trace.json.gz").exists()
     assert rank.profiled is not None
     # The full trace covers the same steps, because the other ranks would have recorded theirs.
-    assert "gpudiag.step#15" in names_in_trace(tmp_path)
+    assert "gpudiag.step#18" in names_in_trace(tmp_path)
     analysis = gpudiag_analyze([tmp_path])
     assert "no-light-recording" in {warning.code for warning in analysis.validity}
     assert analysis.recording is not None
@@ -230,7 +233,7 @@ def test_torch_without_scopes_refuses_kernel_only_recording(tmp_path: Path, monk
 
 def test_run_that_ends_between_recordings_keeps_kernel_only_trace(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in prof.steps(iter(range(3 + 5 + 2 + 3 + 1))):
+        for _ in prof.steps(iter(range(3 + 5 + 3 + 2 + 3 + 1))):
             work()
     run = run_record(tmp_path)
     (rank,) = run.ranks
@@ -259,7 +262,7 @@ def test_loop_stops_when_everything_is_measured(tmp_path: Path) -> None:
         for _ in prof.steps(itertools.count()):
             steps += 1
         assert list(prof.steps(range(5))) == []
-    assert steps == 3 + 5 + 2 * (2 + 3)
+    assert steps == 3 + 5 + 3 + 2 * (2 + 3)
 
 
 def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
@@ -281,7 +284,7 @@ def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
 
 def test_measurement_continues_in_next_loop_after_break(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in range(19):
+        for _ in range(22):
             for step in prof.steps(range(100)):
                 work()
                 if step == 1:
@@ -292,15 +295,16 @@ def test_measurement_continues_in_next_loop_after_break(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "error", "kept"),
     [
-        (0, "before warm-up was over: nothing was timed; 18 more steps would be enough; no arguments", None),
-        (2, "before warm-up was over: nothing was timed; 16 more steps would be enough", None),
-        (6, "after 3 unprofiled steps: no step was profiled; 12 more steps", 3),
+        (0, "before warm-up was over: nothing was timed; 21 more steps would be enough; no arguments", None),
+        (2, "before warm-up was over: nothing was timed; 19 more steps would be enough", None),
+        (6, "after 3 unprofiled steps: no step was profiled; 15 more steps", 3),
+        (9, "while the lines of the source were timed: no step was profiled; 12 more steps", 5),
         (
-            11,
+            14,
             "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; no arguments",
             5,
         ),
-        (16, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
+        (19, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
     ],
 )
 def test_short_loop_keeps_its_measurements(
@@ -323,13 +327,13 @@ def test_short_loop_keeps_its_measurements(
 
 def test_trace_cut_short_is_saved(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=1, steps=1, active=9) as prof:
-        for _ in prof.steps(range(1 + 1 + 2 + 9 + 2 + 4)):
+        for _ in prof.steps(range(1 + 1 + 3 + 2 + 9 + 2 + 4)):
             work()
     (rank,) = run_record(tmp_path).ranks
     assert rank.trace is not None
     assert rank.profiled is not None
     assert len(rank.profiled.step_ms) == 4
-    assert "gpudiag.step#18" in names_in_trace(tmp_path)
+    assert "gpudiag.step#21" in names_in_trace(tmp_path)
 
 
 @pytest.mark.parametrize(("error", "status"), [(ValueError("mine"), "failed"), (KeyboardInterrupt(), "interrupted")])
@@ -352,7 +356,7 @@ def test_exception_leaves_block_and_is_recorded(tmp_path: Path, error: BaseExcep
 def test_record_says_unfinished_during_run(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
         assert (run_record(tmp_path).status, run_record(tmp_path).error) == ("failed", "the run did not finish")
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             work()
 
 
@@ -364,17 +368,19 @@ def test_block_without_steps_is_an_error(tmp_path: Path) -> None:
 
 def test_files_of_earlier_run_are_replaced(tmp_path: Path) -> None:
     traces = ("traces/rank5.pt.trace.json.gz", "traces/light/rank5.pt.trace.json.gz", "traces/light/rank0.xplane.pb.gz")
-    for stale in ("ranks/rank0.json", "ranks/rank5.json", *traces, "analysis.json"):
+    lines = ("lines/rank5.json.gz", "lines/worker7.json.gz", "lines/.worker7.json.gz.new", f"lines/{REQUEST}")
+    for stale in ("ranks/rank0.json", "ranks/rank5.json", *traces, *lines, "analysis.json"):
         path = tmp_path / stale
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text("stale")
     (tmp_path / "mine.txt").write_text("kept")
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in prof.steps(range(20)):
+        assert not list((tmp_path / "lines").iterdir())
+        for _ in prof.steps(range(23)):
             work()
     files = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     now = {"traces/rank0.pt.trace.json.gz", "traces/light/rank0.pt.trace.json.gz"}
-    assert files == {"mine.txt", "run.json", "ranks/rank0.json", *now}
+    assert files == {"mine.txt", "run.json", "ranks/rank0.json", "lines/rank0.json.gz", f"lines/{REQUEST}", *now}
 
 
 def test_training_continues_when_measurement_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -394,6 +400,36 @@ def test_training_continues_when_measurement_fails(tmp_path: Path, caplog: pytes
     assert "gpudiag stops measuring" in caplog.text
 
 
+@pytest.mark.parametrize("length", [10, 9])
+def test_program_is_not_traced_after_loop_ended_while_lines_were_timed(tmp_path: Path, length: int) -> None:
+    def attached_later(*_: object) -> None:
+        return None
+
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for step in prof.steps(range(length)):
+            assert (step < 8) or sys.gettrace() is not None or sys.version_info >= (3, 12)
+    assert sys.gettrace() is None
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for _ in prof.steps(range(23)):
+            work()
+        sys.settrace(attached_later)
+    tracer = sys.gettrace()
+    sys.settrace(None)
+    assert tracer is attached_later
+
+
+def test_failed_measurement_ends_events_of_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_log: LineLog) -> None:
+        raise RuntimeError("lost")
+
+    monkeypatch.setattr(LineLog, "step", fail)
+    with gpudiag.profile(tmp_path, **QUICK) as prof:
+        for step in prof.steps(range(12)):
+            if step >= 9:
+                assert sys.gettrace() is None
+    assert "lost" in str(run_record(tmp_path).error)
+
+
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}, {"active": 2}])
 def test_numbers_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
@@ -407,7 +443,7 @@ def test_run_directory_is_required() -> None:
 
 def test_records_state_their_schema(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK) as prof:
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             work()
     plain = msgspec.json.decode((tmp_path / "run.json").read_bytes())
     assert plain["schema"] == "gpudiag/run/1"
