@@ -5,24 +5,28 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, below, read_json, whole_file
+from gpudiag.model.run_directory import ANALYSIS_FILE, LINES_DIR, RUN_FILE, below, read_json, whole_file
 from gpudiag.model.sanitize import one_line
-from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
+from gpudiag.model.source_lines.log import MAX_LOG_BYTES, LogOrigin, read_log_origins
+from gpudiag.training.session.record import RANKS_DIR, lines_file, write_rank, write_run
 
 _TRACE = re.compile(r"traces/(light/)?rank\d{1,7}\.(pt\.trace\.json|xplane\.pb)\.gz", re.ASCII)
+_WORKER_LOG = re.compile(r"worker\d{1,12}\.json\.gz", re.ASCII)
+#: Maximum number of copied DataLoader workers' logs of one rank.
+_MAX_WORKERS = 256
 _FIRST_HINT = "Give the run directory of rank 0's node first; it alone has that file."
 _HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."
 
 
 def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
-    """Copy the records and traces of other nodes' ranks into rank 0's run directory, and return the whole run.
+    """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
 
     Existing ranks are kept, so the command may be repeated. An older analysis is removed.
 
@@ -40,11 +44,12 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     ranks = {rank.rank: rank for rank in run.ranks}
     try:
         for other in others:
-            for rank in _ranks_of(run, other):
-                if rank.rank in ranks:
-                    continue
-                for name in filter(None, (rank.trace, rank.light_trace)):
-                    _copy_trace(other, run_dir, name)
+            new = [rank for rank in _ranks_of(run, other) if rank.rank not in ranks]
+            logs = read_log_origins(other) if new else {}
+            for rank in new:
+                for name in filter(_TRACE.fullmatch, filter(None, (rank.trace, rank.light_trace))):
+                    _copy(other, run_dir, name)
+                _copy_line_logs(other, run_dir, rank, logs)
                 below(run_dir, RANKS_DIR)
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
@@ -79,12 +84,30 @@ def _records(other: Path) -> Iterator[RankRecord]:
                 yield read_json(path, RankRecord, RANK_SCHEMA)
 
 
-def _copy_trace(other: Path, run_dir: Path, name: str) -> None:
-    """Copy one trace atomically; skip a missing file, a link, and a name that is not a trace's."""
-    source = other / name
-    if not _TRACE.fullmatch(name) or source.is_symlink() or not source.is_file():
+def _copy_line_logs(other: Path, run_dir: Path, rank: RankRecord, logs: Mapping[str, LogOrigin]) -> None:
+    """Copy the line logs of a rank's process and of its DataLoader workers.
+
+    The names of workers' logs contain process numbers, which may be equal on two nodes, so the rank is added.
+    """
+    name = lines_file(run_dir, rank.rank).name
+    process = logs.get(name)
+    if process is None:
         return
-    target = below(run_dir, name)
+    _copy(other, run_dir, f"{LINES_DIR}/{name}", max_bytes=MAX_LOG_BYTES)
+    workers = [name for name, log in logs.items() if _WORKER_LOG.fullmatch(name) and process.started(log)]
+    for name in workers[:_MAX_WORKERS]:
+        target = f"{LINES_DIR}/{name.removesuffix('.json.gz')}-rank{rank.rank}.json.gz"
+        _copy(other, run_dir, f"{LINES_DIR}/{name}", target, max_bytes=MAX_LOG_BYTES)
+
+
+def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int | None = None) -> None:
+    """Copy one file atomically; skip a missing file, a link, and a file that is too large."""
+    source = other / name
+    if source.is_symlink() or not source.is_file():
+        return
+    if max_bytes is not None and source.stat().st_size > max_bytes:
+        return
+    target = below(run_dir, target_name or name)
     target.parent.mkdir(parents=True, exist_ok=True)
     with source.open("rb") as data, whole_file(target) as file:
         shutil.copyfileobj(data, file)

@@ -19,6 +19,7 @@ from gpudiag.app.gather import gather
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
 from gpudiag.model.run_directory import read_json, write_json
+from gpudiag.model.source_lines.log import LINES_SCHEMA, find_line_logs, read_log_origins
 from gpudiag.report.header import header_lines
 from tests.cli_process import SECONDS, environment
 from tests.cli_process import gpudiag as command
@@ -188,6 +189,55 @@ def test_hostile_record_reads_no_other_file(tmp_path: Path) -> None:
     assert [rank.rank for rank in whole.ranks] == [0, 1, 2]
     assert (whole.status, whole.error) == ("failed", "rank 2: it died")
     assert list((tmp_path / "a" / "traces").iterdir()) == []
+
+
+def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None:
+    first, second = tmp_path / "a", tmp_path / "b"
+    for node in (first, second):
+        (node / "ranks").mkdir(parents=True)
+        (node / "lines").mkdir()
+    ours = RankRecord(rank=0, local_rank=0, host="a", pid=1, device="cpu", device_name="", run_id="r")
+    run = RunRecord(
+        created="", command=(), workload="w", framework="pytorch", strategy="own", world_size=4, nodes=2,
+        batch_size_per_device=None, ranks=(ours,), status="complete", run_id="r",
+    )  # fmt: skip
+    write_json(first / "run.json", run)
+    for rank in (1, 2, 3):
+        write_json(second / "ranks" / f"rank{rank}.json", msgspec.structs.replace(ours, rank=rank, host="b", pid=rank))
+
+    def write_log(node: Path, name: str, host: str, pid: int, parent: int) -> None:
+        log = {"schema": LINES_SCHEMA, "host": host, "pid": pid, "parent": parent}
+        (node / "lines" / f"{name}.json.gz").write_bytes(gzip.compress(msgspec.json.encode(log)))
+
+    # Process numbers are equal on both nodes, as in containers.
+    write_log(first, "rank0", "a", 1, 0)
+    write_log(first, "worker7", "a", 7, 1)
+    write_log(second, "rank1", "b", 1, 0)
+    write_log(second, "worker7", "b", 7, 1)
+    write_log(second, "worker8", "b", 8, 99)  # another program's
+    write_log(tmp_path / "b", "secret", "b", 2, 0)
+    (second / "lines" / "secret.json.gz").rename(tmp_path / "secret")
+    (second / "lines" / "rank2.json.gz").symlink_to(tmp_path / "secret")
+    (second / "lines" / "rank3.json.gz").write_bytes(b"no log")
+    gather(first, [second])
+    names = {path.name for path in (first / "lines").iterdir()}
+    assert names == {"rank0.json.gz", "worker7.json.gz", "rank1.json.gz", "worker7-rank1.json.gz"}
+    logs = find_line_logs([first])
+    assert [[worker.host for worker in logs.workers_of(rank)] for rank in (0, 1)] == [["a"], ["b"]]
+
+
+def test_line_logs_are_not_read_through_links(tmp_path: Path) -> None:
+    log = gzip.compress(msgspec.json.encode({"schema": LINES_SCHEMA, "pid": 1, "parent": 0}))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "rank0.json.gz").write_bytes(log)
+    (tmp_path / "lines").symlink_to(tmp_path / "elsewhere")
+    assert read_log_origins(tmp_path) == {}
+    (tmp_path / "lines").unlink()
+    (tmp_path / "lines").mkdir()
+    (tmp_path / "lines" / "rank0.json.gz").symlink_to(tmp_path / "elsewhere" / "rank0.json.gz")
+    assert read_log_origins(tmp_path) == {}
+    shutil.copy(tmp_path / "elsewhere" / "rank0.json.gz", tmp_path / "lines" / "rank1.json.gz")
+    assert list(read_log_origins(tmp_path)) == ["rank1.json.gz"]
 
 
 def test_clock_that_is_ahead_is_corrected_and_the_residual_reported(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ CALLS = -1000
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
 
 #: Maximum size of a log in bytes, and maximum number of logs.
-_MAX_BYTES, _MAX_LOGS = 64 << 20, 4096
+MAX_LOG_BYTES, _MAX_LOGS = 64 << 20, 4096
 _NAME = Annotated[str, msgspec.Meta(max_length=4096)]
+_UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
 
 class Code(msgspec.Struct, frozen=True):
@@ -67,11 +68,28 @@ class LogSection(msgspec.Struct, frozen=True):
     threads: list[Events] = []
 
 
-class ProcessLines(msgspec.Struct, frozen=True, kw_only=True):
-    """Line events of one process.
+class LogOrigin(msgspec.Struct, frozen=True, kw_only=True):
+    """The process of a log.
 
     Attributes:
         pid, parent: process numbers.
+        host: name of the machine.
+    """
+
+    schema: Literal["gpudiag/lines/1"]
+    pid: Number
+    parent: Number
+    host: _NAME = ""
+
+    def started(self, other: LogOrigin) -> bool:
+        """Return whether this process started the other one. Process numbers may be equal on two machines."""
+        return (self.host, self.pid) == (other.host, other.parent)
+
+
+class ProcessLines(LogOrigin, frozen=True, kw_only=True):
+    """Line events of one process.
+
+    Attributes:
         by: `events`: `sys.monitoring`. `traced`: `sys.settrace`, which slows pure Python.
         unavailable: the reason why nothing was recorded, or recording ended early; "" otherwise.
         directory: the program's working directory.
@@ -81,9 +99,6 @@ class ProcessLines(msgspec.Struct, frozen=True, kw_only=True):
         sections: the events.
     """
 
-    schema: Literal["gpudiag/lines/1"]
-    pid: Number
-    parent: Number
     by: Literal["events", "traced"] = "events"
     unavailable: str = ""
     directory: _NAME = ""
@@ -109,22 +124,19 @@ class LineLogs(msgspec.Struct, frozen=True):
     def workers_of(self, rank: int) -> tuple[ProcessLines, ...]:
         """Return the logs of the workers that a rank's process started."""
         log = self.ranks.get(rank)
-        return tuple(worker for worker in self.workers if log is not None and worker.parent == log.pid)
+        return tuple(worker for worker in self.workers if log is not None and log.started(worker))
 
 
 def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
     """Return the logs beside the given traces, if a single path names a run directory; an unreadable one is named."""
     directory = find_run_directory(paths)
-    folder = None if directory is None else directory / LINES_DIR
-    if folder is None or not folder.is_dir():
-        return LineLogs()
     ranks: dict[int, ProcessLines] = {}
     workers: list[ProcessLines] = []
     unread: list[str] = []
-    for path in sorted(folder.glob("*.json.gz"))[:_MAX_LOGS]:
+    for path in _log_files(directory):
         try:
             log = _read(path)
-        except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
+        except _UNREADABLE as error:
             unread.append(f"{LINES_DIR}/{path.name} ({type(error).__name__})")
             continue
         name = path.name.removesuffix(".json.gz")
@@ -135,14 +147,34 @@ def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
     return LineLogs(ranks, tuple(workers), tuple(unread))
 
 
-def _read(path: Path) -> ProcessLines:
+def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
+    """Return the processes of the readable logs in a run directory, by the file's name."""
+    origins = {}
+    for path in _log_files(directory):
+        with contextlib.suppress(*_UNREADABLE):
+            origins[path.name] = msgspec.json.decode(_content(path), type=LogOrigin)
+    return origins
+
+
+def _log_files(directory: Path | None) -> list[Path]:
+    folder = None if directory is None else directory / LINES_DIR
+    if folder is None or folder.is_symlink() or not folder.is_dir():
+        return []
+    return sorted(folder.glob("*.json.gz"))[:_MAX_LOGS]
+
+
+def _content(path: Path) -> bytes:
     if path.is_symlink() or not path.is_file():
         raise ValueError("no regular file")
     with gzip.open(path) as file:
-        data = file.read(_MAX_BYTES + 1)
-    if len(data) > _MAX_BYTES:
+        data = file.read(MAX_LOG_BYTES + 1)
+    if len(data) > MAX_LOG_BYTES:
         raise ValueError("too large")
-    log = msgspec.json.decode(data, type=ProcessLines)
+    return data
+
+
+def _read(path: Path) -> ProcessLines:
+    log = msgspec.json.decode(_content(path), type=ProcessLines)
     columns = [events for section in log.sections for events in (section.events, *section.threads)]
     known = range(-1, len(log.codes))
     if any(code not in known for events in columns for code in set(events.code)):

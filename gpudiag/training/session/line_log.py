@@ -143,6 +143,7 @@ class LineLog:
             "schema": LINES_SCHEMA,
             "pid": os.getpid(),
             "parent": os.getppid(),
+            "host": os.uname().nodename,
             "by": "traced" if isinstance(self._source, TracedEvents) else "events",
             "unavailable": self.unavailable,
             "directory": _directory(),

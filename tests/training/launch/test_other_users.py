@@ -39,7 +39,7 @@ def train():
     Path(f"store{rank}").write_text(f"{type(store).__name__} {os.environ['GPUDIAG_STORE']}")
     ones = torch.ones(8)
     with gpudiag.profile(warmup=1, steps=2) as prof:
-        for _ in prof.steps(range(20)):
+        for _ in prof.steps(range(23)):
             dist.all_reduce(ones)
     while not os.path.exists("go"):
         time.sleep(0.02)

@@ -106,7 +106,7 @@ torch.distributed.destroy_process_group()
 #: Transformers' training of 40 updates ends after the measured ones.
 CASES = {
     "lightning": (LIGHTNING, (), 1, 8, 30),
-    "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 3 + 5 + 2 * (2 + 3)),
+    "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 3 + 5 + 3 + 2 * (2 + 3)),
     "accelerate": (ACCELERATE, TORCHRUN, 2, 4, 25),
 }
 
