@@ -5,22 +5,19 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from gpudiag.errors import GpudiagError, UnreadableInputError
 from gpudiag.model.run import RANK_SCHEMA, RUN_SCHEMA, RankRecord, RunRecord
-from gpudiag.model.run_directory import ANALYSIS_FILE, LINES_DIR, RUN_FILE, below, read_json, whole_file
+from gpudiag.model.run_directory import ANALYSIS_FILE, RUN_FILE, below, read_json, whole_file
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.source_lines.log import MAX_LOG_BYTES, LogOrigin, read_log_origins
-from gpudiag.training.session.record import RANKS_DIR, lines_file, write_rank, write_run
+from gpudiag.model.source_lines.log import MAX_LOG_BYTES, logs_of_rank, read_log_origins
+from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
 
 _TRACE = re.compile(r"traces/(light/)?rank\d{1,7}\.(pt\.trace\.json|xplane\.pb)\.gz", re.ASCII)
-_WORKER_LOG = re.compile(r"worker\d{1,12}\.json\.gz", re.ASCII)
-#: Maximum number of copied DataLoader workers' logs of one rank.
-_MAX_WORKERS = 256
 _FIRST_HINT = "Give the run directory of rank 0's node first; it alone has that file."
 _HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."
 
@@ -44,12 +41,15 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     ranks = {rank.rank: rank for rank in run.ranks}
     try:
         for other in others:
-            new = [rank for rank in _ranks_of(run, other) if rank.rank not in ranks]
-            logs = read_log_origins(other) if new else {}
-            for rank in new:
+            ranks_of_node = _ranks_of(run, other)
+            logs = read_log_origins(other)
+            for rank in ranks_of_node:
+                if rank.rank in ranks:
+                    continue
                 for name in filter(_TRACE.fullmatch, filter(None, (rank.trace, rank.light_trace))):
                     _copy(other, run_dir, name)
-                _copy_line_logs(other, run_dir, rank, logs)
+                for name, target in logs_of_rank(logs, rank.rank).items():
+                    _copy(other, run_dir, name, target, max_bytes=MAX_LOG_BYTES)
                 below(run_dir, RANKS_DIR)
                 write_rank(run_dir, rank)
                 ranks[rank.rank] = rank
@@ -82,22 +82,6 @@ def _records(other: Path) -> Iterator[RankRecord]:
         for path in sorted((other / RANKS_DIR).glob("rank*.json")):
             with contextlib.suppress(UnreadableInputError):
                 yield read_json(path, RankRecord, RANK_SCHEMA)
-
-
-def _copy_line_logs(other: Path, run_dir: Path, rank: RankRecord, logs: Mapping[str, LogOrigin]) -> None:
-    """Copy the line logs of a rank's process and of its DataLoader workers.
-
-    The names of workers' logs contain process numbers, which may be equal on two nodes, so the rank is added.
-    """
-    name = lines_file(run_dir, rank.rank).name
-    process = logs.get(name)
-    if process is None:
-        return
-    _copy(other, run_dir, f"{LINES_DIR}/{name}", max_bytes=MAX_LOG_BYTES)
-    workers = [name for name, log in logs.items() if _WORKER_LOG.fullmatch(name) and process.started(log)]
-    for name in workers[:_MAX_WORKERS]:
-        target = f"{LINES_DIR}/{name.removesuffix('.json.gz')}-rank{rank.rank}.json.gz"
-        _copy(other, run_dir, f"{LINES_DIR}/{name}", target, max_bytes=MAX_LOG_BYTES)
 
 
 def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int | None = None) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +26,8 @@ WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
 
 #: Maximum size of a log in bytes, and maximum number of logs.
 MAX_LOG_BYTES, _MAX_LOGS = 64 << 20, 4096
+#: Logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
+_WORKER_LOG, _MAX_WORKERS = re.compile(r"worker\d{1,12}\.json\.gz", re.ASCII), 256
 _NAME = Annotated[str, msgspec.Meta(max_length=4096)]
 _UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
@@ -154,6 +157,20 @@ def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
         with contextlib.suppress(*_UNREADABLE):
             origins[path.name] = msgspec.json.decode(_content(path), type=LogOrigin)
     return origins
+
+
+def logs_of_rank(origins: Mapping[str, LogOrigin], rank: int) -> dict[str, str]:
+    """Return the paths in a run directory of the logs of a rank's process and of its workers, with those of copies.
+
+    Names of workers' logs contain process numbers, which may be equal on two machines, so copies add the rank.
+    """
+    own = f"rank{rank}.json.gz"
+    process = origins.get(own)
+    if process is None:
+        return {}
+    names = [name for name, log in origins.items() if _WORKER_LOG.fullmatch(name) and process.started(log)]
+    copies = {name: f"{name.removesuffix('.json.gz')}-rank{rank}.json.gz" for name in names[:_MAX_WORKERS]}
+    return {f"{LINES_DIR}/{name}": f"{LINES_DIR}/{copy}" for name, copy in ({own: own} | copies).items()}
 
 
 def _log_files(directory: Path | None) -> list[Path]:
