@@ -35,8 +35,8 @@ WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: Maximum overhead: the larger of a share of the step and of an absolute time with a larger share.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of one step.
-_MAX_STEP_EVENTS = 60_000
+#: Maximum events of one step, and of each other thread in a section.
+_MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -232,38 +232,44 @@ class MonitoredEvents:
             wanted |= events.PY_RESUME | events.PY_RETURN | events.PY_YIELD | events.LINE
         self._api.set_local_events(self._tool, code, 0 if (code, 0) in self._disabled else wanted)
 
-    def _of_thread(self) -> list[Entry]:
+    def _note(self, code: CodeType | None, value: int) -> bool:
+        """Append an event of the current thread; return False if another thread has too many."""
         thread = threading.get_ident()
-        return self._entries if thread == self._thread else self._others[thread]
+        entries = self._entries
+        if thread != self._thread:
+            entries = self._others[thread]
+            if len(entries) >= _MAX_THREAD_EVENTS:
+                return False
+        entries.append((time.perf_counter_ns(), code, value))
+        return True
 
     def _line(self, code: CodeType, number: int) -> Any:
         if (code, number) in self._disabled or len(self._entries) > self._limit:
             return self._api.DISABLE
-        self._of_thread().append((time.perf_counter_ns(), code, number))
-        return None
+        return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
         if code in self._own or code in self._loop:
-            self._of_thread().append((time.perf_counter_ns(), code, CALL))
+            self._note(code, CALL)
             return None
         work = self._works.get(code)
         if work is not None:
-            self._of_thread().append((time.perf_counter_ns(), None, work))
+            self._note(None, work)
             return None
         if not is_own(code.co_filename):
             return self._api.DISABLE
         self._own.add(code)
         self._listen(code)
-        self._of_thread().append((time.perf_counter_ns(), code, CALL))
+        self._note(code, CALL)
         return None
 
     def _leave(self, code: CodeType, _offset: int, _value: object) -> None:
-        self._of_thread().append((time.perf_counter_ns(), code, LEAVE))
+        self._note(code, LEAVE)
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
         # This event cannot be enabled for single functions.
         if code in self._own or code in self._loop:
-            self._of_thread().append((time.perf_counter_ns(), code, LEAVE))
+            self._note(code, LEAVE)
 
 
 class TracedEvents:
