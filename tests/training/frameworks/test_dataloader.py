@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from gpudiag.model.source_lines.log import STEP, find_line_logs
+from gpudiag.training.frameworks.pytorch import dataloader
 from gpudiag.training.frameworks.pytorch.dataloader import WorkerTimes, watch_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from gpudiag.model.run import LoaderPace
 
@@ -70,6 +74,25 @@ def test_iterable_datasets_are_timed() -> None:
 @pytest.mark.parametrize(("workers", "how"), [(0, None), pytest.param(1, "spawn", marks=pytest.mark.processes)])
 def test_pace_is_unknown_without_forked_workers(workers: int, how: str | None) -> None:
     assert pace(DataLoader(Slow(), batch_size=6, num_workers=workers, multiprocessing_context=how)) is None
+
+
+def test_workers_time_lines_after_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataloader, "_lines_dir", "")
+    (tmp_path / "run.json").write_text("{}")
+    watch_workers(str(tmp_path / "lines"))
+    batches = iter(DataLoader(Slow(), batch_size=1, num_workers=2, sampler=[0] * 120, multiprocessing_context="fork"))
+    next(batches)
+    assert find_line_logs([tmp_path]).workers == ()
+    WorkerTimes().time_lines()
+    assert len(list(batches)) == 119
+    logs = find_line_logs([tmp_path])
+    assert (logs.ranks, logs.unread, {log.parent for log in logs.workers}) == ({}, (), {os.getpid()})
+    assert len(logs.workers) == 2
+    for log in logs.workers:
+        assert "Slow.__getitem__" in {code.function for code in log.codes if code.own}
+        (section,) = log.sections
+        # A section has 4 to 12 batches; one mark begins the first, and one ends each.
+        assert 1 + 4 <= section.events.value.count(STEP) <= 1 + 12
 
 
 def _counted(batches: int, told: multiprocessing.queues.Queue[tuple[int, int]]) -> None:
