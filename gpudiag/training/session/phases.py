@@ -290,7 +290,7 @@ class Phases:
         if self._loaders is not None:
             self._loaders.time_lines()
         self._lines.begin("alone")
-        for step in range(1, self._line_steps + 1):
+        for step in range(self._line_steps):
             self._progress.tell("lines", step, self._line_steps)
             yield
             self._lines.step()
