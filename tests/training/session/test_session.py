@@ -325,6 +325,20 @@ def test_short_loop_keeps_its_measurements(
     assert (None if unprofiled is None else len(unprofiled.step_ms)) == kept
 
 
+def test_missing_steps_include_the_most_steps_that_time_lines(tmp_path: Path) -> None:
+    # After less than two warm-up steps the step time is unknown, and 6 steps time lines.
+    for warmup in (0, 1, 3):
+        with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:
+            for _ in prof.steps(range(1)):
+                work()
+        missing = warmup + 100 + (30 if warmup > 1 else 6) + 2 * (2 + 3) - 1
+        assert f"; {missing} more steps would be enough" in str(run_record(tmp_path).error)
+        with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:
+            for _ in prof.steps(range(1 + missing)):
+                work()
+        assert run_record(tmp_path).status == "complete"
+
+
 def test_trace_cut_short_is_saved(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, warmup=1, steps=1, active=9) as prof:
         for _ in prof.steps(range(1 + 1 + 3 + 2 + 9 + 2 + 4)):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import re
 import statistics
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpudiag.training.attach.attached_session import suggest_options
 from gpudiag.training.session import step_counts
 from tests.examples import examples
 
@@ -108,3 +110,33 @@ def test_steps_to_next_check_are_bounded(series: list[float]) -> None:
 def test_block_and_unprofiled_steps_are_bounded(step_ms: float) -> None:
     assert 3 <= step_counts.block_length(step_ms) <= 50
     assert 10 <= step_counts.default_unprofiled_steps(step_ms) <= 100
+
+
+@given(st.floats(0, 1e6), st.integers(1, 10_000))
+def test_line_steps_are_bounded(step_ms: float, unprofiled: int) -> None:
+    steps = step_counts.line_steps(step_ms, unprofiled)
+    assert 3 <= steps <= 30
+    assert steps <= max(3, unprofiled // 3)
+    assert steps <= step_counts.line_steps(0.0, unprofiled)
+    assert steps <= 6 or steps * step_ms <= 1000 + step_ms / 2
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "unprofiled", "steps"), [(0.1, 100, 30), (50, 60, 20), (300, 10, 3), (300, 30, 6), (1, 1, 3)]
+)
+def test_line_steps_take_about_a_second(step_ms: float, unprofiled: int, steps: int) -> None:
+    assert step_counts.line_steps(step_ms, unprofiled) == steps
+
+
+@given(st.integers(0, 200), st.integers(0, 2), st.booleans())
+def test_suggested_arguments_fit_the_loop(ran: int, run_in: int, lines: bool) -> None:
+    for suggest, active in ((step_counts.suggest_arguments, 3), (suggest_options, step_counts.ACTIVE_STEPS)):
+        said = suggest(ran, 1, at_least=False, run_in=run_in, lines=lines)
+        arguments = re.search(r"warmup[= ](\d+),? (?:--)?steps[= ](\d+)", said)
+        others = run_in + step_counts.recording_steps(active)
+        if arguments is None:
+            assert ran < step_counts.fewest_steps(lines=lines) + others + (suggest is suggest_options)
+            continue
+        warmup, unprofiled = map(int, arguments.groups())
+        assert min(warmup, unprofiled) >= 1
+        assert warmup + unprofiled + lines * step_counts.line_steps(0.0, unprofiled) + others <= ran
