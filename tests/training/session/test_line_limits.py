@@ -1,4 +1,4 @@
-"""Test the log of line events: its bounds, and its end."""
+"""Test that line events are bounded, and that they end."""
 
 from __future__ import annotations
 
