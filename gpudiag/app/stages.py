@@ -34,8 +34,12 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import find_facts_file, find_inference, find_run_record
-from gpudiag.model.source_lines.log import find_line_logs
+from gpudiag.model.sanitize import one_line
+from gpudiag.model.source_lines.log import LineLogs, find_line_logs
 from gpudiag.model.timeline import Timeline
+
+#: Maximum length of a reason in a message, in characters.
+_MAX_REASON = 300
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
@@ -106,7 +110,7 @@ def analysis_of_traces(
         findings=findings,
         next=diagnosis.next,
         explained=diagnosis.explained,
-        validity=(*doubts, *diagnosis.validity, *unread, *unused, *recording_doubts(run)),
+        validity=(*doubts, *diagnosis.validity, *unread, *_missing_lines(logs), *unused, *recording_doubts(run)),
         collectives=collectives,
         kernels=summarise_kernels(timeline),
         operators=summarise_operators(timeline),
@@ -121,6 +125,13 @@ def analysis_of_traces(
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)
+
+
+def _missing_lines(logs: LineLogs) -> tuple[Validity, ...]:
+    if not logs.missing:
+        return ()
+    message = f"findings name no lines of the source: {one_line(logs.missing)[:_MAX_REASON]}"
+    return (Validity(code="no-source-lines", message=message),)
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:

@@ -1,5 +1,6 @@
 """`gpudiag profile`: train, record, analyse."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -38,6 +39,7 @@ from gpudiag.model.job import (
     Rendezvous,
     RunOptions,
 )
+from gpudiag.model.run_directory import SOURCE_TEXT_VARIABLE
 from gpudiag.training.frameworks.registry import framework_option
 from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS
 from gpudiag.training.strategies.registry import default_strategy, strategies
@@ -217,6 +219,9 @@ def profile(
             show_default=False,
         ),
     ] = None,
+    no_source: Annotated[
+        bool, typer.Option("--no-source", help="Save no text of your source lines, only files and line numbers.")
+    ] = False,
     as_json: Json = False,
     all_ranks: AllRanks = False,
     full: Full = False,
@@ -230,6 +235,8 @@ def profile(
     analyses the traces. On several nodes, each node analyses the ranks whose traces it can see.
     """
     words = workload or []
+    if no_source:
+        os.environ[SOURCE_TEXT_VARIABLE] = "0"
     command = command_after_separator(context)
     if command is not None:
         refuse_other_options(context)

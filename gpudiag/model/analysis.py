@@ -66,6 +66,7 @@ VALIDITY_CODES = (
     "clock-skew",
     "repaired-input",
     "no-light-recording",
+    "no-source-lines",
     "cannot-tell",
     "unexplained",
     "mixed-runs",

@@ -22,6 +22,8 @@ FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 LINES_DIR = "lines"
+#: Environment variable; 0 to save no text of source lines.
+SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
 #: Subdirectory with kernel-only traces.
 KERNEL_ONLY_TRACES = "light"
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, LogSection, ProcessLines
+from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, Events, LogSection, ProcessLines
 from gpudiag.model.source_lines.records import LineWork
 
 #: The node of time outside of any line of the user.
@@ -204,5 +204,10 @@ class _Follower:
 def _merged(section: LogSection) -> Iterator[tuple[int, int, int, int]]:
     """Yield (time, thread, code, value) of all threads in order of time; the training thread is -1."""
     columns = [(_TRAINING, section.events), *enumerate(section.threads)]
-    streams = [((at, thread, code, value) for at, code, value in events.rows()) for thread, events in columns]
+    streams = [_of_thread(thread, events) for thread, events in columns]
     return heapq.merge(*streams, key=lambda event: event[0]) if len(streams) > 1 else iter(streams[0])
+
+
+def _of_thread(thread: int, events: Events) -> Iterator[tuple[int, int, int, int]]:
+    for at_ns, code, value in events.rows():
+        yield at_ns, thread, code, value

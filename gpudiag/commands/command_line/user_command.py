@@ -37,7 +37,7 @@ class CommandOptions:
     width: int | None
 
 
-_APPLICABLE = {"workload", *(field.name for field in dataclasses.fields(CommandOptions))}
+_APPLICABLE = {"workload", "no_source", *(field.name for field in dataclasses.fields(CommandOptions))}
 
 
 def command_after_separator(context: typer.Context) -> list[str] | None:

@@ -124,6 +124,12 @@ class LineLogs(msgspec.Struct, frozen=True):
     workers: tuple[ProcessLines, ...] = ()
     unread: tuple[str, ...] = ()
 
+    @property
+    def missing(self) -> str:
+        """Return why lines of some processes are unknown; "" if none are missing."""
+        reasons = [log.unavailable for log in self.ranks.values() if log.unavailable]
+        return "; ".join(dict.fromkeys([*reasons, *(f"{name} cannot be read" for name in self.unread)]))
+
     def workers_of(self, rank: int) -> tuple[ProcessLines, ...]:
         """Return the logs of the workers that a rank's process started."""
         log = self.ranks.get(rank)

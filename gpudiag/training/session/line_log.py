@@ -18,6 +18,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
 
+from gpudiag.model.run_directory import SOURCE_TEXT_VARIABLE
 from gpudiag.training.session.line_events import (
     PAUSE,
     STEP,
@@ -33,8 +34,6 @@ LINES_SCHEMA = "gpudiag/lines/1"
 #: `alone`: steps without the profiler. `light`, `full`: the recorded steps of a trace.
 Section = Literal["alone", "light", "full"]
 
-#: Set to 0 to save no text of source lines.
-TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
 #: Steps that find the user's functions and the number of their events.
 DISCOVERY_STEPS = 2
 #: Maximum events of the whole log.
@@ -157,7 +156,9 @@ class LineLog:
                 }
                 for code in codes
             ],
-            "texts": _texts(codes, self.sections, self._stack) if os.environ.get(TEXT_VARIABLE, "1") != "0" else {},
+            "texts": _texts(codes, self.sections, self._stack)
+            if os.environ.get(SOURCE_TEXT_VARIABLE, "1") != "0"
+            else {},
             "sections": sections,
         }
 

@@ -16,8 +16,8 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
 #: Waste can be removed entirely. Communication and launching are work that can only be hidden or shortened. Launching
-#: is scored by the part that the device would not hide after all waste is removed. Kernels are work that others could do
-#: faster, by an estimate; launching is scored with them.
+#: is scored by the part that the device would not hide after all waste is removed. Kernels are work that other kernels
+#: could do faster, by an estimate; launching is scored with them.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 

@@ -1,0 +1,142 @@
+"""Score the source lines of findings on a small job with one fault on a known line.
+
+    python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--keep DIR]
+
+For each fault of `line_faults.py`, `alternating_blocks.py` measures the true cost, and the unchanged script runs under
+`gpudiag profile --stop-after`. A line is right if a finding names a line that is marked with the fault, or a line of
+`spin`, which the marked line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length
+of the steps that record them beside that of the unprofiled steps of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).resolve().parent
+SCRIPT = HERE / "line_faults.py"
+FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"  # twelve
+#: An amount is right within this share of the true cost, or within this many milliseconds.
+TOLERANCE, TOLERANCE_MS = 0.15, 1.0
+#: Value of an event at which a step ends, and at which gpudiag's own work begins.
+STEP, PAUSE = -3, -4
+
+
+def marked_lines(fault: str) -> set[int]:
+    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if they call it."""
+    lines = SCRIPT.read_text(encoding="utf-8").splitlines()
+    faults = {number: line.partition("# fault:")[2].split() for number, line in enumerate(lines, 1)}
+    marked = {number for number, names in faults.items() if fault in names}
+    if any("spin(" in lines[number - 1] for number in marked):
+        begin = next(number for number, line in enumerate(lines, 1) if line.startswith("def spin"))
+        marked |= set(range(begin + 2, begin + 5))
+    return marked
+
+
+def run(command: list[str], seconds: float) -> str:
+    """Run a program and return its standard output. Raises RuntimeError with its last lines if it fails."""
+    done = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode:
+        raise RuntimeError(" | ".join((done.stderr or done.stdout).strip().splitlines()[-2:]))
+    return done.stdout
+
+
+def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Return the truth, the finding that names a line, and the verdicts of one fault."""
+    program = [str(SCRIPT), "--fault", fault, "--ms", str(options.ms)]
+    block = ["--block", "14", "--skip", "4", "--seconds", "3"]
+    truth = json.loads(
+        run([sys.executable, str(HERE / "alternating_blocks.py"), *block, *program, "--steps", "4000"], options.each)
+        .strip()
+        .splitlines()[-1]
+    )
+    start = [sys.executable]
+    if options.processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes)]
+    profile = [sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(folder), "--"]
+    run([*profile, *start, *program, "--steps", "4000"], options.each)
+    analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
+    findings = [finding for finding in analysis["findings"] if finding["code"] != "compute-bound"]
+    first = next((finding for finding in findings if finding.get("source")), None)
+    unprofiled_ms = analysis["steps"]["unprofiled_mean_ms"]
+    row: dict[str, Any] = {"fault": fault, "true_ms": truth["costs_ms"], "step_ms": truth["problem_ms"]}
+    row["lines_overhead_percent"] = 100 * (line_step_ms(folder) / unprofiled_ms - 1)
+    if first is not None:
+        row |= {
+            "code": first["code"],
+            "first": first is findings[0],
+            "line": first["source"]["line"],
+            "line_right": first["source"]["line"] in marked_lines(fault),
+            "found_ms": first["recoverable_ms_per_step"],
+        }
+        error_ms = abs(first["recoverable_ms_per_step"] - truth["costs_ms"])
+        row["amount_right"] = error_ms <= max(TOLERANCE_MS, TOLERANCE * truth["costs_ms"])
+    return row
+
+
+def line_step_ms(run_dir: Path) -> float:
+    """Return the median step of the steps that record lines, without the first ones, which record every line."""
+    with gzip.open(run_dir / "lines" / "rank0.json.gz", "rt", encoding="utf-8") as file:
+        events = json.load(file)["sections"][0]["events"]
+    at_ns, begins, lengths = 0, 0, []
+    for ns, value in zip(events["ns"], events["value"], strict=True):
+        at_ns += ns
+        if value == PAUSE and begins:
+            lengths.append((at_ns - begins) / 1e6)
+        if value == STEP:
+            begins = at_ns
+    return float(statistics.median(lengths[2:] or lengths))
+
+
+def main() -> None:
+    """Judge all faults, and print a table and one JSON object."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", default=FAULTS, help="names with commas between them; default: all")
+    parser.add_argument("--ms", type=float, default=20.0, help="cost of a fault where it can be chosen")
+    parser.add_argument("--processes", type=int, default=1, help="number of ranks under torchrun")
+    parser.add_argument("--each", type=float, default=90.0, help="limit of each program in seconds")
+    parser.add_argument("--keep", type=Path, help="write results.json and the run directories here")
+    options = parser.parse_args()
+    rows = []
+    table = Table("fault", "true ms", "of", "finding", "ms", "line", "amount", "overhead %")
+    with tempfile.TemporaryDirectory() as scratch:
+        for fault in options.faults.split(","):
+            folder = Path(scratch) / fault
+            try:
+                row = judge(fault, options, folder)
+            except (RuntimeError, OSError, ValueError, KeyError, subprocess.TimeoutExpired) as error:
+                row = {"fault": fault, "failed": f"{type(error).__name__}: {error}"[:300]}
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+            if options.keep is not None:
+                options.keep.mkdir(parents=True, exist_ok=True)
+                (options.keep / "results.json").write_text(json.dumps(rows, indent=1), encoding="utf-8")
+                if folder.is_dir():
+                    with tarfile.open(options.keep / "runs.tar", "a") as runs:
+                        runs.add(folder, fault)
+            table.add_row(
+                fault,
+                f"{row.get('true_ms', '?')}",
+                f"{row.get('step_ms', '?')}",
+                str(row.get("code", row.get("failed", "none"))),
+                f"{row['found_ms']:.1f}" if row.get("found_ms") is not None else "",
+                "right" if row.get("line_right") else f"{row.get('line', 'none')}",
+                "right" if row.get("amount_right") else "off",
+                f"{row.get('lines_overhead_percent', float('nan')):.1f}",
+            )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

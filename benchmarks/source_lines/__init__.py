@@ -1,1 +1,0 @@
-"""Prototype: attribute host time to the lines of the user's source."""

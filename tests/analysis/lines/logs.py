@@ -1,0 +1,66 @@
+"""Logs of line events for tests."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, Code, Events, LogSection, ProcessLines
+
+#: (time in ns, code, value) of an event.
+Row = tuple[int, int, int]
+
+MAIN, HELPER, HOOK, LIBRARY = range(4)
+CODES = [
+    Code("/work/train.py", "main", 1, own=True),
+    Code("/work/train.py", "helper", 20, own=True),
+    Code("/work/train.py", "hook", 40, own=True),
+    Code("/site-packages/trainer/loop.py", "Trainer.fit", 7, own=False),
+]
+
+
+def events(rows: list[Row]) -> Events:
+    """Return the events as columns, with differences of times."""
+    times = [at_ns for at_ns, _, _ in rows]
+    return Events(
+        [now - before for before, now in zip([0, *times], times, strict=False)],
+        [code for _, code, _ in rows],
+        [value for _, _, value in rows],
+    )
+
+
+def log_of(
+    rows: list[Row],
+    *,
+    threads: list[list[Row]] = [],  # noqa: B006  # never changed
+    stack: list[tuple[int, int]] = [(MAIN, 9)],  # noqa: B006  # never changed
+    kind: Literal["alone", "light", "full"] = "alone",
+    by: Literal["events", "traced"] = "events",
+) -> ProcessLines:
+    """Return the log of a process with one section."""
+    return ProcessLines(
+        schema="gpudiag/lines/1",
+        pid=7,
+        parent=1,
+        by=by,
+        directory="/work",
+        stack=stack,
+        codes=CODES,
+        texts={"/work/train.py": {"5": "    helper()", "22": "    time.sleep(1)"}},
+        sections=[LogSection(kind, events(rows), [events(more) for more in threads])],
+    )
+
+
+def step_rows(begin_ns: int, middle: list[Row], end_ns: int) -> list[Row]:
+    """Return the events of a step that ends in line 9 of `main`, then gpudiag's own work of 1 us."""
+    return [(begin_ns, -1, STEP), *middle, (end_ns, -1, PAUSE)]
+
+
+def calling(begin_ns: int, line: int, length_ns: int) -> list[Row]:
+    """Return a call of `helper` from line 5 of `main` that runs one of its lines for some ns."""
+    return [
+        (begin_ns, MAIN, 5),
+        (begin_ns, HELPER, CALL),
+        (begin_ns, HELPER, line),
+        (begin_ns + length_ns, HELPER, LEAVE),
+        (begin_ns + length_ns, MAIN, 9),
+    ]
