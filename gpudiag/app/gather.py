@@ -41,9 +41,8 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     ranks = {rank.rank: rank for rank in run.ranks}
     try:
         for other in others:
-            ranks_of_node = _ranks_of(run, other)
             logs = read_log_origins(other)
-            for rank in ranks_of_node:
+            for rank in _ranks_of(run, other):
                 if rank.rank in ranks:
                     continue
                 for name in filter(_TRACE.fullmatch, filter(None, (rank.trace, rank.light_trace))):
@@ -84,12 +83,10 @@ def _records(other: Path) -> Iterator[RankRecord]:
                 yield read_json(path, RankRecord, RANK_SCHEMA)
 
 
-def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int | None = None) -> None:
-    """Copy one file atomically; skip a missing file, a link, and a file that is too large."""
+def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int = 0) -> None:
+    """Copy one file atomically; skip a missing file, a link, and a file larger than `max_bytes`, if given."""
     source = other / name
-    if source.is_symlink() or not source.is_file():
-        return
-    if max_bytes is not None and source.stat().st_size > max_bytes:
+    if source.is_symlink() or not source.is_file() or 0 < max_bytes < source.stat().st_size:
         return
     target = below(run_dir, target_name or name)
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -197,7 +197,7 @@ def test_damaged_log_is_named_and_not_read(tmp_path: Path, damage: str, monkeypa
         path.rename(tmp_path / "elsewhere.json.gz")
         path.symlink_to(tmp_path / "elsewhere.json.gz")
     else:
-        monkeypatch.setattr("gpudiag.model.source_lines.log._MAX_BYTES", 100)
+        monkeypatch.setattr("gpudiag.model.source_lines.log.MAX_LOG_BYTES", 100)
     logs = find_line_logs([tmp_path])
     assert logs.ranks == {}
     assert logs.missing.startswith("lines/rank0.json.gz (")
