@@ -56,10 +56,10 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     saved = what_if.saving_ms(gone)
     if not notable(saved, what_if.now_ms) or saved < WARNING_PERCENT / 100 * what_if.now_ms:
         return findings
-    absorbed = absorbed_by(what_if, [scored for scored in findings if scored.finding.code in MERGED_CODES], gone)
+    absorbed = absorbed_by(what_if, [scored for scored in findings if _may_lie_in_a_line(scored.finding)], gone)
     others = [scored for scored in findings if scored not in absorbed]
     largest = max(absorbed, key=lambda scored: scored.savings_ms, default=None)
-    of_rule = largest is not None and largest.finding.code != HostStall.code
+    of_rule = largest is not None and largest.finding.code not in {HostStall.code, "input-bound"}
     if largest is not None and of_rule and largest.savings_ms >= (1 - SAME_AMOUNT) * saved:
         finding = msgspec.structs.replace(largest.finding, source=line.source)
         return in_order([msgspec.structs.replace(largest, finding=finding), *others])
@@ -67,6 +67,11 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     others = [rescored(scored, gone, what_if) for scored in others]
     kept_others = [scored for scored in others if notable(scored.savings_ms, what_if.now_ms)]
     return in_order([scored_finding(what_if, proposal, saved), *kept_others])
+
+
+def _may_lie_in_a_line(finding: Finding) -> bool:
+    """Return whether the host causes a finding at some instant; unmarked time at a step's start may be no input."""
+    return finding.code in MERGED_CODES or (finding.cause or "").startswith("unmarked time")
 
 
 def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenario:

@@ -164,7 +164,8 @@ class CaseLines:
         marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
         marks = marks[among(events.start_ns[marks] + track.shift_ns, track.steps.start)]
         steps = union(Intervals(events.start_ns[marks] + track.shift_ns, events.end_ns[marks] + track.shift_ns))
-        return self.placed[trace].inside(intersect(untraced_time(track, events), steps))
+        untraced = union(untraced_time(track, events), track.before_first_op)
+        return self.placed[trace].inside(intersect(untraced, steps))
 
     def of_input(self, ranks: set[int]) -> SourceLocation | None:
         """Return the line that makes batches: of a worker if there are workers, else of the training thread."""

@@ -66,7 +66,7 @@ def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
 
 
 def _with_line(case: Case, finding: Finding, source: SourceLocation | None) -> Finding:
-    if source is None:
+    if source is None or (source == finding.source and finding.title.startswith(source.words)):
         return finding
     return msgspec.structs.replace(finding, source=source, title=_title(case, finding, source))
 
