@@ -38,7 +38,7 @@ def hook(gradient):
     return gradient
 
 def save(model):
-    for _ in range(8):
+    for _ in range(60):
         torch.save(model.state_dict(), io.BytesIO())  # save
     time.sleep(0.004)
 
