@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.simulation.host_time import untraced_time
-from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, subtree
+from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, shortened, subtree
 from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
@@ -25,6 +25,8 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import HostNodes
 
+#: Number of compiled functions in evidence.
+_MOST_FRAMES = 5
 #: Host nodes that are related to lines: those with most of an amount.
 _MOST_NODES, _COVERED = 3000, 0.98
 
@@ -183,6 +185,23 @@ class CaseLines:
             if fetch is not None:
                 return location(process, fetch)
         return None
+
+    def recompiled(self) -> list[dict[str, Any]]:
+        """Return the functions that the process with most compilation compiles in the steps, most time first."""
+        processes = [process for process in self.ranks.values() if process.alone is not None]
+        longest = max(processes, key=lambda process: sum(row.ms for row in process.log.compilations), default=None)
+        if longest is None:
+            return []
+        steps = max(1, len(longest.alone.step_ns if longest.alone is not None else ()) - 1)
+        return [
+            {
+                "frame": f"{shortened(row.file, longest.log.directory)}:{row.line} {row.function}",
+                "per_step": row.times / steps,
+                "ms_per_step": row.ms / steps,
+                "failed_guard": row.reason.partition(": ")[2] or row.reason,  # after the number of the compilation
+            }
+            for row in sorted(longest.log.compilations, key=lambda row: -row.ms)[:_MOST_FRAMES]
+        ]
 
     def of_straggler(self, rank: int) -> SourceLocation | None:
         """Return the line in which a rank spends more than the median of the others."""

@@ -16,7 +16,7 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.source_lines.records import SourceLocation
 
 #: Findings whose cause is time of the training thread.
-_ON_THE_HOST = frozenset({"host-stall", "host-sync", "slow-copy", "launch-bound", "memory-allocation"})
+_ON_THE_HOST = frozenset({"host-stall", "host-sync", "slow-copy", "launch-bound", "memory-allocation", "recompilation"})
 
 
 def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:

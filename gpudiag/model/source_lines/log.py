@@ -41,6 +41,17 @@ class Code(msgspec.Struct, frozen=True):
     own: bool
 
 
+class Compilation(msgspec.Struct, frozen=True):
+    """Compilations of a function in the section without the profiler, and the guard that failed last."""
+
+    file: _NAME
+    line: Number
+    function: _NAME
+    times: Annotated[int, msgspec.Meta(ge=0, le=2**31)]
+    ms: Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+    reason: _NAME = ""
+
+
 class Events(msgspec.Struct, frozen=True):
     """Events as columns.
 
@@ -99,6 +110,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
         stack: (code, line) of the loop's frames as the first section began, outermost first.
         codes: the functions.
         texts: file → line number → text.
+        compilations: functions that `torch.compile` compiled in the steps without the profiler.
         sections: the events.
     """
 
@@ -108,6 +120,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
     stack: list[tuple[Number, Number]] = []
     codes: list[Code] = []
     texts: dict[str, dict[str, str]] = {}
+    compilations: list[Compilation] = []
     sections: list[LogSection] = []
 
 

@@ -40,6 +40,8 @@ DISCOVERY_STEPS = 2
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
+#: Maximum length of the reason for a recompilation, in characters.
+_MAX_REASON = 300
 
 
 class LineLog:
@@ -58,6 +60,7 @@ class LineLog:
         self._step_begin = 0
         self._steps = 0
         self._recording = False
+        self._compilations = _Compilations()
 
     def begin(self, section: Section, *, in_loop: bool = True) -> None:
         """Begin a section at a step's end. Only the first section discovers functions.
@@ -78,6 +81,8 @@ class LineLog:
             self._stack = [(frame.f_code, frame.f_lineno) for frame in frames]
         self._steps = 0
         self._recording = True
+        if section == "alone":
+            self._compilations.read(count=False)
         try:
             self._source.start(frames, entries, others, discover=len(self.sections) == 1)
         except Exception as error:  # noqa: BLE001  # the training goes on
@@ -94,6 +99,7 @@ class LineLog:
             step_entries = entries[self._step_begin :]
             self._total += len(step_entries)
             if self.sections[-1][0] == "alone":
+                self._compilations.read()
                 self._source.limit(step_entries, discovering=self._steps < DISCOVERY_STEPS)
             if self._total > _MAX_EVENTS:
                 self._stop("")
@@ -125,7 +131,7 @@ class LineLog:
                 self._source.stop()
 
     def encode(self) -> dict[str, Any]:
-        """Return the content of the file, see `gpudiag.model.lines`."""
+        """Return the content of the file, see `gpudiag.model.source_lines.log`."""
         numbers: dict[CodeType | None, int] = {None: -1}
         for code, _ in self._stack:
             numbers.setdefault(code, len(numbers) - 1)
@@ -159,8 +165,46 @@ class LineLog:
             "texts": _texts(codes, self.sections, self._stack)
             if os.environ.get(SOURCE_TEXT_VARIABLE, "1") != "0"
             else {},
+            "compilations": self._compilations.rows(),
             "sections": sections,
         }
+
+
+class _Compilations:
+    """Compilations of `torch.compile` by function. PyTorch keeps the last 64 only, so they are read after each step."""
+
+    def __init__(self) -> None:
+        self._seen: set[tuple[str, int]] = set()
+        self._rows: dict[tuple[str, int, str], dict[str, Any]] = {}
+
+    def read(self, *, count: bool = True) -> None:
+        """Read the compilations since the last call; without `count`, only note that they are known."""
+        # Importing the module here would load the compiler into jobs that do not compile.
+        dynamo: Any = sys.modules.get("torch._dynamo.utils")
+        read = getattr(dynamo, "get_compilation_metrics", None)
+        with contextlib.suppress(Exception):  # no public interface
+            for entry in read() if read is not None else ():
+                key = str(getattr(entry, "compile_id", "")), int(getattr(entry, "start_time_us", 0) or 0)
+                if key not in self._seen and getattr(entry, "is_forward", True):
+                    self._seen.add(key)
+                    if count:
+                        self._add(entry)
+
+    def _add(self, entry: Any) -> None:
+        file, function = str(entry.co_filename or ""), str(entry.co_name or "")
+        line = int(entry.co_firstlineno or 0)
+        row = self._rows.setdefault(
+            (file, line, function),
+            {"file": file, "line": line, "function": function, "times": 0, "ms": 0.0, "reason": ""},
+        )
+        reason = str(getattr(entry, "recompile_reason", None) or "").partition("\n")[0].partition("  #")[0].strip()
+        row["times"] += 1
+        row["ms"] += 1e3 * float(getattr(entry, "entire_frame_compile_time_s", None) or 0.0)
+        row["reason"] = reason[:_MAX_REASON] or row["reason"]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a row for each function."""
+        return list(self._rows.values())
 
 
 def write_lines(path: Path, content: dict[str, Any]) -> None:

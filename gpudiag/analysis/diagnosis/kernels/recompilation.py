@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -62,6 +62,7 @@ class Recompilation:
 
     def _describe(self, case: Case, what_if: WhatIf, gain: float, percent: float) -> Finding:
         per_step, compile_ms, frames = _compilations(case)
+        recompiled = case.lines.recompiled() if case.lines is not None else []
         times = f"{per_step:.1f}"
         often = "once per step" if times == "1.0" else f"{times} times per step" if per_step >= 0.1 else "in some steps"
         return Finding(
@@ -71,14 +72,24 @@ class Recompilation:
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high",
+            place=" because ".join(filter(None, _frame_and_guard(recompiled))),
             title=f"the CPU compiles {often}, which costs {gain:.1f} ms per step",
             evidence={
                 "compilations_per_step": per_step,
                 "compile_ms_per_step": compile_ms,
                 **({"recompilations_by_frame": frames} if frames else {}),
+                **({"recompiled": recompiled} if recompiled else {}),
             },
             advice=advice_for(case.timeline.framework, _ADVICE),
         )
+
+
+def _frame_and_guard(recompiled: list[dict[str, Any]]) -> tuple[str, str]:
+    """Return the function that takes most compilation time, and the guard that failed; "" if unknown."""
+    if not recompiled:
+        return "", ""
+    guard = recompiled[0]["failed_guard"]
+    return f"recompiled: {recompiled[0]['frame']}", f"the guard `{guard}` failed" if guard else ""
 
 
 def _without_compiling(remaining: Times, _: WhatIf, scenario: Scenario) -> Scenario:
