@@ -105,6 +105,21 @@ class WaitChange(msgspec.Struct, frozen=True, kw_only=True):
     difference_ms: float
 
 
+class LineChange(msgspec.Struct, frozen=True, kw_only=True):
+    """The change of a source line's own time, mean over ranks; the line is known by file, function and text.
+
+    `line` is its number in the second run, or in the first if only that has it.
+    """
+
+    file: str
+    line: int
+    function: str
+    source: str
+    before_ms: float
+    after_ms: float
+    difference_ms: float
+
+
 class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     """A finding of one run or of both."""
 
@@ -167,6 +182,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         steps: `profiled` first; others if both runs have them.
         buckets: the eight; with `unattributed_ms` they sum to the profiled difference.
         unattributed_ms: 0 unless one of the analyses does not add up, which gpudiag's own do.
+        lines: source lines, largest difference first; empty unless both runs have them.
         parts_reason: why the buckets have no parts; "" if they have.
     """
 
@@ -183,6 +199,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     parts_reason: str
     ranks: tuple[RankChange, ...]
     waits: tuple[WaitChange, ...]
+    lines: tuple[LineChange, ...] = ()
     findings: tuple[FindingChange, ...]
     run_differences: tuple[RunDifference, ...] = msgspec.field(name="unlike")
     validity: tuple[RunValidity, ...]

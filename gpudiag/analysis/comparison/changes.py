@@ -10,7 +10,7 @@ from math import fsum
 
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import BUCKETS, Analysis, Device, Portion
-from gpudiag.model.diff import BucketChange, PartChange, RankChange, WaitChange
+from gpudiag.model.diff import BucketChange, LineChange, PartChange, RankChange, WaitChange
 
 Key = tuple[str, str, str, int | None]
 """Bucket, name, group and size of a portion."""
@@ -191,3 +191,34 @@ def _portion_changes(before: Portions, after: Portions) -> tuple[PartChange, ...
 
 def _order(change: PartChange) -> tuple[float, str, str, str, int]:
     return -abs(change.difference_ms), change.bucket, change.name, change.group, change.size_bytes or 0
+
+
+def line_changes(before: Analysis, after: Analysis) -> tuple[LineChange, ...]:
+    """Return the change of each source line of the training thread, if both runs have lines; largest difference first.
+
+    A line has another number after an edit above it, so that it is known by its file, function and text.
+    """
+    if not before.lines or not after.lines:
+        return ()
+    times: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0.0])
+    numbers: dict[tuple[str, str, str], int] = {}
+    for side, analysis in enumerate((before, after)):
+        ranks = len({line.rank for line in analysis.lines})
+        for line in analysis.lines:
+            if line.process == "training":
+                key = line.file, line.function, line.source.strip() or str(line.line)
+                times[key][side] += line.self_ms / ranks
+                numbers[key] = line.line
+    changes = [
+        LineChange(
+            file=file,
+            line=numbers[file, function, source],
+            function=function,
+            source=source,
+            before_ms=old,
+            after_ms=new,
+            difference_ms=new - old,
+        )
+        for (file, function, source), (old, new) in times.items()
+    ]
+    return tuple(sorted(changes, key=lambda change: (-abs(change.difference_ms), change.file, change.line)))

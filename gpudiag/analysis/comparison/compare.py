@@ -15,7 +15,13 @@ from typing import Any
 
 import msgspec
 
-from gpudiag.analysis.comparison.changes import ComparedAnalysis, bucket_changes, rank_changes, wait_changes
+from gpudiag.analysis.comparison.changes import (
+    ComparedAnalysis,
+    bucket_changes,
+    line_changes,
+    rank_changes,
+    wait_changes,
+)
 from gpudiag.analysis.comparison.run_differences import run_differences
 from gpudiag.model.analysis import Analysis, Finding
 from gpudiag.model.diff import (
@@ -77,6 +83,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
         parts_reason=_parts_reason(before, after),
         ranks=ranks,
         waits=waits,
+        lines=line_changes(before, after),
         findings=finding_changes(before.findings, after.findings),
         run_differences=run_differences(old, new),
         validity=(

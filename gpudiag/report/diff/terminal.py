@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.analysis import BUCKETS, Finding
-from gpudiag.model.diff import Diff, FindingChange, RankChange, WaitChange
+from gpudiag.model.diff import Diff, FindingChange, LineChange, RankChange, WaitChange
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.console import and_more, plain_grid, print_trimmed, under_headings
@@ -23,6 +23,7 @@ from gpudiag.report.terminal.traffic import wait_line
 
 MOST_RANKS = 8
 MOST_WAITS = 5
+MOST_LINES = 8
 MOST_FINDINGS = 12
 _LONGEST = 300
 #: A rank is an outlier if this share of its step changed in other buckets than on the median rank.
@@ -42,6 +43,7 @@ def render_diff(diff: Diff, console: Console) -> None:
         ("From A to B, while profiling", Group(waterfall(diff, console), *_overlapped(diff))),
         ("Largest changes", parts_table(diff, console.width)),
         ("Ranks, B - A", rank_lines(diff.ranks, longest) if diff.ranks else None),
+        ("Source lines", lines_table(diff.lines, longest)),
         ("Waits", Group(*waits) if waits else None),
         ("Findings", findings_table(diff.findings) if diff.findings else None),
         ("How far to trust this", Group(*doubts) if doubts else None),
@@ -87,6 +89,24 @@ def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
     changed.sort(key=lambda bucket: -abs(buckets_ms[bucket]))
     most = abs(buckets_ms[changed[0]])
     return Text(", ".join(f"{LABELS[bucket]} {signed(buckets_ms[bucket], beside=most)}" for bucket in changed))
+
+
+def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
+    """Return a line per source line whose own time changed, largest change first; None without any."""
+    news = [line for line in lines if abs(line.difference_ms) >= _NEWS_SHARE * step_ms][:MOST_LINES]
+    if not news:
+        return None
+    right = {"no_wrap": True, "justify": "right"}
+    table = plain_grid({"no_wrap": True}, right, right, right, {}, gap=2)
+    for line in news:
+        table.add_row(
+            Text(f"{one_line(line.file).rpartition('/')[2]}:{line.line}"),
+            Text(figures.milliseconds(line.before_ms, beside=step_ms)),
+            Text(figures.milliseconds(line.after_ms, beside=step_ms)),
+            Text(signed(line.difference_ms, beside=step_ms)),
+            Text(one_line(line.source)[:_LONGEST]),
+        )
+    return table
 
 
 def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:

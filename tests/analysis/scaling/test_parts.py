@@ -62,7 +62,7 @@ def test_slower_recorded_steps_are_scaled_with_a_note() -> None:
     assert sum(found.parts_ms.values()) == pytest.approx(found.timed_ms)
 
 
-milliseconds = st.floats(0, 100)
+milliseconds = st.floats(0, 100, allow_subnormal=False)
 
 
 @given(st.tuples(*[milliseconds] * len(STEP_PARTS)), st.floats(1, 300), st.booleans())
