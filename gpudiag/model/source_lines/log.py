@@ -41,7 +41,7 @@ class Code(msgspec.Struct, frozen=True):
     own: bool
 
 
-class Compilation(msgspec.Struct, frozen=True):
+class CompiledFunction(msgspec.Struct, frozen=True):
     """Compilations of a function in the section without the profiler, and the guard that failed last."""
 
     file: _NAME
@@ -120,7 +120,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
     stack: list[tuple[Number, Number]] = []
     codes: list[Code] = []
     texts: dict[str, dict[str, str]] = {}
-    compilations: list[Compilation] = []
+    compilations: list[CompiledFunction] = []
     sections: list[LogSection] = []
 
 
