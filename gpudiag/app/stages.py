@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -33,10 +34,12 @@ from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
-from gpudiag.model.run_directory import find_facts_file, find_inference, find_run_record
+from gpudiag.model.run_directory import LINES_DIR, find_facts_file, find_inference, find_run_directory, find_run_record
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.source_lines.log import LineLogs, find_line_logs
 from gpudiag.model.timeline import Timeline
+
+if TYPE_CHECKING:
+    from gpudiag.model.source_lines.log import LineLogs
 
 #: Maximum length of a reason in a message, in characters.
 _MAX_REASON = 300
@@ -73,7 +76,7 @@ def analysis_of_traces(
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
     work = compute_work(timeline)
-    logs = find_line_logs(paths)
+    logs = _line_logs(paths)
     case = without_outlier_steps(
         Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs)
     )
@@ -127,8 +130,18 @@ def analysis_of_traces(
     return AnalysedTraces(analysis, timeline, attribution)
 
 
-def _missing_lines(logs: LineLogs) -> tuple[Validity, ...]:
-    if not logs.missing:
+def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
+    """Return the line logs of a run directory; None if it has none."""
+    directory = find_run_directory(paths)
+    if directory is None or not (directory / LINES_DIR).is_dir():
+        return None
+    from gpudiag.model.source_lines.log import find_line_logs  # noqa: PLC0415  # not needed for bare traces
+
+    return find_line_logs(paths)
+
+
+def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
+    if logs is None or not logs.missing:
         return ()
     message = f"findings name no lines of the source: {one_line(logs.missing)[:_MAX_REASON]}"
     return (Validity(code="no-source-lines", message=message),)

@@ -10,6 +10,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -18,7 +19,6 @@ from numpy.typing import NDArray
 from gpudiag.analysis.compute.work import ComputeWork
 from gpudiag.analysis.diagnosis.calibration import FEWEST_STEPS_LEFT, MOST_OUTLIERS, UNLIKE_STEP
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf, build_what_if
-from gpudiag.analysis.diagnosis.source_lines import CaseLines
 from gpudiag.analysis.diagnosis.unprofiled_steps import (
     devices_set_pace,
     fastest_host_ms,
@@ -30,9 +30,12 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import RunRecord
-from gpudiag.model.source_lines.log import LineLogs
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.source_lines import CaseLines
+    from gpudiag.model.source_lines.log import LineLogs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,8 @@ class Case:
             return None
         ranks = () if self.run is None else self.run.ranks
         unprofiled = {rank.rank: rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None}
+        from gpudiag.analysis.diagnosis.source_lines import CaseLines  # noqa: PLC0415  # not needed for bare traces
+
         return CaseLines(self.timeline, self.line_logs, unprofiled)
 
     @cached_property

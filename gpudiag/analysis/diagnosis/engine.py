@@ -10,7 +10,6 @@ import msgspec
 from gpudiag.analysis.diagnosis.calibration import POOR_SIMULATION, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.explained import explain, path_of_fixes
-from gpudiag.analysis.diagnosis.one_line import in_one_line
 from gpudiag.analysis.diagnosis.one_place import in_one_place
 from gpudiag.analysis.diagnosis.registry import CONCLUSION, REVISIONS, RULES, WITHOUT_SIMULATION
 from gpudiag.analysis.diagnosis.rules.input_bound import with_unprofiled_input
@@ -18,7 +17,6 @@ from gpudiag.analysis.diagnosis.rules.rule import CannotTell, Proposal
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, grade, score, settled, survival
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.diagnosis.sources import with_input_lines, with_sources
 from gpudiag.analysis.diagnosis.unprofiled_steps import unprofiled_longer_ms
 from gpudiag.model.analysis import (
     NOT_ALL_SEEN_CODES,
@@ -82,11 +80,11 @@ def diagnose(case: Case) -> Diagnosis:
     proposals, doubts = _ask_rules(case, what_if, warnings)
     scored, insignificant = score(what_if, proposals, Significance(case, what_if))
     doubts.extend(insignificant)
-    scored = with_sources(case, what_if, in_one_line(case, what_if, in_one_place(case, what_if, scored)))
+    scored = _with_source_lines(case, what_if, in_one_place(case, what_if, scored))
     findings = _graded(what_if, scored)
     for revise in REVISIONS:
         findings = revise(case, findings)
-    findings = with_input_lines(case, findings)
+    findings = _with_input_lines(case, findings)
     explained = explain(case, what_if, scored, findings)
     unexplained = [bucket for bucket in explained if bucket.unexplained_ms]
     conclusive = not doubts and not warnings & _UNSURE_OF_COMPUTE and not unexplained
@@ -148,6 +146,24 @@ def _ask_rules(case: Case, what_if: WhatIf, warnings: set[str]) -> tuple[list[Pr
             else:
                 proposals.append(verdict)
     return proposals, doubts
+
+
+def _with_source_lines(case: Case, what_if: WhatIf, scored: list[ScoredFinding]) -> list[ScoredFinding]:
+    """Merge the findings that lie in one line of the source, and name the lines, if lines were recorded."""
+    if case.lines is None:
+        return scored
+    from gpudiag.analysis.diagnosis.one_line import in_one_line  # noqa: PLC0415  # not needed for bare traces
+    from gpudiag.analysis.diagnosis.sources import with_sources  # noqa: PLC0415  # not needed for bare traces
+
+    return with_sources(case, what_if, in_one_line(case, what_if, scored))
+
+
+def _with_input_lines(case: Case, findings: list[Finding]) -> list[Finding]:
+    if case.lines is None:
+        return findings
+    from gpudiag.analysis.diagnosis.sources import with_input_lines  # noqa: PLC0415  # not needed for bare traces
+
+    return with_input_lines(case, findings)
 
 
 def _graded(what_if: WhatIf, scored: list[ScoredFinding]) -> list[Finding]:
