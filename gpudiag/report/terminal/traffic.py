@@ -17,6 +17,7 @@ from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
+from gpudiag.report.try_rows import TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
 #: Waits below this share of the step are normal jitter of arrivals.
@@ -85,6 +86,14 @@ def compute_table(analysis: Analysis) -> Table:
     """Return the classes of kernels."""
     table = plain_table(COMPUTE_COLUMNS, left=("class", "bound"), no_wrap=True)
     for row in compute_rows(analysis):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def tries_table(analysis: Analysis) -> Table:
+    """Return predicted and measured savings of tried changes."""
+    table = plain_table(TRY_COLUMNS, left=("change", "verdict"))
+    for row in try_rows(analysis):
         table.add_row(*map(Text, row))
     return table
 
