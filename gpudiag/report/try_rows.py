@@ -8,6 +8,9 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
 TRIES_HEADING = "Tried changes"
+TRIES_NOTE = (
+    "saved: unchanged minus changed step, with its 95 % interval; predicted: by the finding slow-compute of its cause"
+)
 #: Headings of `try_rows`.
 TRY_COLUMNS = ("change", "predicted ms", "saved ms", "step ms", "verdict")
 #: Analyses have as many changes as there are; a hostile file may have more.
@@ -35,4 +38,4 @@ def _cells(row: TriedChange) -> tuple[str, ...]:
 
 
 def _interval(value: float, low: float, high: float) -> str:
-    return f"{value:.1f} ({low:.1f} to {high:.1f})"
+    return f"{value:.1f} ({low:.1f} to {high:.1f})".replace("-", figures.MINUS)

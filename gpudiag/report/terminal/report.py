@@ -21,7 +21,7 @@ from gpudiag.report.terminal.traffic import (
     compute_table,
     kernels_table,
     modules_section,
-    tries_table,
+    tries_section,
     wait_lines,
 )
 from gpudiag.report.try_rows import TRIES_HEADING
@@ -50,7 +50,7 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
         sections += _details(analysis, console)
     else:
         sections.append(("Other findings", _other_findings(analysis, verdict)))
-    sections.append((TRIES_HEADING, tries_table(analysis) if analysis.tries else None))
+    sections.append((TRIES_HEADING, tries_section(analysis)))
     sections.append(("How far to trust this", _warnings(analysis, full=full)))
     more = [] if full else [Text(), Text(_MORE, style="dim")]
     head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]

@@ -17,7 +17,7 @@ from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
-from gpudiag.report.try_rows import TRY_COLUMNS, try_rows
+from gpudiag.report.try_rows import TRIES_NOTE, TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
 #: Waits below this share of the step are normal jitter of arrivals.
@@ -90,12 +90,12 @@ def compute_table(analysis: Analysis) -> Table:
     return table
 
 
-def tries_table(analysis: Analysis) -> Table:
-    """Return predicted and measured savings of tried changes."""
-    table = plain_table(TRY_COLUMNS, left=("change", "verdict"))
+def tries_section(analysis: Analysis) -> Group | None:
+    """Return predicted and measured savings of tried changes; None if nothing was tried."""
+    table = plain_table(TRY_COLUMNS, left=("change", "verdict"), overflow="fold")
     for row in try_rows(analysis):
         table.add_row(*map(Text, row))
-    return table
+    return Group(table, Text(TRIES_NOTE, style="dim")) if analysis.tries else None
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:

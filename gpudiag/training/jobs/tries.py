@@ -37,8 +37,8 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: First steps: compilation, autotuning, allocation; DDP rebuilds its buckets after the first.
 _FIRST_STEPS = 3
-#: A job is warm if two consecutive blocks agree this well, or after this many.
-_AGREE, _MOST_LOOKS = 0.03, 8
+#: A job is warm after the least number of blocks if two consecutive ones agree this well, or after the most.
+_AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic, in `torch.backends`: older ones first, because they change newer ones.
 _SETTINGS = (
     "cudnn.allow_tf32",
@@ -116,9 +116,9 @@ class _ChangeTrials:
     def _warm_up(self, turns: JobTurns) -> float:
         """Train until two blocks agree; return the step time in ms of the slowest rank."""
         before = self._slowest(turns.block(_FIRST_STEPS, run_in=0))
-        for _ in range(_MOST_LOOKS):
+        for look in range(1, _MOST_LOOKS):
             now = self._slowest(turns.block(_steps(before), run_in=0))
-            if abs(now / before - 1) < _AGREE:
+            if look >= _LEAST_LOOKS and abs(now / before - 1) < _AGREE:
                 return now
             before = now
         return before
