@@ -77,9 +77,9 @@ def analysis_of_traces(
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
     work = compute_work(timeline)
-    logs = find_line_logs(paths)
+    logs, rate = find_line_logs(paths), _compute_rate(run)
     case = without_outlier_steps(
-        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs)
+        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs, rate=rate)
     )
     diagnosis = diagnose(case)
     doubts = timeline.validity
@@ -123,7 +123,7 @@ def analysis_of_traces(
         source=_source(paths, run),
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
-        compute=_compute_rate(run),
+        compute=rate,
         compute_classes=compute_classes(timeline, attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
         tries=tried_changes(_tries(paths), diagnosis.findings),

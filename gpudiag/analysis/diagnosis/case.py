@@ -29,7 +29,7 @@ from gpudiag.intervals import Intervals, intersect, median
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.facts import Facts
-from gpudiag.model.run import RunRecord
+from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.source_lines.log import LineLogs
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
@@ -46,6 +46,7 @@ class Case:
         run: the record of the run, if gpudiag recorded it.
         work: classes of the kernels, and compilations; None if they were not classified.
         line_logs: line events of the run's processes.
+        rate: FLOPs and their rate, if the run counted them.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -55,6 +56,7 @@ class Case:
     run: RunRecord | None = None
     work: ComputeWork | None = None
     line_logs: LineLogs | None = None
+    rate: ComputeRate | None = None
     outlier_steps: str = ""
 
     @cached_property
