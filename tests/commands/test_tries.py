@@ -54,7 +54,7 @@ def test_built_in_workload_is_trained_with_changes(tmp_path: Path) -> None:
     result = gpudiag(
         *("profile", "cnn-cifar", "--batch-size", "4", "--try", "channels-last,fused,sdpa", "--steps", "10"),
         *("--output", str(tmp_path / "run"), "--json"),
-        **NO_GPU,
+        CUDA_VISIBLE_DEVICES="",
     )
     tries = tries_of(result)
     assert tries["sdpa"]["reason"] == "cnn-cifar has no attention"

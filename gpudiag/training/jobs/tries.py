@@ -127,7 +127,8 @@ class _ChangeTrials:
         self, turns: JobTurns, step_ms: float, begun: int, of: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return mean steps in ms, on the slowest rank, of the unchanged and the changed job in each pair of blocks."""
-        base, changed = [], []
+        base: list[float] = []
+        changed: list[float] = []
         steps = _steps(step_ms)
         for pair in range(PAIRS):
             self.progress.tell("timed", begun + pair, of)
