@@ -24,17 +24,26 @@ from gpudiag.analysis.compute.classes import compute_classes
 from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
+from gpudiag.analysis.diagnosis.kernels.tried import tried_changes
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Analysis, DeviceKind, Source, Steps, Validity
 from gpudiag.model.attribution import Attribution
+from gpudiag.model.benchmarks.tries import TRIES_FILE, TRIES_SCHEMA, MeasuredTries
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
-from gpudiag.model.run_directory import LINES_DIR, find_facts_file, find_inference, find_run_directory, find_run_record
+from gpudiag.model.run_directory import (
+    LINES_DIR,
+    find_facts_file,
+    find_inference,
+    find_run_directory,
+    find_run_record,
+    readable_json,
+)
 from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Timeline
 
@@ -76,9 +85,9 @@ def analysis_of_traces(
     run = find_run_record(paths)
     facts, unread = _facts_of_run(paths)
     work = compute_work(timeline)
-    logs = _line_logs(paths)
+    logs, rate = _line_logs(paths), _compute_rate(run)
     case = without_outlier_steps(
-        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs)
+        Case(timeline=timeline, attribution=attribution, run=run, facts=facts, work=work, line_logs=logs, rate=rate)
     )
     diagnosis = diagnose(case)
     doubts = timeline.validity
@@ -122,9 +131,10 @@ def analysis_of_traces(
         source=_source(paths, run),
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
-        compute=_compute_rate(run),
+        compute=rate,
         compute_classes=compute_classes(timeline, attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
+        tries=tried_changes(_tries(paths), diagnosis.findings),
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)
@@ -167,6 +177,12 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
         return load_facts(path), ()
     except UnreadableInputError as error:
         return None, (Validity(code="repaired-input", message=f"the machine's facts are not used: {error}"),)
+
+
+def _tries(paths: Sequence[Path | str]) -> MeasuredTries | None:
+    """Return the changes that were tried in a run directory."""
+    directory = find_run_directory(paths)
+    return None if directory is None else readable_json(directory / TRIES_FILE, MeasuredTries, TRIES_SCHEMA)
 
 
 def _compute_rate(run: RunRecord | None) -> ComputeRate | None:

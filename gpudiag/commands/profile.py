@@ -18,6 +18,7 @@ from gpudiag.commands.command_line.options import (
     Timeout,
     Width,
     known_word,
+    split_words,
     this_command,
 )
 from gpudiag.commands.command_line.output import show_analysis
@@ -29,12 +30,14 @@ from gpudiag.commands.command_line.user_command import (
 )
 from gpudiag.errors import UsageError
 from gpudiag.model.job import (
+    CHANGES,
     COMPRESSIONS,
     DATA_SOURCES,
     MEMORY_FORMATS,
     NCCL_ALGORITHMS,
     PRECISIONS,
     TRAINED_MODELS,
+    Change,
     CommunicationOptions,
     Rendezvous,
     RunOptions,
@@ -49,6 +52,7 @@ EXAMPLES = (
     ("gpudiag profile --stop-after -- python train.py", "the same, ended when all is measured"),
     ("gpudiag profile", f"{DEFAULT_WORKLOAD} on every GPU, or on 2 CPU processes where there is none"),
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
+    ("gpudiag profile resnet50 --try channels-last,fused,compile", "savings of changes, predicted and measured"),
     ("gpudiag profile gpt --no-p2p", "the cost of training without peer access"),
     ("gpudiag profile mytraining:main --output runs/first", "your own function, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "the time of its input alone"),
@@ -80,6 +84,12 @@ def _volume(text: str | None) -> tuple[int, int, int] | None:
         )
     z, y, x = map(int, extents)
     return z, y, x
+
+
+def _tries(text: str | None) -> tuple[Change, ...]:
+    words = ("",) if text is not None and not split_words(text) else split_words(text)
+    changes = [known_word("--try", word, CHANGES) for word in words]
+    return tuple(dict.fromkeys(change for change in changes if change is not None))
 
 
 def _check_workload(words: list[str], *, stop_after: bool) -> None:
@@ -194,6 +204,15 @@ def profile(
     stop_after: Annotated[
         bool, typer.Option("--stop-after", help="End your own command when the measurement is complete.")
     ] = False,
+    try_: Annotated[
+        str | None,
+        typer.Option(
+            "--try",
+            metavar=",".join(CHANGES),
+            help="Changes, separated by commas: after the recording, train the job with each of them for some seconds, "
+            "by turns with the unchanged job, and report predicted and measured savings.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -290,6 +309,7 @@ def profile(
         rendezvous=meeting,
         command=this_command(),
         probe=probe,
+        tries=_tries(try_),
     )
     from gpudiag.app.profile.profile import profile as run
     from gpudiag.commands.progress.run import RunProgress

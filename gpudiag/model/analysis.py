@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from gpudiag.model.benchmarks.tries import TriedChange
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -158,8 +159,7 @@ class Explained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Validity(msgspec.Struct, frozen=True, kw_only=True):
-    """A reason to trust the numbers less, and what to record instead. A validity warning is not a finding about the
-    job."""
+    """A reason to trust the numbers less, and what to record instead; it is not a finding about the job."""
 
     code: str
     message: str
@@ -357,6 +357,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         compute: FLOPs and their rate; None if nothing was counted: traces alone, unknown model, TensorFlow.
         compute_classes: classes of kernels, which sum to bucket `compute` averaged over devices; longest first.
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
+        tries: changes of `gpudiag profile --try`, with predicted and measured savings.
         inference: how fast the run wrote a volume; None if it trained.
     """
 
@@ -385,6 +386,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     compute: ComputeRate | None = None
     compute_classes: tuple[ComputeClass, ...] = ()
     lines: tuple[SourceLine, ...] = ()
+    tries: tuple[TriedChange, ...] = ()
     inference: InferenceRecord | None = None
 
     def __repr__(self) -> str:

@@ -44,7 +44,7 @@ class Frames(NamedTuple):
             steps of the slowest rank, which has no number here.
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
-        collectives, kernels, operators, findings, lines: the fields of the analysis.
+        collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis.
     """
 
     devices: DataFrame
@@ -57,6 +57,8 @@ class Frames(NamedTuple):
     modules: DataFrame
     findings: DataFrame
     lines: DataFrame
+    compute_classes: DataFrame
+    tries: DataFrame
 
 
 def analysis_frames(analysis: Analysis) -> Frames:
@@ -94,6 +96,8 @@ def analysis_frames(analysis: Analysis) -> Frames:
         modules=_modules(analysis),
         findings=table("findings"),
         lines=table("lines"),
+        compute_classes=table("compute_classes"),
+        tries=table("tries"),
     )
 
 

@@ -13,6 +13,8 @@ DataSource = Literal["device", "host", "loader", "zmq"]
 TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
+#: A change that `gpudiag profile --try` trains beside the unchanged job.
+Change = Literal["tf32", "channels-last", "fused", "sdpa", "compile"]
 
 #: The strategy without communication, in every framework and in records: the shortest possible step.
 INDEPENDENT = "independent"
@@ -25,6 +27,7 @@ DATA_SOURCES: tuple[DataSource, ...] = ("device", "host", "loader", "zmq")
 TRAINED_MODELS: tuple[TrainedModel, ...] = ("whole", "trivial", "none")
 COMPRESSIONS: tuple[Compression, ...] = ("bf16", "fp16")
 NCCL_ALGORITHMS: tuple[NcclAlgorithm, ...] = ("ring", "tree")
+CHANGES: tuple[Change, ...] = ("tf32", "channels-last", "fused", "sdpa", "compile")
 
 
 class CommunicationOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +92,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         command: the user's command line, for the record.
         probe: measure the links before: None to reuse a measurement of the last day, else anew; True for anew; False
             for not at all.
+        tries: changes to train by turns with the unchanged job, after the recording.
     """
 
     workload: str
@@ -117,6 +121,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     rendezvous: Rendezvous | None = None
     command: tuple[str, ...] = ()
     probe: bool | None = None
+    tries: tuple[Change, ...] = ()
 
 
 class Job(RunOptions, frozen=True, kw_only=True):
@@ -125,6 +130,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
     Attributes:
         device: `cuda` for one GPU per process (`cuda:<local rank>`), `cpu` for CPU processes.
         devices: number of devices that each process drives.
+        change: the change that this job has, if it is tried beside the unchanged job.
     """
 
     strategy: str
@@ -133,6 +139,7 @@ class Job(RunOptions, frozen=True, kw_only=True):
     memory_format: MemoryFormat = "nchw"
     data: DataSource = "loader"
     model: TrainedModel = "whole"
+    change: Change | None = None
 
     @classmethod
     def chosen(cls, options: RunOptions, **choices: object) -> Job:

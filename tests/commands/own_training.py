@@ -59,3 +59,19 @@ def endless() -> None:
             dist.all_reduce(model.weight.grad)
             if number == 20:
                 print("has timed steps")  # noqa: T201 # goes to the rank's log
+
+
+def changeable(*, fused: bool = False) -> None:
+    """Train steps of 12 ms, or with the change `fused` of 4 ms."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=fused)
+    with gpudiag.profile(model=model) as prof:
+        for batch in prof.steps([torch.randn(16, 64)] * 100_000):
+            time.sleep(0.004 if fused else 0.012)
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+    del model  # before the process group is closed: see `PytorchStrategy.close`
+    dist.destroy_process_group()

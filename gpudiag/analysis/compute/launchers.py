@@ -40,21 +40,32 @@ def launching_rows(events: EventTable, track: DeviceTrack, around: NDArray[np.in
 def innermost_rows(events: EventTable, rows: NDArray[np.intp], time: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: the innermost row that contains each time, or `UNKNOWN`.
 
-    The depth of a row is the number of rows that are open at its begin. Rows of one depth do not overlap.
+    It is usually the row that began last. For the other times: the depth of a row is the number of rows that are open
+    at its begin, and rows of one depth do not overlap.
 
     Args:
         events: one process's events.
         rows: rows of one thread, by start.
         time: int64[n], ns, on the events' own clock.
     """
-    start, end = events.start_ns[rows], events.end_ns[rows]
-    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     innermost = np.full(len(time), UNKNOWN, np.int64)
+    if not len(rows):
+        return innermost
+    start, end = events.start_ns[rows], events.end_ns[rows]
+    last = np.searchsorted(start, time, side="right") - 1
+    holds = (last >= 0) & (end[last] > time)
+    innermost[holds] = rows[last[holds]]
+    others = np.flatnonzero(~holds)
+    left = np.sort(time[others])
+    used = np.searchsorted(left, start) < np.searchsorted(left, end)
+    rows, start, end = rows[used], start[used], end[used]
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
     for row_depth in range(int(depth.max(initial=-1)) + 1):
         at_depth = np.flatnonzero(depth == row_depth)
-        last = np.searchsorted(start[at_depth], time, side="right") - 1
-        holds = (last >= 0) & (end[at_depth][last] > time) if len(at_depth) else np.zeros(len(time), np.bool_)
-        innermost[holds] = rows[at_depth[last[holds]]]
+        if len(at_depth):
+            last = np.searchsorted(start[at_depth], time[others], side="right") - 1
+            holds = (last >= 0) & (end[at_depth][last] > time[others])
+            innermost[others[holds]] = rows[at_depth[last[holds]]]
     return innermost
 
 

@@ -29,7 +29,7 @@ from gpudiag.intervals import Intervals, intersect, median
 from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.facts import Facts
-from gpudiag.model.run import RunRecord
+from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
 from gpudiag.units import milliseconds
 
@@ -49,6 +49,7 @@ class Case:
         run: the record of the run, if gpudiag recorded it.
         work: classes of the kernels, and compilations; None if they were not classified.
         line_logs: line events of the run's processes.
+        rate: FLOPs and their rate, if the run counted them.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -58,6 +59,7 @@ class Case:
     run: RunRecord | None = None
     work: ComputeWork | None = None
     line_logs: LineLogs | None = None
+    rate: ComputeRate | None = None
     outlier_steps: str = ""
 
     @cached_property

@@ -12,9 +12,11 @@ import msgspec
 from gpudiag.app.analyze import analyze_run
 from gpudiag.app.profile.prepare import Prepared, measure_links, prepare
 from gpudiag.app.profile.train import train
+from gpudiag.app.profile.tries import fitting, measure_tries
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
 from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.analysis import Analysis
+from gpudiag.model.benchmarks.tries import TRIES_FILE
 from gpudiag.model.job import RunOptions
 from gpudiag.model.run_directory import locked
 from gpudiag.training.session.progress import Progress
@@ -32,8 +34,11 @@ class Watcher(Protocol):
     def heard(self, message: Progress) -> None:
         """Called with each message of a training process."""
 
-    def say(self, phase: str) -> None:
-        """Called when a new phase begins."""
+    def say(self, phase: str, steps: int = 0, of: int | None = None) -> None:
+        """Called when a new phase begins, or proceeds."""
+
+    def note(self, sentence: str) -> None:
+        """Called with a sentence for the user."""
 
 
 class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +59,9 @@ def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
     """
     prepared = prepare(options)
     watcher.prepared(prepared)
+    jobs, reasons = fitting(prepared.plan.job)
+    for change, reason in reasons.items():
+        watcher.note(f"{change} is not tried: {reason}")
     with watcher.probing() as on_probe:
         prepared = measure_links(prepared, on_probe)
     watcher.say("starting")
@@ -61,7 +69,10 @@ def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
     run_dir.mkdir(parents=True, exist_ok=True)
     # Several nodes of one run may share the directory.
     with locked(run_dir) if prepared.plan.job.nodes == 1 else nullcontext():
+        (run_dir / TRIES_FILE).unlink(missing_ok=True)  # left by an earlier run
         train(prepared, watcher.heard)
+        if options.tries:
+            measure_tries(prepared, jobs, reasons, watcher.say)
         watcher.say("analysing")
         analysis = analyze_run(run_dir)
         run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.errors import UsageError
-from gpudiag.model.job import INDEPENDENT, RunOptions
+from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT, RunOptions
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import is_own, workload_entry
 
@@ -17,6 +17,7 @@ def check_options(options: RunOptions) -> RunOptions:
         UsageError: the workload does not exist, or options conflict.
     """
     framework_named(options.framework).check(options)
+    _check_tries(options)
     if is_own(options.workload):
         _check_user_function(options)
         return options
@@ -25,6 +26,19 @@ def check_options(options: RunOptions) -> RunOptions:
         raise UsageError(f"{options.workload} has no images, so --memory-format does not apply", "Leave it out.")
     _check_input(options)
     return _check_prediction(options, trains=entry.trains)
+
+
+def _check_tries(options: RunOptions) -> None:
+    """Refuse changes of a job that cannot be trained beside it."""
+    if not options.tries:
+        return
+    framework = framework_named(options.framework)
+    if framework.name != DEFAULT_FRAMEWORK:
+        raise UsageError(f"--try is not supported for {framework.title}", "Leave it out.")
+    if options.nodes > 1:
+        raise UsageError("--try trains on one node only", "Leave --nnodes or --try out.")
+    if options.model == "none" or not (is_own(options.workload) or workload_entry(options.workload).trains):
+        raise UsageError("--try needs a workload that trains a model", "Leave it out.")
 
 
 def _check_input(options: RunOptions) -> None:

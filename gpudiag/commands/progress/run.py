@@ -75,9 +75,13 @@ class RunProgress:
         behind = min(self._latest.values(), key=lambda rank: (_ORDER.index(rank.phase), rank.steps))
         self._show(_PHASES[behind.phase], behind.steps, behind.of)
 
-    def say(self, phase: str) -> None:
+    def say(self, phase: str, steps: int = 0, of: int | None = None) -> None:
         """Show a phase outside of the training processes."""
-        self._show(phase, 0, None)
+        self._show(phase, steps, of)
+
+    def note(self, sentence: str) -> None:
+        """Show a sentence."""
+        self._print(f"gpudiag: {one_line(sentence)}")
 
     def _show(self, phase: str, steps: int, of: int | None) -> None:
         if self._bar is None and sys.stderr.isatty():

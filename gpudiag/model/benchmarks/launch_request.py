@@ -8,10 +8,11 @@ from gpudiag.model.benchmarks.gradient_bandwidth import GradientBandwidthPlan
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmarkPlan
 from gpudiag.model.benchmarks.sweep import SweepPlan
+from gpudiag.model.benchmarks.tries import TriesPlan
 from gpudiag.model.job import Job
 
 #: Arguments of gpudiag's own training programs; their type names the program.
-ProgramPlan = StrategyBenchmarkPlan | GradientBandwidthPlan | SweepPlan | SelftestPlan
+ProgramPlan = StrategyBenchmarkPlan | GradientBandwidthPlan | SweepPlan | SelftestPlan | TriesPlan
 
 
 class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):

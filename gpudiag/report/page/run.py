@@ -18,6 +18,7 @@ from gpudiag.report.palette import LABELS
 from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
+from gpudiag.report.try_rows import TRIES_HEADING, TRY_COLUMNS, try_rows
 
 _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs", "wait µs", "busbw GB/s", "peak")
 _MOST_KERNELS = 12
@@ -63,6 +64,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "compute_headings": COMPUTE_COLUMNS,
         "compute_rows": compute_rows(analysis),
+        "tries": (TRIES_HEADING, TRY_COLUMNS, try_rows(analysis)),
         "kernels": _kernels(analysis),
         "kernels_heading": "Top operators" if header.on_processors(analysis) else "Top kernels",
         **_modules(analysis.modules),

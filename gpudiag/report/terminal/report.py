@@ -16,7 +16,15 @@ from gpudiag.report.palette import SEVERITY_STYLE, fills
 from gpudiag.report.rank_rows import buckets_seen, overlapped_note, rows_of
 from gpudiag.report.source_rows import SOURCE_COLUMNS, SourceRow, source_cells, source_tables
 from gpudiag.report.terminal.ranks import legend, rank_table, stacked_bars
-from gpudiag.report.terminal.traffic import collectives_table, compute_table, kernels_table, modules_section, wait_lines
+from gpudiag.report.terminal.traffic import (
+    collectives_table,
+    compute_table,
+    kernels_table,
+    modules_section,
+    tries_section,
+    wait_lines,
+)
+from gpudiag.report.try_rows import TRIES_HEADING
 
 #: Number of advice lines, and of further findings, in a short report.
 _FEW_STEPS = 3
@@ -42,6 +50,7 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
         sections += _details(analysis, console)
     else:
         sections.append(("Other findings", _other_findings(analysis, verdict)))
+    sections.append((TRIES_HEADING, tries_section(analysis)))
     sections.append(("How far to trust this", _warnings(analysis, full=full)))
     more = [] if full else [Text(), Text(_MORE, style="dim")]
     head = [*_header(analysis, full=full), Text(), _verdict_section(verdict, full=full)]

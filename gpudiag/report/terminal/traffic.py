@@ -17,6 +17,7 @@ from gpudiag.report.console import and_more, plain_table
 from gpudiag.report.kernel_names import kernel_label, shorten_middle
 from gpudiag.report.module_rows import module_rows, rest_of_modules
 from gpudiag.report.rank_rows import duration, largest_collectives, largest_kernels
+from gpudiag.report.try_rows import TRIES_NOTE, TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
 #: Waits below this share of the step are normal jitter of arrivals.
@@ -87,6 +88,14 @@ def compute_table(analysis: Analysis) -> Table:
     for row in compute_rows(analysis):
         table.add_row(*map(Text, row))
     return table
+
+
+def tries_section(analysis: Analysis) -> Group | None:
+    """Return predicted and measured savings of tried changes; None if nothing was tried."""
+    table = plain_table(TRY_COLUMNS, left=("change", "verdict"), overflow="fold")
+    for row in try_rows(analysis):
+        table.add_row(*map(Text, row))
+    return Group(table, Text(TRIES_NOTE, style="dim")) if analysis.tries else None
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:

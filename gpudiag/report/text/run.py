@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpudiag.model.analysis import BUCKETS, Analysis, Modules
 from gpudiag.report import figures, header, rank_rows
@@ -14,6 +14,7 @@ from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows
 from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
 from gpudiag.report.terminal.report import time_heading
 from gpudiag.report.terminal.traffic import wait_lines
+from gpudiag.report.try_rows import TRIES_HEADING, TRY_COLUMNS, try_rows
 
 _MOST_KERNELS = 10
 _MOST_MODULES = 12
@@ -38,7 +39,8 @@ def to_markdown(analysis: Analysis) -> str:
     lines += _source_lines(analysis)
     lines += _listed("Waits", waits)
     lines += _findings(analysis)
-    lines += _compute(analysis)
+    lines += _table(TRIES_HEADING, TRY_COLUMNS, try_rows(analysis))
+    lines += _table("Compute", COMPUTE_COLUMNS, compute_rows(analysis))
     lines += _kernels(analysis)
     lines += _modules(analysis.modules) if analysis.modules is not None else []
     lines += _listed("How far to trust this", doubts)
@@ -96,9 +98,8 @@ def _source_lines(analysis: Analysis) -> list[str]:
     return lines
 
 
-def _compute(analysis: Analysis) -> list[str]:
-    rows = compute_rows(analysis)
-    return ["## Compute", "", *markdown_table(COMPUTE_COLUMNS, rows, left=1), ""] if rows else []
+def _table(heading: str, columns: Sequence[str], rows: Sequence[tuple[str, ...]]) -> list[str]:
+    return [f"## {heading}", "", *markdown_table(columns, rows, left=1), ""] if rows else []
 
 
 def _kernels(analysis: Analysis) -> list[str]:

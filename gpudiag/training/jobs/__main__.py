@@ -12,20 +12,21 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from gpudiag.errors import GpudiagError, UsageError, WorkerFailedError
+from gpudiag.errors import GpudiagError, WorkerFailedError
 from gpudiag.model.benchmarks.gradient_bandwidth import GradientBandwidthPlan
 from gpudiag.model.benchmarks.launch_request import LaunchRequest, ProgramPlan
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.model.benchmarks.strategy_benchmark import StrategyBenchmarkPlan
+from gpudiag.model.benchmarks.tries import TriesPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
 from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.own_function import find_function
 from gpudiag.training.jobs.parent import die_with_parent
 from gpudiag.training.loop.launched import Launched, set_launched
 from gpudiag.training.models.registry import is_own, workload_entry
@@ -99,36 +100,16 @@ def _run_program(plan: ProgramPlan, launched: Launched) -> None:
         from gpudiag.training.jobs.strategy_benchmark.gradient_bandwidth import measure_gradient_bandwidth
 
         measure_gradient_bandwidth(plan, launched.run_dir)
+    elif isinstance(plan, TriesPlan):
+        from gpudiag.training.jobs.tries import run_tries
+
+        run_tries(plan, launched)
     elif isinstance(plan, SelftestPlan):
         _call(framework_named(launched.job.framework).fault_job, plan, launched)
     else:
         from gpudiag.training.jobs.sweep import run_sweep
 
         run_sweep(plan, launched)
-
-
-def find_function(name: str) -> Callable[[], object]:
-    """Import `module:function`, first from the current directory, as `python -m` does.
-
-    Raises:
-        UsageError: the module does not exist, or does not have this function.
-    """
-    module_name, _, function_name = name.partition(":")
-    here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module_name + ".").startswith(error.name + "."):
-            raise UsageError(
-                f"there is no module '{module_name}'", "Give module:function as Python would import it from here."
-            ) from error
-        raise
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise UsageError(f"module '{module_name}' has no function '{function_name}'", "Check its name.")
-    return function  # type: ignore[no-any-return]  # found by name
 
 
 def _call(name: str, *arguments: object) -> None:

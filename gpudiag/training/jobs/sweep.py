@@ -58,8 +58,8 @@ class _Report(msgspec.Struct):
         return self.error is None or self.out_of_memory or self.usage
 
 
-class _Messages:
-    """Messages between all processes of the sweep, in a directory of the launch."""
+class ProcessMessages:
+    """Messages between all processes of a launch, in its directory."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -70,9 +70,10 @@ class _Messages:
         """Leave a value for the other processes."""
         self._store.set(key, value)
 
-    def receive(self, key: str, *, timeout_s: float = _TOGETHER_S) -> str | None:
-        """Wait for a value, without using the processor; None if it does not arrive in time."""
-        until = time.monotonic() + timeout_s
+    def receive(self, key: str, *, failed: bool = False) -> str | None:
+        """Wait for a value, without using the processor; None if it does not arrive in time, which is short
+        once a process has failed."""
+        until = time.monotonic() + (_AFTER_FAILURE_S if failed else _TOGETHER_S)
         pause_s = 0.001
         while not self._store.check([key]):
             if time.monotonic() > until:
@@ -85,7 +86,7 @@ class _Messages:
 def run_sweep(plan: SweepPlan, started: Launched) -> None:
     """Run this process's share of the sweep."""
     place = current_position()
-    sweep = _Sweep(started, _Messages(place.rank, place.world_size), len(plan.entries))
+    sweep = _Sweep(started, ProcessMessages(place.rank, place.world_size), len(plan.entries))
     for number, entry in enumerate(plan.entries):
         sweep.take(number, entry)
     # The launcher checks that each of its processes has left a record.
@@ -99,7 +100,7 @@ def run_sweep(plan: SweepPlan, started: Launched) -> None:
 class _Sweep:
     """The plan on one process."""
 
-    def __init__(self, started: Launched, messages: _Messages, entries: int) -> None:
+    def __init__(self, started: Launched, messages: ProcessMessages, entries: int) -> None:
         self.started = started
         self.messages = messages
         self.progress = ProgressSender(messages.rank)
@@ -162,7 +163,7 @@ class _Sweep:
         reports: list[_Report | None] = []
         failed = own_report.error is not None
         for rank in entry.ranks:
-            text = self.messages.receive(f"{number}/{rank}", timeout_s=_AFTER_FAILURE_S if failed else _TOGETHER_S)
+            text = self.messages.receive(f"{number}/{rank}", failed=failed)
             report = None if text is None else msgspec.json.decode(text, type=_Report)
             reports.append(report)
             failed = failed or report is None or report.error is not None
@@ -191,7 +192,7 @@ class _Sweep:
             )
         finally:
             set_launched(self.started)
-            _free_memory()
+            free_memory()
         return _Report()
 
     @contextmanager
@@ -245,7 +246,7 @@ def _out_of_memory(error: BaseException) -> bool:
     return isinstance(error, kinds) or "out of memory" in str(error).lower()
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Free the memory of the last job, and the compiler's caches."""
     gc.collect()
     torch: Any = sys.modules.get("torch")

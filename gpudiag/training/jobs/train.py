@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gpudiag
 from gpudiag.model.job import Job, computed_in
+from gpudiag.training.jobs.changes import fused
 from gpudiag.training.jobs.data.batch_client import open_batches
 from gpudiag.training.jobs.data.batches import DevicePrefetch, MicroBatches
 from gpudiag.training.jobs.precision import Arithmetic, use_device
@@ -91,7 +92,8 @@ def _train(
     model = strategy.wrap(bare)
     if job.compile:
         model = cast("nn.Module", torch.compile(model))
-    optimizer = strategy.optimizer(model, workload.optimizer)
+    make_optimizer = fused(workload.optimizer) if job.change == "fused" else workload.optimizer
+    optimizer = strategy.optimizer(model, make_optimizer)
     arithmetic = Arithmetic(precision, device)
     options = {
         "precision": precision,

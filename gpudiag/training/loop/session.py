@@ -18,6 +18,7 @@ from gpudiag.model.job import Job
 from gpudiag.model.run_directory import LINES_DIR
 from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.loop.launched import Launched, launched
+from gpudiag.training.loop.turns import own_turns
 from gpudiag.training.session.agreement import Agreement
 from gpudiag.training.session.measurement import RankMeasurement, RunDescription
 from gpudiag.training.session.phases import Phases
@@ -101,6 +102,8 @@ class Session:
             if value is not None and value < least:
                 raise UsageError(f"gpudiag.profile: {name} must be at least {least}, not {value}", "Leave it out.")
         self._run = run
+        #: Only times steps in its turns, if several loops of this process take turns.
+        self._turns = own_turns()
         self._stop = run is not None if stop is None else stop
         self._device = device
         self._framework = framework
@@ -125,6 +128,8 @@ class Session:
             self.describe(model)
 
     def __enter__(self) -> Session:
+        if self._turns is not None:
+            return self
         runtime = self._runtime()
         self._measurement.open(runtime, runtime.position(()))
         return self
@@ -132,6 +137,8 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._turns is not None:
+            return
         self.pause()
         self._marked.close()
         self._measurement.close(error)
@@ -182,6 +189,10 @@ class Session:
 
         May be called again (for the next epoch): the time between two loops belongs to no step.
         """
+        if self._turns is not None:
+            runtime = self._runtime()
+            yield from self._turns.steps(loader, runtime.clock(runtime.devices(self._device, self._model)))
+            return
         iterator = iter(loader)
         if not self._measurement.over:
             yield from self._measured(iterator, _length(loader))

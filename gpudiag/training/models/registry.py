@@ -28,6 +28,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
         depth: layers, of a model that has several depths; otherwise 0.
         batches: default samples per step, per GPU and per CPU process; few enough for about a second on a CPU.
         images: the input is images or volumes, so a memory format can be chosen.
+        attention: it has attention layers, which are fused.
         trains: False if the module has `predict(job)` instead.
     """
 
@@ -38,6 +39,7 @@ class WorkloadEntry(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[int, int]
     summary: str
     images: bool = True
+    attention: bool = False
     trains: bool = True
 
     def default_batch(self, *, on_gpu: bool) -> int:
@@ -101,6 +103,7 @@ _ENTRIES = (
         batches=(8, 1),
         summary="GPT-2 small on 1024 tokens (128 on a CPU), 124 million parameters.",
         images=False,
+        attention=True,
     ),
     WorkloadEntry(
         name="unet3d",

@@ -25,7 +25,7 @@ from gpudiag.analysis.compute.work import NO_CLASS
 from gpudiag.analysis.diagnosis.calibration import GAP_IN_GRAPH_NS, QUEUED_NS
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, Shortening, launch_share
-from gpudiag.analysis.diagnosis.simulation.graph import NONE, Times
+from gpudiag.analysis.diagnosis.simulation.graph import NONE
 from gpudiag.prediction.datasheet import peak_tflops
 
 CauseName = Literal[
@@ -246,9 +246,3 @@ def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
 
 def _shares(ops: NDArray[np.bool_], shares: tuple[float, ...]) -> tuple[Shortening, ...]:
     return tuple(Shortening(np.where(ops, share, 1.0), gap=np.where(ops, share, 1.0)) for share in shares)
-
-
-def removed_ns(slow: SlowKernels, kernels: GraphKernels) -> Times:
-    """Return float64[m], ns: what the expected scenario removes of each op and of the gap before it."""
-    gap = 0.0 if slow.expected.gap is None else np.maximum(kernels.what_if.corrected.gap, 0.0) * (1 - slow.expected.gap)
-    return kernels.duration * (1 - slow.expected.remaining) + gap

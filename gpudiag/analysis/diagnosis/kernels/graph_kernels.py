@@ -123,3 +123,20 @@ def launch_share(kernels: GraphKernels, chosen: NDArray[np.bool_], remaining: fl
     launches = device.launch[chosen]
     share[launches[launches != NONE]] = remaining
     return share
+
+
+def removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
+    """Return what a scenario removes of ops and of the gaps before them, in ms per step of the track with most."""
+    removed = kernels.duration * (1 - shortening.remaining)
+    if shortening.gap is not None:
+        removed += np.maximum(kernels.what_if.corrected.gap, 0.0) * (1 - shortening.gap)
+    return kernels.ms_per_step(removed)
+
+
+def removed_host_ms(shortening: Shortening, kernels: GraphKernels) -> float:
+    """Return what a scenario removes of the hosts' work, in ms per step of the process with most."""
+    if shortening.host is None:
+        return 0.0
+    graph = kernels.what_if.graph
+    removed = kernels.what_if.corrected.busy * (1 - shortening.host)
+    return float(np.bincount(graph.host.process, weights=removed).max(initial=0.0)) / graph.steps / 1e6

@@ -12,8 +12,14 @@ import numpy as np
 from gpudiag.analysis.compute.launchers import modules_of
 from gpudiag.analysis.diagnosis.calibration import ESTIMATED_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, removed_ns, slow_kernels
-from gpudiag.analysis.diagnosis.kernels.graph_kernels import GraphKernels, graph_kernels
+from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, slow_kernels
+from gpudiag.analysis.diagnosis.kernels.graph_kernels import (
+    GraphKernels,
+    Shortening,
+    graph_kernels,
+    removed_host_ms,
+    removed_ms,
+)
 from gpudiag.analysis.diagnosis.rules.rule import (
     Advice,
     CannotTell,
@@ -109,19 +115,18 @@ class SlowCompute:
         if kernels is None:
             return
         now_ms = what_if.now_ms
-        # A cause saves no more than it removes, unless it removes work of the host.
+        # A cause saves no more than it removes.
         candidates = [
             slow
             for slow in slow_kernels(case, kernels)
-            if slow.expected.host is not None or is_reported(kernels.ms_per_step(removed_ns(slow, kernels)), now_ms)
+            if is_reported(removed_ms(slow.expected, kernels) + removed_host_ms(slow.expected, kernels), now_ms)
         ]
         corrected = what_if.corrected
         expected = what_if.savings_ms([slow.expected(what_if, corrected) for slow in candidates])
         for slow, saved_ms in zip(candidates, expected, strict=True):
             if not is_reported(saved_ms, now_ms):
                 continue
-            low, high = what_if.savings_ms([edit(what_if, corrected) for edit in slow.estimates[1:]])
-            savings = _Savings(saved_ms, min(low, saved_ms), max(high, saved_ms))
+            savings = _Savings(saved_ms, _low_ms(slow, kernels, saved_ms), max(_high_ms(slow, kernels), saved_ms))
             describe = partial(self._describe, case, kernels, slow, savings)
             yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
 
@@ -154,6 +159,23 @@ class SlowCompute:
             evidence=evidence,
             advice=advice_for(case.timeline.framework, _ADVICE[slow.name], **words),
         )
+
+
+def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
+    """Return the low estimate: if no host is involved in proportion to what it removes, which needs no simulation."""
+    expected, low, _ = slow.estimates
+    if low.host is None:
+        return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)
+    return min(_simulated_ms(low, kernels), saved_ms)
+
+
+def _high_ms(slow: SlowKernels, kernels: GraphKernels) -> float:
+    return _simulated_ms(slow.estimates[2], kernels)
+
+
+def _simulated_ms(shortening: Shortening, kernels: GraphKernels) -> float:
+    what_if = kernels.what_if
+    return what_if.saving_ms(shortening(what_if, what_if.corrected))
 
 
 def is_reported(saved_ms: float, step_ms: float) -> bool:

@@ -22,7 +22,8 @@ _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger 
 class ComputeBound:
     """No fix besides faster kernels saves 5 % of the step: the devices compute nearly all of the time.
 
-    Where the kernels show which change makes them faster, `slow-compute` names it.
+    Where the kernels show which change makes them faster, `slow-compute` names it. If the run counted FLOPs and the
+    device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence its source.
     """
 
     code: ClassVar[str] = "compute-bound"
@@ -39,7 +40,7 @@ class ComputeBound:
         rest = f"no other fix saves over {WARNING_PERCENT:.0f} %"
         if slow:
             rest = f"faster kernels shorten the step ({', '.join(slow)})"
-        yield self._finding(case, share, f"compute-bound ({percent:.0f} %); {rest}", "high", slow=bool(slow))
+        yield self._finding(case, share, f"compute-bound ({_shares(case, percent)}); {rest}", "high", slow=bool(slow))
 
     @classmethod
     def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
@@ -52,7 +53,7 @@ class ComputeBound:
             largest_percent: share of the step that the largest other bucket takes.
         """
         least = max(largest_percent, WARNING_PERCENT)
-        title = f"compute-bound ({percent:.0f} %); nothing else takes over {least:.0f} %"
+        title = f"compute-bound ({_shares(case, percent)}); nothing else takes over {least:.0f} %"
         return cls._finding(case, compute_ms, title, "medium")
 
     @classmethod
@@ -66,6 +67,27 @@ class ComputeBound:
             recoverable_percent=0.0,
             confidence=confidence,
             title=title,
-            evidence={"compute_ms": compute_ms},
+            evidence={"compute_ms": compute_ms, **_rate(case)},
             advice=(_SPECIFIC,) if slow else advice_for(case.timeline.framework, _ADVICE),
         )
+
+
+def _shares(case: Case, percent: float) -> str:
+    """Return compute as a share of the step, and the share of the device's peak if it is known."""
+    rate = case.rate
+    if rate is None or rate.mfu_percent is None:
+        return f"{percent:.0f} %"
+    return f"{percent:.0f} %, MFU {'at least ' * bool(rate.unknown)}{rate.mfu_percent:.3g} %"
+
+
+def _rate(case: Case) -> dict[str, object]:
+    """Return the evidence on the rate of FLOPs, if it is known with its peak."""
+    rate = case.rate
+    if rate is None or rate.mfu_percent is None:
+        return {}
+    return {
+        "mfu_percent": rate.mfu_percent,
+        "tflops_per_s": rate.tflops_per_s,
+        "peak_tflops": rate.peak_tflops,
+        "peak_source": rate.peak_source,
+    }

@@ -46,6 +46,10 @@ FIRES: tuple[tuple[str, Job], ...] = (
         "an update of 20 foreach kernels",
         Job(ranks=1, step=(product(20), named(6, FOREACH, in_update=True)), device_name=H100),
     ),
+    (
+        "a queue of 4,000 kernels of 2 µs",
+        Job(ranks=1, step=(product(10), named(8, TF32, operator="aten::mm", count=4000, launch_us=0.5))),
+    ),
     ("chains of elementwise kernels", Job(ranks=1, step=(product(10), named(8, ADD, count=16)))),
 )
 

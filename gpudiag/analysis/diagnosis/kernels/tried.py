@@ -1,0 +1,82 @@
+"""Set the measured savings of tried changes beside the savings that findings predict."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+
+import msgspec
+
+from gpudiag.model.analysis import Finding
+from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries, TriedChange, TryVerdict
+from gpudiag.model.job import Change
+from gpudiag.statistics import student_t
+
+#: Cause of `slow-compute` that a change removes.
+_CAUSES: dict[Change, str] = {
+    "tf32": "fp32-matmul",
+    "channels-last": "layout-conversion",
+    "fused": "unfused-optimizer",
+    "sdpa": "eager-attention",
+    "compile": "unfused-elementwise",
+}
+
+
+def tried_changes(measured: MeasuredTries | None, findings: Sequence[Finding]) -> tuple[TriedChange, ...]:
+    """Return predicted and measured savings of each change."""
+    return () if measured is None else tuple(_row(turns, findings) for turns in measured.changes)
+
+
+def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
+    row = _predicted(turns.change, findings)
+    pairs = list(zip(turns.base_ms, turns.changed_ms, strict=False))
+    if turns.skipped is not None:
+        return msgspec.structs.replace(row, verdict="skipped", reason=turns.skipped)
+    if turns.failed is not None or len(pairs) < 2:
+        return msgspec.structs.replace(
+            row, verdict="failed", reason=turns.failed or "fewer than two pairs of blocks ended"
+        )
+    differences = [base - changed for base, changed in pairs]
+    saved_ms = statistics.fmean(differences)
+    # Neighbouring blocks alternate, so that slow phases of the machine are in both and differences are independent.
+    half_ms = student_t(len(pairs) - 1) * statistics.stdev(differences) / math.sqrt(len(pairs))
+    return msgspec.structs.replace(
+        row,
+        measured_ms=saved_ms,
+        ci95_ms=(saved_ms - half_ms, saved_ms + half_ms),
+        base_ms=statistics.fmean(base for base, _ in pairs),
+        changed_ms=statistics.fmean(changed for _, changed in pairs),
+        verdict=_verdict(saved_ms - half_ms, saved_ms + half_ms, row),
+    )
+
+
+def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
+    """Return the change with the savings of the finding that it removes."""
+    for finding in findings:
+        precision = finding.evidence.get("precision", change)
+        if (finding.code, finding.cause) == ("slow-compute", _CAUSES[change]) and (
+            change != "tf32" or precision == change
+        ):
+            saves = finding.recoverable_ms_per_step
+            low, high = (finding.evidence.get(f"savings_ms_{end}") for end in ("low", "high"))
+            if isinstance(saves, float) and isinstance(low, float) and isinstance(high, float):
+                return TriedChange(
+                    change=change,
+                    predicted_ms=saves,
+                    predicted_low_ms=min(low, saves),
+                    predicted_high_ms=max(high, saves),
+                    verdict="failed",
+                )
+    return TriedChange(change=change, verdict="failed")
+
+
+def _verdict(low: float, high: float, row: TriedChange) -> TryVerdict:
+    """Compare the interval of the measured savings with the interval of the prediction."""
+    if row.predicted_low_ms is None or row.predicted_high_ms is None:
+        return "faster" if low > 0 else "slower" if high < 0 else "no-difference"
+    if high < row.predicted_low_ms:
+        return "less-than-predicted"
+    if low > row.predicted_high_ms:
+        return "more-than-predicted"
+    return "as-predicted" if low > 0 else "inconclusive"

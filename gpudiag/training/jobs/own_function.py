@@ -1,0 +1,52 @@
+"""A function of the user's own, `module:function`: find it, and call it with a change that it implements."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+
+from gpudiag.errors import UsageError
+from gpudiag.model.job import Job
+
+
+def find_function(name: str) -> Callable[[], object]:
+    """Import `module:function`, first from the current directory, as `python -m` does.
+
+    Raises:
+        UsageError: the module does not exist, or does not have this function.
+    """
+    module_name, _, function_name = name.partition(":")
+    here = os.getcwd()  # noqa: PTH109  # sys.path holds strings
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name + ".").startswith(error.name + "."):
+            raise UsageError(
+                f"there is no module '{module_name}'", "Give module:function as Python would import it from here."
+            ) from error
+        raise
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise UsageError(f"module '{module_name}' has no function '{function_name}'", "Check its name.")
+    return function  # type: ignore[no-any-return]  # found by name
+
+
+def call_changed(job: Job) -> None:
+    """Call the function with `CHANGE=True` if the job has a change.
+
+    Raises:
+        UsageError: the function has no argument of the change's name.
+    """
+    function = find_function(job.workload)
+    arguments = {} if job.change is None else {job.change.replace("-", "_"): True}
+    known = inspect.signature(function).parameters
+    if not arguments.keys() <= known.keys():
+        raise UsageError(
+            f"{job.workload} has no argument '{next(iter(arguments))}'", "Add it, with the default False, and use it."
+        )
+    function(**arguments)

@@ -1,0 +1,240 @@
+"""Train changes of a job by turns with the unchanged job, in each process of `gpudiag profile --try`.
+
+The unchanged job stays, and each change is set up beside it in turn, so that there are two models at a time. Blocks of
+steps alternate in the order unchanged, changed, changed, unchanged, so that drift of the machine affects both alike.
+"""
+
+from __future__ import annotations
+
+import statistics
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import msgspec
+
+from gpudiag.errors import UsageError, WorkerFailedError
+from gpudiag.model.benchmarks.tries import PAIRS, TRIES_FILE, ChangeTurns, MeasuredTries, TriesPlan
+from gpudiag.model.job import Job
+from gpudiag.model.run import RankRecord
+from gpudiag.model.run_directory import write_json
+from gpudiag.training.jobs.own_function import call_changed
+from gpudiag.training.jobs.sweep import ProcessMessages, free_memory
+from gpudiag.training.loop.launched import Launched, set_launched
+from gpudiag.training.loop.turns import JobTurns
+from gpudiag.training.models.registry import is_own
+from gpudiag.training.session import record
+from gpudiag.training.session.position import current_position
+from gpudiag.training.session.progress import ProgressSender
+
+#: Time of a block; shared CPU cores need more repetition than GPUs.
+_BLOCK_MS = 400.0
+_LEAST_STEPS = 3
+#: Untimed steps after a switch, in which the host runs ahead again.
+_RUN_IN_STEPS = 2
+#: First steps: compilation, autotuning, allocation; DDP rebuilds its buckets after the first.
+_FIRST_STEPS = 3
+#: A job is warm after the least number of blocks if two consecutive ones agree this well, or after the most.
+_AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
+#: Settings of PyTorch's arithmetic, in `torch.backends`: older ones first, because they change newer ones.
+_SETTINGS = (
+    "cudnn.allow_tf32",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+    "cuda.matmul.fp32_precision",
+    "cudnn.conv.fp32_precision",
+    "cudnn.rnn.fp32_precision",
+)
+
+
+def run_tries(plan: TriesPlan, started: Launched) -> None:
+    """Run this process's share; rank 0 writes the result after each change."""
+    place = current_position()
+    set_launched(msgspec.structs.replace(started, recorded=False))
+    changes: list[ChangeTurns] = []
+    with _one_process_group():
+        trials = _ChangeTrials(started.job, ProcessMessages(place.rank, place.world_size))
+        for number, job in enumerate(plan.jobs):
+            changes.append(trials.measure(job, number, len(plan.jobs)))
+            if place.rank == 0:
+                write_json(started.run_dir / TRIES_FILE, MeasuredTries(changes=tuple(changes)))
+        trials.unchanged.end()
+        free_memory()
+    # The launcher checks that each of its processes has left a record.
+    rank_record = RankRecord(
+        rank=place.rank, local_rank=place.local_rank, host=place.host, pid=place.pid, device="", device_name=""
+    )
+    record.write_rank(started.run_dir, rank_record)
+    trials.progress.tell("done")
+
+
+class _ChangeTrials:
+    """The trials of one process."""
+
+    def __init__(self, job: Job, messages: ProcessMessages) -> None:
+        self.unchanged = _turns_of(job)
+        self.progress = ProgressSender(messages.rank)
+        self._messages = messages
+        self._gathered = 0
+        self._warm = False
+
+    def measure(self, job: Job, number: int, jobs: int) -> ChangeTurns:
+        """Train one change by turns with the unchanged job.
+
+        Raises:
+            WorkerFailedError: the unchanged job failed, or a change failed on some ranks only.
+        """
+        if job.change is None:
+            raise ValueError("a job without a change")
+        self.progress.tell("warmup", number, jobs)
+        if not self._warm:
+            _, problem = self._together(partial(self._warm_up, self.unchanged))
+            if problem is not None:
+                raise WorkerFailedError(f"the unchanged job failed: {problem}")
+            self._warm = True
+        turns = _turns_of(job)
+        try:
+            step_ms, problem = self._together(partial(self._warm_up, turns))
+            if step_ms is None:
+                unfit = problem is not None and problem.startswith(_UNFIT)
+                reason = (problem or "").removeprefix(_UNFIT)
+                return ChangeTurns(
+                    change=job.change, skipped=reason if unfit else None, failed=None if unfit else reason
+                )
+            blocks, problem = self._together(partial(self._alternate, turns, step_ms, number * PAIRS, jobs * PAIRS))
+            return ChangeTurns(
+                change=job.change, base_ms=(blocks or ((), ()))[0], changed_ms=(blocks or ((), ()))[1], failed=problem
+            )
+        finally:
+            turns.end()
+            del turns
+            free_memory()
+
+    def _warm_up(self, turns: JobTurns) -> float:
+        """Train until two blocks agree; return the step time in ms of the slowest rank."""
+        before = self._slowest(turns.block(_FIRST_STEPS, run_in=0))
+        for look in range(1, _MOST_LOOKS):
+            now = self._slowest(turns.block(_steps(before), run_in=0))
+            if look >= _LEAST_LOOKS and abs(now / before - 1) < _AGREE:
+                return now
+            before = now
+        return before
+
+    def _alternate(
+        self, turns: JobTurns, step_ms: float, begun: int, of: int
+    ) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Return mean steps in ms, on the slowest rank, of the unchanged and the changed job in each pair of blocks."""
+        base: list[float] = []
+        changed: list[float] = []
+        steps = _steps(step_ms)
+        for pair in range(PAIRS):
+            self.progress.tell("timed", begun + pair, of)
+            for job, means in ((self.unchanged, base), (turns, changed))[:: -1 if pair % 2 else 1]:
+                means.append(self._slowest(job.block(steps, run_in=_RUN_IN_STEPS)))
+        return tuple(base), tuple(changed)
+
+    def _slowest(self, times: list[float]) -> float:
+        return max(map(float, self._gather(str(statistics.fmean(times)))))
+
+    def _together(self, trial: Callable[[], Any]) -> tuple[Any, str | None]:
+        """Return the result of a trial, and the problem if it failed on all ranks."""
+        try:
+            return trial(), None
+        except WorkerFailedError:
+            raise
+        except Exception as error:  # the next change may be possible
+            traceback.print_exc()
+            problem = f"{_UNFIT}{error}" if isinstance(error, UsageError) else f"{type(error).__name__}: {error}"
+            problems = self._gather(_FAILED + problem.strip().splitlines()[0][:300])
+            if not all(text.startswith(_FAILED) for text in problems):
+                raise WorkerFailedError(f"rank {self._messages.rank}: {problem}") from error
+            return None, problems[0].removeprefix(_FAILED)
+
+    def _gather(self, text: str) -> list[str]:
+        """Return the texts of all ranks."""
+        self._gathered += 1
+        messages, failed = self._messages, text.startswith(_FAILED)
+        messages.send(f"{self._gathered}/{messages.rank}", text)
+        texts = []
+        for rank in range(messages.size):
+            other = messages.receive(f"{self._gathered}/{rank}", failed=failed)
+            if other is None:
+                raise WorkerFailedError(text.removeprefix(_FAILED) if failed else f"rank {rank} did not answer")
+            if other.startswith(_FAILED) and not failed:
+                raise WorkerFailedError(f"rank {rank}: {other.removeprefix(_FAILED)}")
+            texts.append(other)
+        return texts
+
+
+#: Beginnings of messages between ranks.
+_FAILED, _UNFIT = "failed: ", "unfit: "
+
+
+def _steps(step_ms: float) -> int:
+    return max(_LEAST_STEPS, round(_BLOCK_MS / max(step_ms, 1e-3)))
+
+
+def _turns_of(job: Job) -> JobTurns:
+    return JobTurns(partial(_train, job), _saved_settings)
+
+
+def _train(job: Job) -> None:
+    if is_own(job.workload):
+        call_changed(job)
+    else:
+        from gpudiag.training.jobs.train import train
+
+        train(job)
+
+
+def _saved_settings() -> Callable[[], None]:
+    """Return a function that restores PyTorch's settings as they are now."""
+    import torch
+
+    backends: Any = torch.backends
+    before: list[tuple[Callable[[Any], object], Any]] = []
+    for path in _SETTINGS:
+        folder, _, name = path.rpartition(".")
+        # Older settings cannot be read if the job uses newer ones, and versions before 2.9 lack the newer ones.
+        with suppress(RuntimeError, AttributeError):
+            owner = attrgetter(folder)(backends)
+            before.append((partial(setattr, owner, name), getattr(owner, name)))
+    with suppress(RuntimeError):
+        before.insert(0, (torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()))
+
+    def restore() -> None:
+        for assign, value in before:
+            assign(value)
+
+    return restore
+
+
+@contextmanager
+def _one_process_group() -> Iterator[None]:
+    """Let all jobs share one default process group: the first joins it, and none leaves it before the end."""
+    from torch import distributed
+
+    dist: Any = distributed
+    if not dist.is_available():
+        yield
+        return
+    join, leave = dist.init_process_group, dist.destroy_process_group
+
+    def init_process_group(*arguments: Any, **options: Any) -> None:
+        if not dist.is_initialized():
+            join(*arguments, **options)
+
+    def destroy_process_group(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            leave(group)
+
+    dist.init_process_group, dist.destroy_process_group = init_process_group, destroy_process_group
+    try:
+        yield
+    finally:
+        dist.init_process_group, dist.destroy_process_group = join, leave
+        if dist.is_initialized():
+            leave()

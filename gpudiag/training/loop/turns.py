@@ -1,0 +1,107 @@
+"""Let several training loops of one process take turns: each trains in its own thread, and waits in its session."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from gpudiag.errors import WorkerFailedError
+from gpudiag.training.session.clock import StepClock
+
+T = TypeVar("T")
+
+_local = threading.local()
+
+
+class TurnsOver(BaseException):
+    """The loop has had its last turn; leaves the user's function without the work after its loop."""
+
+
+class JobTurns:
+    """Turns of one job: `block` trains some of its steps, while all other loops of the process wait.
+
+    Args:
+        train: trains, within `gpudiag.profile()`.
+        save: returns a function that restores the process's settings as they are now; each job has its own.
+    """
+
+    def __init__(self, train: Callable[[], object], save: Callable[[], Callable[[], None]]) -> None:
+        self._train = train
+        self._save = save
+        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._left = self._timed = 0
+        self._ended = False
+        self._times: list[float] = []
+        self._error: Exception | None = None
+
+    def block(self, steps: int, *, run_in: int) -> list[float]:
+        """Train `run_in` steps, then this many; return the times in ms of the latter. Raises the errors of the job."""
+        self._left, self._timed = run_in + steps, steps
+        restore = self._save()
+        if self._thread.ident is None:
+            self._thread.start()
+        self._go.release()
+        self._done.acquire()
+        restore()
+        if self._error is not None:
+            raise self._error
+        return self._times
+
+    def end(self) -> None:
+        """End the job's loop, and wait until its thread has ended."""
+        self._ended = True
+        self._go.release()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._train = _nothing
+
+    def steps(self, loader: Iterable[T], clock: StepClock) -> Iterator[T]:
+        """Yield batches in the job's turns; the session calls it in the job's thread."""
+        iterator = iter(loader)
+        clock.restart()  # the time between two loops belongs to no step
+        while True:
+            if not self._left:
+                self._times = clock.read()
+                self._wait()
+            if self._left == self._timed:
+                clock.restart()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            yield batch
+            if self._left <= self._timed:
+                clock.mark()
+            self._left -= 1
+
+    def _wait(self) -> None:
+        restore = self._save()
+        self._done.release()
+        self._go.acquire()
+        restore()
+        if self._ended:
+            raise TurnsOver
+
+    def _run(self) -> None:
+        _local.turns = self
+        self._go.acquire()
+        try:
+            if not self._ended:
+                self._train()
+                self._error = WorkerFailedError("its loop ended before its turns", "Let it train over more batches.")
+        except TurnsOver:
+            pass
+        except Exception as error:  # noqa: BLE001  # raised by `block`
+            self._error = error
+        self._done.release()
+
+
+def own_turns() -> JobTurns | None:
+    """Return the turns of the job that trains in this thread; None if it trains alone."""
+    return getattr(_local, "turns", None)
+
+
+def _nothing() -> None:
+    return
