@@ -45,9 +45,11 @@ def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None =
 
 
 def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
-    """Return the host's delay of each operation, `[slot, 1, 1]`: the median over steps and data-parallel ranks."""
+    """Return the host's delay of each operation, `[slot, 1, 1]`: the median over steps of the smallest of the workers.
+
+    The smallest is taken because a synchronization that was not recorded makes all workers but the last wait.
+    """
     ends = grid.ends_ms
-    ready = np.stack(
-        [ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before]
-    )
-    return np.maximum(np.median(grid.starts_ms - ready, axis=(1, 2), keepdims=True), 0.0)
+    ready = np.stack([ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before])
+    smallest = np.maximum(grid.starts_ms - ready, 0.0).min(axis=2)
+    return np.asarray(np.median(smallest, axis=1)[:, None, None])
