@@ -17,6 +17,7 @@ from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, Unreadab
 from gpudiag.model.pipeline.operations import KIND_CODES, Integers, OperationTable
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import sanitize_text, with_escapes
+from gpudiag.trace.sources import find_sources
 from gpudiag.trace.unpack import ReadLimits
 
 ENDING = ".parquet"
@@ -45,15 +46,18 @@ class ExtraMissingError(GpudiagError):
 def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
     """Return the table of operations among the paths that a user gave: a file, or the only one of a directory.
 
-    Files are recognised by the ending `.parquet`. No link in a directory is followed.
+    Files are recognised by the ending `.parquet`. A directory that has traces, too, is one of traces. No link in a
+    directory is followed.
 
     Raises:
         UnreadableInputError: several tables, or a table among other paths.
     """
-    named = [Path(path) for path in paths]
+    named = [Path(path) for path in paths if "\0" not in str(path)]
     tables = [path for path in named if path.name.lower().endswith(ENDING) and not path.is_dir()]
     if not tables and len(named) == 1 and named[0].is_dir():
         tables = _tables_in(named[0])
+        if tables and _has_traces(named[0]):
+            return None
         named = named if len(tables) == 1 else tables
     if not tables:
         return None
@@ -63,6 +67,13 @@ def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
             "Give one table: it has all ranks of its job.",
         )
     return tables[0]
+
+
+def _has_traces(directory: Path) -> bool:
+    try:
+        return bool(find_sources([directory]))
+    except NotATraceError:
+        return False
 
 
 def _tables_in(directory: Path) -> list[Path]:
