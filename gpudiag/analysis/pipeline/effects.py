@@ -8,6 +8,8 @@ nearer to the ordinary level is taken, so that the cause is what happens in fewe
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -17,6 +19,10 @@ from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 #: Forward and backward durations of microbatches that differ in length correlate above this value (the published
 #: analysis of production jobs uses the same); without several stages nothing else tells lengths from noise.
 MIN_CORRELATION = 0.9
+#: Passes until the factors change by less than their noise; three suffice for the random jobs of the tests.
+_PASSES = 4
+#: Standard errors up to which a difference that all stages of a data rank share is due to its microbatches.
+_BY_CHANCE = 4.0
 
 
 class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,37 +43,65 @@ class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
-    """Return the factors of computation times `[slot, step, data rank]`."""
-    slots, steps, data_ranks = durations_ms.shape
+    """Return the factors of computation times `[slot, step, data rank]`.
+
+    The factors are estimated in turn, each from what the others leave.
+    """
+    slots, _, data_ranks = durations_ms.shape
     stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
-    rest = np.ones_like(durations_ms)
-    for kind in COMPUTE_KINDS:
-        _split_by_worker(grid, kind, durations_ms, stage, worker, rest)
-    correlation = _correlation(grid, rest)
-    sequence = np.ones((slots, steps, data_ranks))
-    if grid.stages > 1 or (correlation is not None and correlation >= MIN_CORRELATION):
+    sequence = np.ones_like(durations_ms)
+    for _ in range(_PASSES):
+        _estimate_workers(grid, durations_ms / sequence, stage, worker)
+        rest = _relative(grid, durations_ms / (stage * worker))
+        correlation = _correlation(grid, rest)
+        if grid.stages == 1 and (correlation is None or correlation < MIN_CORRELATION):
+            break
         for kind in COMPUTE_KINDS:
             _common_to_stages(grid, kind, rest, sequence)
     return ComputeFactors(stage=stage, worker=worker, sequence=sequence, correlation=correlation)
 
 
-def _split_by_worker(
-    grid: OperationGrid, kind: str, durations_ms: Times, stage: Times, worker: Times, rest: Times
-) -> None:
-    """Set the factors of one kind's slots, and what they leave of the durations."""
-    places = _places(grid, kind)
-    if not places:
-        return
-    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places.values()])
-    ordinary = float(np.median(levels))
-    stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
-    mean = float(stage_levels.mean())
-    for rows, of_stage, of_workers in zip(places.values(), stage_levels, levels, strict=True):
-        if min(of_stage, mean) <= 0:
+def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
+    """Return the durations of each kind relative to their mean."""
+    rest = np.ones_like(durations_ms)
+    for kind in COMPUTE_KINDS:
+        rows = grid.rows_of(kind)
+        if rows and (mean := float(durations_ms[rows].mean())) > 0:
+            rest[rows] = durations_ms[rows] / mean
+    return rest
+
+
+def _estimate_workers(grid: OperationGrid, durations_ms: Times, stage: Times, worker: Times) -> None:
+    """Set the factors of stages and workers from the means of the workers."""
+    for kind in COMPUTE_KINDS:
+        places = list(_places(grid, kind).values())
+        if not places:
             continue
-        stage[rows] = of_stage / mean
-        worker[rows] = np.where(of_workers > 0, of_workers / of_stage, 1.0)
-        rest[rows] = durations_ms[rows] / np.where(of_workers > 0, of_workers, 1.0)
+        levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
+        chance = _chance(durations_ms, places)
+        ordinary = float(np.median(levels))
+        stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
+        mean = float(stage_levels.mean())
+        if levels.min() <= 0 or mean <= 0:
+            continue
+        workers = levels / stage_levels[:, None]
+        if grid.stages > 1:
+            common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
+            workers = workers / np.where(np.abs(common - 1) <= _BY_CHANCE * chance, common, 1.0)
+        for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
+            stage[rows] = of_stage / mean
+            worker[rows] = of_workers
+
+
+def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
+    """Return the standard error of each data rank's mean that its microbatches cause, relative to the mean.
+
+    Microbatches of different lengths make the workers of a data rank slower by chance, on all stages alike.
+    """
+    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in places])
+    series = relative.mean(axis=0)
+    samples = series.shape[0] * series.shape[1]
+    return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
 
 
 def _places(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
