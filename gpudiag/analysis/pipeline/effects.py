@@ -50,8 +50,10 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     slots, _, data_ranks = durations_ms.shape
     stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
     sequence = np.ones_like(durations_ms)
+    chance = {kind: _chance(durations_ms, list(_places(grid, kind).values())) for kind in COMPUTE_KINDS}
     for _ in range(_PASSES):
-        _estimate_workers(grid, durations_ms / sequence, stage, worker)
+        for kind in COMPUTE_KINDS:
+            _estimate_workers(grid, kind, durations_ms / sequence, chance[kind], stage, worker)
         rest = _relative(grid, durations_ms / (stage * worker))
         correlation = _correlation(grid, rest)
         if grid.stages == 1 and (correlation is None or correlation < MIN_CORRELATION):
@@ -71,26 +73,27 @@ def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
     return rest
 
 
-def _estimate_workers(grid: OperationGrid, durations_ms: Times, stage: Times, worker: Times) -> None:
-    """Set the factors of stages and workers from the means of the workers."""
-    for kind in COMPUTE_KINDS:
-        places = list(_places(grid, kind).values())
-        if not places:
-            continue
-        levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
-        chance = _chance(durations_ms, places)
-        ordinary = float(np.median(levels))
-        stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
-        mean = float(stage_levels.mean())
-        if levels.min() <= 0 or mean <= 0:
-            continue
-        workers = levels / stage_levels[:, None]
-        if grid.stages > 1:
-            common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
-            workers = workers / np.where(np.abs(common - 1) <= _BY_CHANCE * chance, common, 1.0)
-        for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
-            stage[rows] = of_stage / mean
-            worker[rows] = of_workers
+def _estimate_workers(
+    grid: OperationGrid, kind: str, durations_ms: Times, chance: Times, stage: Times, worker: Times
+) -> None:
+    """Set the factors of stages and workers from the means of the workers.
+
+    A difference that all stages of a data rank share and that `chance` explains is left to the sequences.
+    """
+    places = list(_places(grid, kind).values())
+    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
+    if not places or levels.min() <= 0:
+        return
+    ordinary = float(np.median(levels))
+    stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
+    workers = levels / stage_levels[:, None]
+    if grid.stages > 1:
+        common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
+        by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
+        workers = workers / np.where(by_chance, common, 1.0)
+    for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
+        stage[rows] = of_stage / float(stage_levels.mean())
+        worker[rows] = of_workers
 
 
 def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
@@ -98,6 +101,8 @@ def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
 
     Microbatches of different lengths make the workers of a data rank slower by chance, on all stages alike.
     """
+    if not places:
+        return np.zeros(durations_ms.shape[2])
     relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in places])
     series = relative.mean(axis=0)
     samples = series.shape[0] * series.shape[1]

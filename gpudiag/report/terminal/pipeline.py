@@ -18,6 +18,7 @@ from gpudiag.report.palette import SEVERITY_STYLE
 _CAUSES = {"rank": "slow workers", "stage": "partition into stages", "sequence": "lengths of sequences"}
 _FEW_STEPS = 3
 _FEW_STAGES = 16
+_FEW_RANKS = 8
 _MOST_WORKERS = 4096
 _WIDE = 70
 _MORE = "More: `gpudiag analyze --full` (evidence, all advice), `--all-ranks` (every worker), `--json`"
@@ -45,9 +46,10 @@ def _header(analysis: PipelineAnalysis) -> list[Text]:
     sizes = [f"dp {grid.data}", f"pp {grid.pipeline}"]
     sizes += [f"{grid.ranks_per_worker} ranks per worker"] if grid.ranks_per_worker > 1 else []
     chunks = f", {grid.chunks_per_stage} parts of the model per stage" if grid.chunks_per_stage > 1 else ""
+    kind = "Pipeline-parallel" if grid.pipeline > 1 else "Data-parallel"
     size = f" {figures.TIMES} ".join(sizes)
     return [
-        Text(f"Pipeline-parallel job, {size}, {grid.microbatches} microbatches per step{chunks}", style="bold"),
+        Text(f"{kind} job, {size}, {grid.microbatches} microbatches per step{chunks}", style="bold"),
         Text(f"Step {figures.milliseconds(analysis.step_ms)} ms")
         .append(f", {analysis.imbalance.slowdown:.2f} times an ideal step without imbalance", style="bold")
         .append(f" ({figures.milliseconds(analysis.imbalance.ideal_ms)} ms)"),
@@ -64,7 +66,7 @@ def _finding(finding: Finding, *, full: bool) -> RenderableType:
         gain = f"{figures.milliseconds(finding.recoverable_ms_per_step)} ms per step ({share})"
         rows.add_row(Text("Gain"), Text(f"{gain}; confidence: {finding.confidence}"))
     if finding.ranks:
-        rows.add_row(Text("Where"), Text(figures.ranks(finding.ranks, capital=True)))
+        rows.add_row(Text("Where"), Text(_ranks(finding.ranks)))
     if full:
         facts = "; ".join(f"{name}: {value}" for name, value in finding.evidence.items())
         rows.add_row(Text("Evidence"), Text(one_line(facts)))
@@ -74,6 +76,13 @@ def _finding(finding: Finding, *, full: bool) -> RenderableType:
     if finding.advice:
         rows.add_row(Text("Try"), steps)
     return Group(headline, Padding(rows, (0, 0, 0, 2), expand=False))
+
+
+def _ranks(ranks: tuple[int, ...]) -> str:
+    """Return the ranks, shortened if there are many."""
+    if len(ranks) <= _FEW_RANKS:
+        return figures.ranks(ranks, capital=True)
+    return f"{len(ranks)} ranks: {ranks[0]}, {ranks[1]} … {ranks[-1]}"
 
 
 def _causes(analysis: PipelineAnalysis) -> RenderableType:

@@ -33,7 +33,7 @@ from gpudiag.model.pipeline.operations import (
 )
 
 Factors = NDArray[np.float64]
-SCHEDULES = ("1f1b", "gpipe")
+SCHEDULES = ("1f1b", "gpipe", "interleaved")
 FAULTS = ("rank", "stage", "sequence")
 
 
@@ -44,11 +44,14 @@ class Pipeline:
     Attributes:
         stages, data_ranks, microbatches, steps: sizes.
         schedule: one of `SCHEDULES`.
+        chunks: parts of the model per stage; above 1 only if the schedule is interleaved, and then the number of
+            microbatches is a multiple of that of stages.
         forward_ms, backward_ms: computation of one microbatch on one stage.
         transfer_ms, collective_ms: time of a send, and of the other communication.
         gap_ms: the host's time between a computation and the next operation.
         noise: relative standard deviation of each computation.
         slow_transfers: share of transfers that take ten times as long.
+        clock_ms: largest error of a worker's clock.
         early_receives: receives are posted one computation earlier.
         loss_is_synchronized: the last stages of all data ranks wait for each other, which is not recorded.
         rank: slow worker (stage, data rank) and its factor; None if there is none.
@@ -62,6 +65,7 @@ class Pipeline:
     microbatches: int
     steps: int
     schedule: str = "1f1b"
+    chunks: int = 1
     forward_ms: float = 10.0
     backward_ms: float = 20.0
     transfer_ms: float = 0.3
@@ -69,6 +73,7 @@ class Pipeline:
     gap_ms: float = 0.02
     noise: float = 0.02
     slow_transfers: float = 0.0
+    clock_ms: float = 0.0
     early_receives: bool = False
     loss_is_synchronized: bool = False
     rank: tuple[int, int, float] | None = None
@@ -91,36 +96,62 @@ class Pipeline:
         return dataclasses.replace(self, sequence=0.0)
 
 
-def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int]]:
-    """Return a worker's computations in order: kind and microbatch."""
-    count = pipeline.microbatches
-    forwards, backwards = [(FORWARD, number) for number in range(count)], [(BACKWARD, n) for n in range(count)]
+def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
+    """Return a worker's computations in order: kind, part of the whole model, microbatch."""
+    pieces = pipeline.microbatches * pipeline.chunks
+    forwards = [(FORWARD, *_piece(pipeline, stage, number, last_first=False)) for number in range(pieces)]
+    backwards = [(BACKWARD, *_piece(pipeline, stage, number, last_first=True)) for number in range(pieces)]
     if pipeline.schedule == "gpipe":
         return forwards + backwards
-    ahead = min(pipeline.stages - stage - 1, count)
-    steady = [op for number in range(count - ahead) for op in (forwards[ahead + number], backwards[number])]
-    return forwards[:ahead] + steady + backwards[count - ahead :]
+    ahead = pipeline.stages - stage - 1
+    if pipeline.chunks > 1:
+        ahead = 2 * ahead + (pipeline.chunks - 1) * pipeline.stages
+    ahead = min(ahead, pieces)
+    steady = [op for number in range(pieces - ahead) for op in (forwards[ahead + number], backwards[number])]
+    return forwards[:ahead] + steady + backwards[pieces - ahead :]
+
+
+def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> tuple[int, int]:
+    """Return chunk and microbatch of a worker's n-th forward: as many microbatches as stages pass each chunk in turn."""
+    turn, within = divmod(number, pipeline.stages * pipeline.chunks)
+    if pipeline.chunks == 1:
+        turn, within = 0, number
+    chunk, microbatch = divmod(within, pipeline.stages) if pipeline.chunks > 1 else (0, within)
+    chunk = pipeline.chunks - 1 - chunk if last_first else chunk
+    return chunk * pipeline.stages + stage, turn * pipeline.stages + microbatch
 
 
 @dataclass
 class _Recorder:
-    rows: list[tuple[int, int, int, str, float, float, int]] = field(default_factory=list)
+    rows: list[tuple[int, int, int, str, float, float, int, int]] = field(default_factory=list)
+    clocks: dict[tuple[int, int], float] = field(default_factory=dict)
 
-    def add(self, step: int, worker: tuple[int, int], kind: str, start: float, end: float, microbatch: int = -1) -> None:
-        self.rows.append((step, worker[1], worker[0], kind, start, end - start, microbatch))
+    def add(
+        self,
+        step: int,
+        worker: tuple[int, int],
+        kind: str,
+        start: float,
+        end: float,
+        chunk: int = -1,
+        microbatch: int = -1,
+    ) -> None:
+        begin = start + self.clocks.get(worker, 0.0)
+        self.rows.append((step, worker[1], worker[0], kind, begin, end - start, chunk, microbatch))
 
 
 def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
     """Run a job; return its table of operations and its mean step time in ms."""
-    recorder = _Recorder()
     random = np.random.default_rng(pipeline.seed)
+    errors = pipeline.clock_ms * random.uniform(-1, 1, (pipeline.stages, pipeline.data_ranks))
+    recorder = _Recorder(clocks={worker: float(error) for worker, error in np.ndenumerate(errors)})  # type: ignore[misc]
     lengths = np.random.default_rng([pipeline.seed, 1]).standard_normal(
         (pipeline.steps, pipeline.data_ranks, pipeline.microbatches)
     )
     spread = np.exp(pipeline.sequence * lengths)
     spread /= spread.mean()  # so that equal lengths are the same work
     times = [_run_step(pipeline, step, spread[step], random, recorder) for step in range(pipeline.steps)]
-    step, data_rank, stage, kind, start, duration, microbatch = zip(*recorder.rows, strict=True)
+    step, data_rank, stage, kind, start, duration, chunk, microbatch = zip(*recorder.rows, strict=True)
     order = np.random.default_rng(pipeline.seed).permutation(len(step))
 
     def column(values: tuple[float, ...], scale: float = 1.0) -> NDArray[np.int64]:
@@ -137,7 +168,7 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
         start_ns=column(start, 1e6),
         duration_ns=column(duration, 1e6),
         microbatch=column(microbatch),
-        chunk=np.where(column(microbatch) >= 0, column(stage), -1),
+        chunk=column(chunk),
     )
     return table, float(np.mean(times))
 
@@ -145,16 +176,18 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
 def _run_step(
     pipeline: Pipeline, step: int, spread: Factors, random: np.random.Generator, recorder: _Recorder
 ) -> float:
-    shape = (2, pipeline.stages, pipeline.data_ranks, pipeline.microbatches)
+    stage_of = np.arange(pipeline.stages * pipeline.chunks) % pipeline.stages
+    shape = (2, len(stage_of), pipeline.data_ranks, pipeline.microbatches)
     noise = 1 + pipeline.noise * random.standard_normal(shape)
     transfers = pipeline.transfer_ms * np.where(random.random(shape) < pipeline.slow_transfers, 10, 1)
     transfers = transfers * (1 + 0.1 * random.random(shape))
     durations = spread * noise * np.array([pipeline.forward_ms, pipeline.backward_ms])[:, None, None, None]
+    durations = durations / pipeline.chunks
     if pipeline.stage:
-        durations = durations * np.array(pipeline.stage)[None, :, None, None]
+        durations = durations * np.array(pipeline.stage)[None, stage_of, None, None]
     if pipeline.rank is not None:
         stage, data_rank, factor = pipeline.rank
-        durations[:, stage, data_rank] *= factor
+        durations[:, stage_of == stage, data_rank] *= factor
     durations = np.maximum(durations, 0.01)
     workers = [(stage, data_rank) for stage in range(pipeline.stages) for data_rank in range(pipeline.data_ranks)]
     begins: dict[tuple[int, int], float] = {}
@@ -195,25 +228,26 @@ class _Column:
 
     def _execute(self, stage: int, number: int, ends: list[float]) -> bool:
         """Execute a computation if its input was sent; record it, its receive, and the send at the other end."""
-        kind, microbatch = self.programs[stage][number]
+        kind, chunk, microbatch = self.programs[stage][number]
         backward = int(kind == BACKWARD)
-        source = stage + (1 if backward else -1)
+        source_chunk = chunk + (1 if backward else -1)
+        source = source_chunk % self.pipeline.stages
         start = ends[-1]
-        if 0 <= source < self.pipeline.stages:
-            sent = self.sent.get((kind, source, microbatch))
+        if 0 <= source_chunk < self.pipeline.stages * self.pipeline.chunks:
+            sent = self.sent.get((kind, source_chunk, microbatch))
             if sent is None:
                 return False
             earlier = 2 if self.pipeline.early_receives else 1
             posted = ends[max(len(ends) - earlier, 0)]
-            end = max(sent, posted) + float(self.transfers[backward, stage, microbatch])
+            end = max(sent, posted) + float(self.transfers[backward, chunk, microbatch])
             send, receive = (BACKWARD_SEND, BACKWARD_RECEIVE) if backward else (FORWARD_SEND, FORWARD_RECEIVE)
             self.recorder.add(self.step, (source, self.data_rank), send, sent, end)
             self.recorder.add(self.step, (stage, self.data_rank), receive, posted, end)
             start = max(start, end)
         start += self.pipeline.gap_ms
-        end = start + float(self.durations[backward, stage, microbatch])
-        self.recorder.add(self.step, (stage, self.data_rank), kind, start, end, microbatch)
-        self.sent[kind, stage, microbatch] = end
+        end = start + float(self.durations[backward, chunk, microbatch])
+        self.recorder.add(self.step, (stage, self.data_rank), kind, start, end, chunk, microbatch)
+        self.sent[kind, chunk, microbatch] = end
         ends.append(end)
         return True
 
@@ -261,12 +295,18 @@ def draw(seed: int) -> Pipeline:
     forward = float(random.uniform(2, 80))
     rank = (int(random.integers(stages)), int(random.integers(data_ranks)), float(random.uniform(1.15, 2.5)))
     sequence = float(random.uniform(0.12, 0.45))
+    schedule = str(random.choice(SCHEDULES))
+    microbatches = int(random.integers(max(2, stages // 2), 4 * stages + 1))
+    if schedule == "interleaved":
+        microbatches = stages * int(random.integers(1, 5))
     return Pipeline(
         stages=stages,
         data_ranks=data_ranks,
-        microbatches=int(random.integers(max(2, stages // 2), 4 * stages + 1)),
+        microbatches=microbatches,
         steps=int(random.integers(4, 11)),
-        schedule=str(random.choice(SCHEDULES)),
+        schedule=schedule,
+        chunks=int(random.integers(2, 4)) if schedule == "interleaved" else 1,
+        clock_ms=float(random.choice([0.0, 0.02])),
         forward_ms=forward,
         backward_ms=forward * float(random.uniform(1.5, 3.0)),
         transfer_ms=forward * float(random.uniform(0.005, 0.1)),
