@@ -30,8 +30,8 @@ _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 _OPTIONAL = frozenset({"mb_id", "gmc"})
 #: Memory of a row in all columns, and in the arrays of the analysis.
 _BYTES_PER_ROW = 400
-#: Longest start or duration: 1,000 years, which also fits epoch times.
-_MOST_SECONDS = 1e9 * 32
+#: Largest start or duration: epoch times until the year 2096.
+_MOST_SECONDS = 4e9
 _INSTALL = "Install it: pip install 'gpudiag[tables]' (in a clone: pip install '.[tables]')."
 _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, 'seq_id', 'mc'))}."
 
@@ -114,7 +114,7 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
             columns = {name: read.column(name) for name in names}
             kinds, unknown = _kinds(columns["optype"], arrow)
             integers = {name: _integers(columns.get(name), len(kinds), name, shown) for name in _INTEGERS}
-            times = {name: _nanoseconds(columns[name], name, shown) for name in _SECONDS}
+            times = {name: _seconds(columns[name], name, shown) for name in _SECONDS}
     except (arrow.ArrowException, OSError, ValueError, TypeError) as error:
         raise UnreadableInputError(f"{shown}: damaged Parquet: {sanitize_text(str(error))[:200]}") from error
     return _table(shown, kinds, unknown, integers, times)
@@ -162,13 +162,13 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
     return values.astype(np.int64)
 
 
-def _nanoseconds(column: Any, name: str, shown: str) -> NDArray[np.float64]:
+def _seconds(column: Any, name: str, shown: str) -> NDArray[np.float64]:
     values = np.asarray(column.to_numpy(), np.float64)
     if not np.isfinite(values).all() or np.abs(values).max() > _MOST_SECONDS:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")
     if name == "duration" and values.min() < 0:
         raise UnreadableInputError(f"{shown}: column duration has negative values")
-    return values * 1e9
+    return values
 
 
 def _table(
@@ -181,7 +181,7 @@ def _table(
     known = kinds >= 0
     if not known.any():
         raise NotATraceError(f"{shown} has no known operations, but {', '.join(unknown)}", _COLUMNS_HINT)
-    starts = times["start_ts"] - times["start_ts"].min()
+    seconds = times["start_ts"] - times["start_ts"].min()  # before scaling, because epoch times have few digits left
     return OperationTable(
         source=shown,
         step=integers["step"][known],
@@ -189,8 +189,8 @@ def _table(
         stage=integers["stage"][known],
         rank=np.maximum(integers["rank"][known], 0),
         kind=kinds[known],
-        start_ns=np.rint(starts[known]).astype(np.int64),
-        duration_ns=np.rint(times["duration"][known]).astype(np.int64),
+        start_ns=np.rint(seconds[known] * 1e9).astype(np.int64),
+        duration_ns=np.rint(times["duration"][known] * 1e9).astype(np.int64),
         microbatch=integers["mb_id"][known],
         chunk=integers["gmc"][known],
         unknown_kinds=unknown,

@@ -10,7 +10,13 @@ import numpy as np
 
 from gpudiag.analysis.pipeline.findings import findings_of
 from gpudiag.analysis.pipeline.grid import OperationGrid, arrange
-from gpudiag.analysis.pipeline.scenarios import SimulatedJob, bubble_of, imbalance_of, replay_error_percent, simulate_job
+from gpudiag.analysis.pipeline.scenarios import (
+    SimulatedJob,
+    bubble_of,
+    imbalance_of,
+    replay_error_percent,
+    simulate_job,
+)
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Validity
 from gpudiag.model.pipeline.analysis import ParallelGrid, PipelineAnalysis, PipelineWorker

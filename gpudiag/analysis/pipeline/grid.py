@@ -87,7 +87,9 @@ def arrange(table: OperationTable) -> OperationGrid:
     if not len(table) or stages[0] != 0 or stages[-1] != len(stages) - 1:
         raise UnreadableInputError(f"{table.source}: its stages are not numbered from 0", _NO_STEP_HINT)
     # Receives may be posted together; the first to end is the first.
-    order = np.lexsort((table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step))
+    order = np.lexsort(
+        (table.start_ns + table.duration_ns, table.start_ns, table.kind, table.stage, table.data_rank, table.step)
+    )
     step, data_rank = table.step[order], np.searchsorted(data_ranks, table.data_rank[order])
     begins = np.flatnonzero(np.r_[True, (np.diff(step) != 0) | (np.diff(data_rank) != 0)])
     ends = np.r_[begins[1:], len(order)]

@@ -15,7 +15,7 @@ from gpudiag.report.console import and_more, plain_grid, plain_table, print_trim
 from gpudiag.report.palette import SEVERITY_STYLE
 
 #: Causes of imbalance in words.
-_CAUSES = {"rank": "slow workers", "stage": "partition into stages", "sequence": "lengths of sequences"}
+_CAUSES = {"rank": "slow workers", "stage": "uneven stages", "sequence": "uneven sequences"}
 _FEW_STEPS = 3
 _FEW_STAGES = 16
 _FEW_RANKS = 8
@@ -30,7 +30,7 @@ def render_pipeline(
     """Print the report; `full` adds evidence and all advice, `all_ranks` every worker."""
     first, others = analysis.findings[:1], analysis.findings[1:]
     sections: list[tuple[str, RenderableType | None]] = [
-        ("What the imbalance costs", _causes(analysis)),
+        ("What the imbalance costs", _causes(analysis, console.width)),
         ("Stages", _stages(analysis, console.width)),
         ("Workers", _workers(analysis.workers) if all_ranks else None),
         ("Other findings", Group(*(_finding(finding, full=full) for finding in others)) if others else None),
@@ -85,22 +85,21 @@ def _ranks(ranks: tuple[int, ...]) -> str:
     return f"{len(ranks)} ranks: {ranks[0]}, {ranks[1]} … {ranks[-1]}"
 
 
-def _causes(analysis: PipelineAnalysis) -> RenderableType:
-    """Return the step without each cause, and the ideal step."""
+def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
+    """Return the step without each cause, and the ideal step; narrow terminals lose the slowdown."""
     simulated = analysis.simulated_ms
-    table = plain_table(("step ms", "slowdown", "saves", "without"), left=("without",), no_wrap=True)
+    wide = width >= _WIDE
+    columns = ("step ms", "slowdown", "saves", "without") if wide else ("step ms", "saves", "without")
+    table = plain_table(columns, left=("without",), no_wrap=True)
 
     def add(name: str, ms: float, slowdown: float) -> None:
-        cells = (
-            figures.milliseconds(ms, beside=simulated),
-            f"{slowdown:.3f}",
-            figures.percent(max(simulated - ms, 0.0), simulated),
-        )
-        table.add_row(*map(Text, (*cells, name)))
+        cells = [figures.milliseconds(ms, beside=simulated)]
+        cells += [f"{slowdown:.3f}"] if wide else []
+        table.add_row(*map(Text, (*cells, figures.percent(max(simulated - ms, 0.0), simulated), name)))
 
     for cause, effect in analysis.imbalance.by.items():
         add(_CAUSES.get(cause, one_line(cause)), simulated - effect.saved_ms, effect.slowdown)
-    add("any imbalance (the ideal step)", analysis.imbalance.ideal_ms, analysis.imbalance.slowdown)
+    add("all (ideal step)", analysis.imbalance.ideal_ms, analysis.imbalance.slowdown)
     note = f"Simulated without host gaps: {figures.milliseconds(simulated)} ms. Causes may overlap."
     return Group(table, Text(note, style="dim"))
 
@@ -111,7 +110,7 @@ def _stages(analysis: PipelineAnalysis, width: int) -> RenderableType:
     for worker in analysis.workers:  # slowest first
         by_stage.setdefault(worker.stage, []).append(worker)
     wide = width >= _WIDE
-    columns = ("compute ms", "relative", "slowest", "idle ms", "slowest rank") if wide else ("ms", "slowest", "rank")
+    columns = ("compute ms", "to mean", "slowest", "idle ms", "slowest rank") if wide else ("ms", "slowest", "rank")
     table = plain_table(("stage", *columns), no_wrap=True)
     for stage, workers in sorted(by_stage.items())[:_FEW_STAGES]:
         mean = sum(worker.compute_ms for worker in workers) / len(workers)
@@ -134,7 +133,7 @@ def _stages(analysis: PipelineAnalysis, width: int) -> RenderableType:
 
 
 def _workers(workers: tuple[PipelineWorker, ...]) -> Table:
-    table = plain_table(("rank", "dp", "stage", "compute ms", "relative", "idle ms"), no_wrap=True)
+    table = plain_table(("rank", "dp", "stage", "compute ms", "to mean", "idle ms"), no_wrap=True)
     for worker in workers[:_MOST_WORKERS]:
         cells = (worker.rank, worker.data_rank, worker.stage, figures.milliseconds(worker.compute_ms))
         row = (*map(str, cells), f"{worker.relative:.2f}", figures.milliseconds(worker.waiting_ms))

@@ -252,9 +252,7 @@ class _Column:
         return True
 
 
-def _end_step(
-    pipeline: Pipeline, step: int, ends: dict[tuple[int, int], float], recorder: _Recorder
-) -> float:
+def _end_step(pipeline: Pipeline, step: int, ends: dict[tuple[int, int], float], recorder: _Recorder) -> float:
     """Record the operations after the last computation; return the end of the step."""
     last = pipeline.stages - 1
     if pipeline.loss_is_synchronized:
