@@ -17,8 +17,7 @@ from gpudiag.commands.command_line.options import (
     read_limits,
 )
 from gpudiag.commands.command_line.output import show_analysis, show_pipeline
-from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
-from gpudiag.model.pipeline.analysis import PIPELINE_FINDING_CODES
+from gpudiag.model.analysis import FINDING_CODES, PIPELINE_FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -59,12 +58,12 @@ def analyze(
 ) -> None:
     """Say where each step's time went, from existing traces.
 
-    Reads the traces that torch.profiler writes, of one rank or of all, and tables of the operations of a pipeline-parallel
-    job (Parquet). Needs no GPU and no framework.
+    Reads the traces that torch.profiler writes, of one rank or of all, and tables of the operations of a
+    pipeline-parallel job (Parquet). Needs no GPU and no framework.
     """
     thresholds = _thresholds(fail_on or [])
     from gpudiag.app.analyze import analyze as run
-    from gpudiag.app.pipeline import analyze_operation_table
+    from gpudiag.app.analyze import analyze_operation_table
 
     limits = read_limits(max_trace_gb)
     analysis: Analysis | PipelineAnalysis

@@ -6,7 +6,6 @@ is read by pyarrow, which is an extra: `pip install 'gpudiag[tables]'`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, Unreadab
 from gpudiag.model.pipeline.operations import KIND_CODES, Integers, OperationTable
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import sanitize_text, with_escapes
-from gpudiag.trace.sources import find_sources
 from gpudiag.trace.unpack import ReadLimits
 
-ENDING = ".parquet"
 _MAGIC = b"PAR1"
 #: Columns that are read; `seq_id` and `mc` follow from the others.
 _INTEGERS = ("dp_rank", "stage", "rank", "step", "mb_id", "gmc")
@@ -43,47 +40,6 @@ class ExtraMissingError(GpudiagError):
     hint = _INSTALL
 
 
-def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
-    """Return the table of operations among the paths that a user gave: a file, or the only one of a directory.
-
-    Files are recognised by the ending `.parquet`. A directory that has traces, too, is one of traces. No link in a
-    directory is followed.
-
-    Raises:
-        UnreadableInputError: several tables, or a table among other paths.
-    """
-    named = [Path(path) for path in paths if "\0" not in str(path)]
-    tables = [path for path in named if path.name.lower().endswith(ENDING) and not path.is_dir()]
-    if not tables and len(named) == 1 and named[0].is_dir():
-        tables = _tables_in(named[0])
-        if tables and _has_traces(named[0]):
-            return None
-        named = named if len(tables) == 1 else tables
-    if not tables:
-        return None
-    if len(tables) > 1 or len(named) > 1:
-        raise UnreadableInputError(
-            f"several inputs with a table of operations: {', '.join(with_escapes(str(path)) for path in named[:4])}",
-            "Give one table: it has all ranks of its job.",
-        )
-    return tables[0]
-
-
-def _has_traces(directory: Path) -> bool:
-    try:
-        return bool(find_sources([directory]))
-    except NotATraceError:
-        return False
-
-
-def _tables_in(directory: Path) -> list[Path]:
-    try:
-        entries = sorted(directory.iterdir())
-    except OSError:
-        return []  # the reader of traces reports the error
-    return [path for path in entries if path.name.lower().endswith(ENDING) and path.is_file() and not path.is_symlink()]
-
-
 def read_operation_table(path: Path, limits: ReadLimits | None = None) -> OperationTable:
     """Read a table of operations.
 
@@ -103,8 +59,8 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
     except OSError as error:
         raise UnreadableInputError(f"{shown}: {error.strerror or error}", "Check the path.") from error
     try:
-        import pyarrow as arrow
-        import pyarrow.parquet as parquet
+        import pyarrow as pa
+        from pyarrow import parquet
     except ImportError as error:
         raise ExtraMissingError(f"{shown}: reading Parquet needs pyarrow") from error
     try:
@@ -112,10 +68,10 @@ def read_operation_table(path: Path, limits: ReadLimits | None = None) -> Operat
             names = _check_size_and_columns(opened, shown, limits or ReadLimits())
             read = opened.read(columns=names, use_threads=False)
             columns = {name: read.column(name) for name in names}
-            kinds, unknown = _kinds(columns["optype"], arrow)
+            kinds, unknown = _kinds(columns["optype"], pa)
             integers = {name: _integers(columns.get(name), len(kinds), name, shown) for name in _INTEGERS}
             times = {name: _seconds(columns[name], name, shown) for name in _SECONDS}
-    except (arrow.ArrowException, OSError, ValueError, TypeError) as error:
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise UnreadableInputError(f"{shown}: damaged Parquet: {sanitize_text(str(error))[:200]}") from error
     return _table(shown, kinds, unknown, integers, times)
 
@@ -135,9 +91,9 @@ def _check_size_and_columns(opened: Any, shown: str, limits: ReadLimits) -> list
     return [name for name in _COLUMNS if name in present]
 
 
-def _kinds(column: Any, arrow: Any) -> tuple[Integers, tuple[str, ...]]:
+def _kinds(column: Any, pa: Any) -> tuple[Integers, tuple[str, ...]]:
     """Return each row's index into `OPERATION_KINDS`, -1 if it is unknown, and the unknown kinds."""
-    text = column.cast(arrow.string()).combine_chunks().dictionary_encode()
+    text = column.cast(pa.string()).combine_chunks().dictionary_encode()
     text = text.combine_chunks() if hasattr(text, "combine_chunks") else text
     words = ["" if word is None else str(word) for word in text.dictionary.to_pylist()]
     codes = np.array([*(KIND_CODES.get(word, -1) for word in words), -1], np.int64)

@@ -33,7 +33,7 @@ def test_directory_with_a_table_gives_the_same_report(tmp_path: Path) -> None:
     assert report == in_this_process("analyze", str(TABLE), "--width", "100").stdout.replace(
         str(TABLE), str(tmp_path / TABLE.name)
     )
-    assert "dp 2 × pp 4" in report
+    assert "dp 2 \N{MULTIPLICATION SIGN} pp 4" in report
 
 
 @pytest.mark.parametrize(("word", "code"), [("pipeline-bubble", 1), ("straggler", 1), ("warning", 1), ("critical", 0)])

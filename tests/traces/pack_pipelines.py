@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pyarrow.parquet as parquet
+from pyarrow import parquet
 
 _TIMES = ["start_ts", "duration"]
 

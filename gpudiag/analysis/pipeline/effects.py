@@ -9,6 +9,7 @@ nearer to the ordinary level is taken, so that the cause is what happens in fewe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import msgspec
 import numpy as np
@@ -53,7 +54,9 @@ def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
     chance = {kind: _chance(durations_ms, list(_places(grid, kind).values())) for kind in COMPUTE_KINDS}
     for _ in range(_PASSES):
         for kind in COMPUTE_KINDS:
-            _estimate_workers(grid, kind, durations_ms / sequence, chance[kind], stage, worker)
+            levels = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
+            for rows, of_stage, of_workers in levels:
+                stage[rows], worker[rows] = of_stage, of_workers
         rest = _relative(grid, durations_ms / (stage * worker))
         correlation = _correlation(grid, rest)
         if grid.stages == 1 and (correlation is None or correlation < MIN_CORRELATION):
@@ -74,9 +77,9 @@ def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
 
 
 def _estimate_workers(
-    grid: OperationGrid, kind: str, durations_ms: Times, chance: Times, stage: Times, worker: Times
-) -> None:
-    """Set the factors of stages and workers from the means of the workers.
+    grid: OperationGrid, kind: str, durations_ms: Times, chance: Times
+) -> Iterator[tuple[list[int], float, Times]]:
+    """Yield slots with the factors of their stage and of its workers, from the means of the workers.
 
     A difference that all stages of a data rank share and that `chance` explains is left to the sequences.
     """
@@ -92,8 +95,7 @@ def _estimate_workers(
         by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
         workers = workers / np.where(by_chance, common, 1.0)
     for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
-        stage[rows] = of_stage / float(stage_levels.mean())
-        worker[rows] = of_workers
+        yield rows, of_stage / float(stage_levels.mean()), of_workers
 
 
 def _chance(durations_ms: Times, places: list[list[int]]) -> Times:

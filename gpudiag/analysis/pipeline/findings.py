@@ -100,8 +100,10 @@ def _slow_workers(job: SimulatedJob) -> dict[str, Any]:
             "data_ranks": [data_rank for _, data_rank in named],
         },
         "advice": (
-            f"Rank {ranks[0]} needs {slowest:.2f} times as long as its data-parallel peers for the same computations: "
-            "check its GPU's clocks, temperature and power limit, and other processes on its host.",
+            (
+                f"Rank {ranks[0]} needs {slowest:.2f} times as long as its peers for the same computations: check its "
+                "GPU's clocks, temperature and power limit, and other processes on its host."
+            ),
             "Exchange its node for another one. If the slowness stays with the node, take the node out of the job.",
             "If it follows the rank, compare the work of this rank with its peers': extra hooks, logging, checkpoints.",
         ),
@@ -119,8 +121,10 @@ def _long_stages(job: SimulatedJob) -> dict[str, Any]:
     position = "the last" if longest == grid.stages - 1 else "the first" if longest == 0 else f"stage {longest}"
     name = f"stage {longest}" if position == f"stage {longest}" else f"{position} stage ({longest})"
     advice = [
-        f"Stage {longest} computes {relative[longest]:.2f} times the mean of the stages: move about "
-        f"{100 * (1 - 1 / relative[longest]):.0f} % of its work to the others.",
+        (
+            f"Stage {longest} computes {relative[longest]:.2f} times the mean of the stages: move about "
+            f"{100 * (1 - 1 / relative[longest]):.0f} % of its work to the others."
+        ),
     ]
     if longest == grid.stages - 1:
         advice.append(
@@ -160,10 +164,12 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
         "confidence": _confidence(job, job.factors.sequence),
         "evidence": evidence,
         "advice": (
-            f"Microbatches take {low:.2f} to {high:.2f} times their mean (5 to 95 %), alike on all stages. Distribute "
-            "sequences so that all microbatches of all ranks cost the same: attention costs the square of a length.",
-            "Pack sequences by cost rather than by number of tokens, and sort within a global batch before assigning "
-            "them to ranks.",
+            (
+                f"Microbatches take {low:.2f} to {high:.2f} times their mean (5 to 95 %), alike on all stages. "
+                "Distribute sequences so that all microbatches of all ranks cost the same: attention costs the square "
+                "of a length."
+            ),
+            "Pack sequences by cost rather than by number of tokens, and assign them within a whole global batch.",
             "Limit the longest sequence, or split it over ranks (context parallelism).",
         ),
     }
@@ -198,9 +204,10 @@ def _bubbles(job: SimulatedJob, bubble: PipelineBubble | None, step_ms: float) -
             "chunks_per_stage": chunks,
         },
         advice=(
-            f"Train {2 * microbatches} microbatches of half the size instead of {microbatches}: the bubble becomes "
-            f"{theory(2 * pieces)} instead of {theory(pieces)}. The saving assumes that half a microbatch takes half "
-            "the time.",
+            (
+                f"Train {2 * microbatches} microbatches of half the size instead of {microbatches}: the bubble becomes "
+                f"{theory(2 * pieces)} instead of {theory(pieces)}, if half a microbatch takes half the time."
+            ),
             f"Interleave: {2 * chunks} parts of the model per stage have the same effect, for more transfers.",
             "Use fewer stages where the memory allows.",
         ),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 import numpy as np
@@ -149,16 +150,15 @@ def _order_worker(grid: OperationGrid, stage: int, transfers: _Transfers, before
             gathers += [row] if slot.kind == PARAMETERS_GATHER else []
         else:
             main_stream.append(row)
-    for stream in (data_stream, main_stream):
-        stream.sort(key=lambda row: typical[row])
+    data_stream.sort(key=lambda row: typical[row])
+    main_stream.sort(key=lambda row: typical[row])
     _chain(computes, before)
     for kind in (*SEND_KINDS, *RECEIVE_KINDS):
         rows = grid.rows_of(kind, stage=stage)
         for number, row in enumerate(rows):
             before[row].update(_last_ended(grid, row, rows[:number]))
-    for row in computes:
-        if grid.slots[row].kind == FORWARD:
-            before[row].update(_last_ended(grid, row, gathers))
+    for row in grid.rows_of(FORWARD, stage=stage):
+        before[row].update(_last_ended(grid, row, gathers))
     for stream, other in ((data_stream, main_stream), (main_stream, data_stream)):
         _chain(stream, before)
         for row in stream:
@@ -166,7 +166,7 @@ def _order_worker(grid: OperationGrid, stage: int, transfers: _Transfers, before
 
 
 def _chain(rows: Sequence[int], before: list[set[int]]) -> None:
-    for previous, row in zip(rows, rows[1:], strict=False):
+    for previous, row in pairwise(rows):
         before[row].add(previous)
 
 

@@ -8,10 +8,6 @@ from gpudiag.model.analysis import Finding, Validity
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Ordinal, Percentage, Rate
 
 PIPELINE_SCHEMA = "gpudiag/pipeline/1"
-#: Codes of findings that only pipelines have.
-PIPELINE_FINDING_CODES = ("pipeline-bubble",)
-#: Causes of a straggler in a pipeline: one slow worker, the partition into stages, the lengths of sequences.
-STRAGGLER_CAUSES = ("rank", "stage", "sequence")
 
 
 class ParallelGrid(msgspec.Struct, frozen=True, kw_only=True):

@@ -112,7 +112,7 @@ def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
 
 
 def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> tuple[int, int]:
-    """Return chunk and microbatch of a worker's n-th forward: as many microbatches as stages pass each chunk in turn."""
+    """Return chunk and microbatch of a worker's n-th piece: as many microbatches as stages pass each chunk in turn."""
     turn, within = divmod(number, pipeline.stages * pipeline.chunks)
     if pipeline.chunks == 1:
         turn, within = 0, number
@@ -133,6 +133,7 @@ class _Recorder:
         kind: str,
         start: float,
         end: float,
+        *,
         chunk: int = -1,
         microbatch: int = -1,
     ) -> None:
@@ -197,7 +198,14 @@ def _run_step(
         begins[worker] = ready + pipeline.gap_ms
     ends: dict[tuple[int, int], float] = {}
     for data_rank in range(pipeline.data_ranks):
-        column = _Column(pipeline, step, data_rank, durations[:, :, data_rank], transfers[:, :, data_rank], recorder)
+        column = _Column(
+            pipeline,
+            recorder,
+            step=step,
+            data_rank=data_rank,
+            durations=durations[:, :, data_rank],
+            transfers=transfers[:, :, data_rank],
+        )
         ends.update(column.run({stage: begins[stage, data_rank] for stage in range(pipeline.stages)}))
     return _end_step(pipeline, step, ends, recorder)
 
@@ -206,7 +214,14 @@ class _Column:
     """The stages of one data rank, which run until all have executed their programs."""
 
     def __init__(
-        self, pipeline: Pipeline, step: int, data_rank: int, durations: Factors, transfers: Factors, recorder: _Recorder
+        self,
+        pipeline: Pipeline,
+        recorder: _Recorder,
+        *,
+        step: int,
+        data_rank: int,
+        durations: Factors,
+        transfers: Factors,
     ) -> None:
         self.pipeline, self.step, self.data_rank, self.recorder = pipeline, step, data_rank, recorder
         self.durations, self.transfers = durations, transfers
@@ -246,7 +261,7 @@ class _Column:
             start = max(start, end)
         start += self.pipeline.gap_ms
         end = start + float(self.durations[backward, chunk, microbatch])
-        self.recorder.add(self.step, (stage, self.data_rank), kind, start, end, chunk, microbatch)
+        self.recorder.add(self.step, (stage, self.data_rank), kind, start, end, chunk=chunk, microbatch=microbatch)
         self.sent[kind, chunk, microbatch] = end
         ends.append(end)
         return True
