@@ -27,8 +27,8 @@ _COLUMNS = (*_INTEGERS, *_SECONDS, "optype")
 _OPTIONAL = frozenset({"mb_id", "gmc"})
 #: Memory of a row in all columns, and in the arrays of the analysis.
 _BYTES_PER_ROW = 400
-#: Largest start or duration: epoch times until the year 2096.
-_MOST_SECONDS = 4e9
+#: Largest start (an epoch time in the year 2096), and largest duration (11 days).
+_MOST_SECONDS = {"start_ts": 4e9, "duration": 1e6}
 _INSTALL = "Install it: pip install 'gpudiag[tables]' (in a clone: pip install '.[tables]')."
 _COLUMNS_HINT = f"A table of operations has the columns {', '.join((*_COLUMNS, 'seq_id', 'mc'))}."
 
@@ -120,7 +120,7 @@ def _integers(column: Any, rows: int, name: str, shown: str) -> Integers:
 
 def _seconds(column: Any, name: str, shown: str) -> NDArray[np.float64]:
     values = np.asarray(column.to_numpy(), np.float64)
-    if not np.isfinite(values).all() or np.abs(values).max() > _MOST_SECONDS:
+    if not np.isfinite(values).all() or np.abs(values).max() > _MOST_SECONDS[name]:
         raise UnreadableInputError(f"{shown}: values of column {name} are out of range")
     if name == "duration" and values.min() < 0:
         raise UnreadableInputError(f"{shown}: column duration has negative values")

@@ -42,19 +42,19 @@ def analyse_operations(table: OperationTable) -> PipelineAnalysis:
         raise UnreadableInputError(f"{table.source}: {error}", error.hint) from error
     imbalance, bubble = imbalance_of(job), bubble_of(job)
     step_ms, simulated_ms = float(grid.step_ms.mean()), float(job.steps.step_ms.mean())
-    error = replay_error_percent(job)
+    replay_error = replay_error_percent(job)
     return PipelineAnalysis(
         source=table.source,
         grid=_parallel_grid(grid),
         step_ms=step_ms,
         simulated_ms=simulated_ms,
         host_gap_ms=max(step_ms - simulated_ms, 0.0),
-        replay_error_percent=error,
+        replay_error_percent=replay_error,
         imbalance=imbalance,
         bubble=bubble,
         sequence_correlation=job.factors.correlation,
         findings=findings_of(job, imbalance, bubble),
-        validity=tuple(_validity(table, grid, error)),
+        validity=tuple(_validity(table, grid, replay_error)),
         workers=_workers(job),
     )
 

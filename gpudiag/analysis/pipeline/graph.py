@@ -30,13 +30,23 @@ from gpudiag.model.pipeline.operations import (
     FORWARD_RECEIVE,
     FORWARD_SEND,
     GRADIENTS_SCATTER,
+    OPERATION_KINDS,
     PARAMETERS_GATHER,
     RECEIVE_KINDS,
     SEND_KINDS,
 )
 
-#: Order of operations on one worker is judged with this tolerance, because recorded clocks round.
+#: Order of operations on one worker is judged with this tolerance, because recorded times are rounded: at most 0.1 ms,
+#: and at most this share of a typical computation.
 _TOLERANCE_MS = 0.1
+_TOLERANCE = 0.05
+#: Pairs of step and data rank by which the order is judged.
+_MOST_SAMPLES = 1024
+#: Operations of each of these streams are executed one after the other.
+_DATA_STREAM = (PARAMETERS_GATHER, GRADIENTS_SCATTER)
+_MAIN_STREAM = tuple(
+    kind for kind in OPERATION_KINDS if kind not in (*COMPUTE_KINDS, *SEND_KINDS, *RECEIVE_KINDS, *_DATA_STREAM)
+)
 #: Share of steps and data-parallel ranks that may contradict a dependency: clocks are sometimes set in between.
 _EXCEPTIONS = 0.02
 _HINT = "The table may mix jobs, or lack operations: record every operation of whole steps."
@@ -73,9 +83,9 @@ def build_graph(grid: OperationGrid) -> OperationGraph:
         UnreadableInputError: a send has no receive, or the recorded order contradicts itself.
     """
     before: list[set[int]] = [set() for _ in grid.slots]
-    transfers = _Transfers(grid)
+    transfers, recorded = _Transfers(grid), _RecordedOrder(grid)
     for stage in range(grid.stages):
-        _order_worker(grid, stage, transfers, before)
+        _order_worker(grid, stage, transfers, recorded, before)
     groups = _groups(grid, transfers)
     return OperationGraph(groups=_sorted(groups, before), before=tuple(tuple(sorted(rows)) for rows in before))
 
@@ -132,37 +142,28 @@ class _Transfers:
         return found
 
 
-def _order_worker(grid: OperationGrid, stage: int, transfers: _Transfers, before: list[set[int]]) -> None:
+def _order_worker(
+    grid: OperationGrid, stage: int, transfers: _Transfers, recorded: _RecordedOrder, before: list[set[int]]
+) -> None:
     """Add the dependencies between the operations of one worker."""
-    typical = np.median(grid.starts_ms, axis=(1, 2))
-    computes = sorted(grid.rows_of(*COMPUTE_KINDS, stage=stage), key=lambda row: typical[row])
-    gathers, data_stream, main_stream = [], [], []
-    for row, slot in enumerate(grid.slots):
-        if slot.stage != stage or slot.kind in COMPUTE_KINDS:
-            continue
-        before[row].update(_last_ended(grid, row, computes))
-        if slot.kind in SEND_KINDS:
-            before[row].add(transfers.computation[row])
-        elif slot.kind in RECEIVE_KINDS:
-            before[transfers.computation[row]].add(row)
-        elif slot.kind in (PARAMETERS_GATHER, GRADIENTS_SCATTER):
-            data_stream.append(row)
-            gathers += [row] if slot.kind == PARAMETERS_GATHER else []
-        else:
-            main_stream.append(row)
-    data_stream.sort(key=lambda row: typical[row])
-    main_stream.sort(key=lambda row: typical[row])
+    computes = recorded.sorted(grid.rows_of(*COMPUTE_KINDS, stage=stage))
     _chain(computes, before)
+    others = grid.rows_of(*(kind for kind in OPERATION_KINDS if kind not in COMPUTE_KINDS), stage=stage)
+    recorded.add_last_ended(others, computes, before)
     for kind in (*SEND_KINDS, *RECEIVE_KINDS):
-        rows = grid.rows_of(kind, stage=stage)
-        for number, row in enumerate(rows):
-            before[row].update(_last_ended(grid, row, rows[:number]))
-    for row in grid.rows_of(FORWARD, stage=stage):
-        before[row].update(_last_ended(grid, row, gathers))
+        of_kind = grid.rows_of(kind, stage=stage)
+        recorded.add_last_ended(of_kind, of_kind, before)
+    for row in grid.rows_of(*SEND_KINDS, stage=stage):
+        before[row].add(transfers.computation[row])
+    for row in grid.rows_of(*RECEIVE_KINDS, stage=stage):
+        before[transfers.computation[row]].add(row)
+    gathers = recorded.sorted(grid.rows_of(PARAMETERS_GATHER, stage=stage))
+    recorded.add_last_ended(grid.rows_of(FORWARD, stage=stage), gathers, before)
+    data_stream = recorded.sorted(grid.rows_of(*_DATA_STREAM, stage=stage))
+    main_stream = recorded.sorted(grid.rows_of(*_MAIN_STREAM, stage=stage))
     for stream, other in ((data_stream, main_stream), (main_stream, data_stream)):
         _chain(stream, before)
-        for row in stream:
-            before[row].update(_last_ended(grid, row, other))
+        recorded.add_last_ended(stream, other, before)
 
 
 def _chain(rows: Sequence[int], before: list[set[int]]) -> None:
@@ -170,16 +171,36 @@ def _chain(rows: Sequence[int], before: list[set[int]]) -> None:
         before[row].add(previous)
 
 
-def _last_ended(grid: OperationGrid, row: int, stream: Sequence[int]) -> list[int]:
-    """Return the last operation of a stream that has ended in all steps when another starts; none if there is none.
+class _RecordedOrder:
+    """Recorded starts and ends, `[slot, step and data rank]`, of at most `_MOST_SAMPLES` steps and data ranks."""
 
-    `stream` is in the order of execution. What has ended in most steps only is no dependency, but happens to be early.
-    """
-    if not stream:
-        return []
-    ended = grid.ends_ms[list(stream)] <= grid.starts_ms[row] + _TOLERANCE_MS
-    number = int(np.quantile(ended.sum(axis=0), _EXCEPTIONS, method="lower"))
-    return [stream[number - 1]] if number else []
+    def __init__(self, grid: OperationGrid) -> None:
+        samples = grid.starts_ms.shape[1] * grid.starts_ms.shape[2]
+        chosen = np.unique(np.linspace(0, samples - 1, min(samples, _MOST_SAMPLES)).astype(np.int64))
+        self._starts = grid.starts_ms.reshape(len(grid.slots), -1)[:, chosen]
+        self._ends = self._starts + grid.durations_ms.reshape(len(grid.slots), -1)[:, chosen]
+        typical = float(np.median(grid.durations_ms[grid.rows_of(*COMPUTE_KINDS)]))
+        self._tolerance = min(_TOLERANCE_MS, _TOLERANCE * typical)
+
+    def sorted(self, rows: Sequence[int]) -> list[int]:
+        """Return rows in the order of their typical starts."""
+        typical = np.median(self._starts[list(rows)], axis=1)
+        return [rows[number] for number in np.argsort(typical, kind="stable").tolist()]
+
+    def add_last_ended(self, rows: Sequence[int], stream: Sequence[int], before: list[set[int]]) -> None:
+        """Let each row follow the last operation of a stream that has ended in all steps when the row starts.
+
+        `stream` is in the order of execution. An operation that has ended in most steps only happens to be early.
+        """
+        if not rows or not stream:
+            return
+        starts, ends = self._starts[list(rows)] + self._tolerance, np.sort(self._ends[list(stream)], axis=0)
+        ended = [np.searchsorted(ends[:, sample], starts[:, sample], "right") for sample in range(ends.shape[1])]
+        numbers = np.quantile(np.array(ended), _EXCEPTIONS, axis=0, method="lower").tolist()
+        position = {row: number for number, row in enumerate(stream)}
+        for row, number in zip(rows, numbers, strict=True):
+            if ended_before := min(number, position.get(row, number)):
+                before[row].add(stream[ended_before - 1])
 
 
 def _groups(grid: OperationGrid, transfers: _Transfers) -> list[OperationGroup]:

@@ -36,6 +36,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         slots: ordered by stage, kind, start.
         starts_ms, durations_ms: `[slot, step, data rank]`; starts are relative to the step's first operation.
+        rows: rows of the slots by kind and stage.
         ranks: global rank, `[stage, data rank]`.
         steps_recorded: number of steps in the table, complete or not.
     """
@@ -43,6 +44,7 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[Slot, ...]
     starts_ms: Times
     durations_ms: Times
+    rows: dict[str, dict[int, list[int]]]
     ranks: Integers
     steps_recorded: int
 
@@ -63,9 +65,10 @@ class OperationGrid(msgspec.Struct, frozen=True, kw_only=True):
 
     def rows_of(self, *kinds: str, stage: int | None = None) -> list[int]:
         """Return the rows of slots of these kinds, by default on all stages."""
-        return [
-            row for row, slot in enumerate(self.slots) if slot.kind in kinds and (stage is None or slot.stage == stage)
-        ]
+        by_stage = [self.rows.get(kind, {}) for kind in kinds]
+        if stage is not None:
+            return sorted(row for rows in by_stage for row in rows.get(stage, ()))
+        return sorted(row for rows in by_stage for of_stage in rows.values() for row in of_stage)
 
     @property
     def microbatches(self) -> int:
@@ -111,8 +114,13 @@ def arrange(table: OperationTable) -> OperationGrid:
     rows = rows.reshape(-1, len(data_ranks), rows.shape[1]).transpose(2, 0, 1)
     starts = table.start_ns[rows]
     starts = starts - starts.min(axis=(0, 2), keepdims=True)
+    slots = _slots(table, rows)
+    by_place: dict[str, dict[int, list[int]]] = {}
+    for row, slot in enumerate(slots):
+        by_place.setdefault(slot.kind, {}).setdefault(slot.stage, []).append(row)
     return OperationGrid(
-        slots=_slots(table, rows),
+        slots=slots,
+        rows=by_place,
         starts_ms=starts / 1e6,
         durations_ms=table.duration_ns[rows] / 1e6,
         ranks=_global_ranks(table, rows, len(stages)),

@@ -71,7 +71,7 @@ def _wrong(pipeline: Pipeline, analysis: PipelineAnalysis, costs: dict[str, floa
 def _wrong_ranks(pipeline: Pipeline, finding: Finding) -> list[str]:
     if finding.cause == "rank" and pipeline.rank is not None:
         stage, data_rank, _ = pipeline.rank
-        expected = (stage * pipeline.data_ranks + data_rank,)
+        expected: tuple[int, ...] = (stage * pipeline.data_ranks + data_rank,)
     elif finding.cause == "stage":
         stage = int(np.argmax(pipeline.stage))
         expected = tuple(stage * pipeline.data_ranks + data_rank for data_rank in range(pipeline.data_ranks))

@@ -145,7 +145,7 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
     """Run a job; return its table of operations and its mean step time in ms."""
     random = np.random.default_rng(pipeline.seed)
     errors = pipeline.clock_ms * random.uniform(-1, 1, (pipeline.stages, pipeline.data_ranks))
-    recorder = _Recorder(clocks={worker: float(error) for worker, error in np.ndenumerate(errors)})  # type: ignore[misc]
+    recorder = _Recorder(clocks={worker: float(error) for worker, error in np.ndenumerate(errors)})
     lengths = np.random.default_rng([pipeline.seed, 1]).standard_normal(
         (pipeline.steps, pipeline.data_ranks, pipeline.microbatches)
     )
