@@ -17,6 +17,7 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.model.pipeline.operations import COMPUTE_KINDS, FORWARD, OPERATION_KINDS, Integers, OperationTable
 
 Times = NDArray[np.float64]
+_LONGEST_STEP_NS = 10**15
 _NO_STEP_HINT = "Record every operation of every worker, for at least one step."
 
 
@@ -85,7 +86,7 @@ def arrange(table: OperationTable) -> OperationGrid:
     """Return the complete steps of a table.
 
     Raises:
-        UnreadableInputError: stages are not numbered from 0, or no step is complete.
+        UnreadableInputError: stages are not numbered from 0, no step is complete, or one takes more than 11 days.
     """
     stages, data_ranks = (np.unique(column) for column in (table.stage, table.data_rank))
     if not len(table) or stages[0] != 0 or stages[-1] != len(stages) - 1:
@@ -114,6 +115,8 @@ def arrange(table: OperationTable) -> OperationGrid:
     rows = rows.reshape(-1, len(data_ranks), rows.shape[1]).transpose(2, 0, 1)
     starts = table.start_ns[rows]
     starts = starts - starts.min(axis=(0, 2), keepdims=True)
+    if starts.max() > _LONGEST_STEP_NS:
+        raise UnreadableInputError(f"{table.source}: a step takes more than 11 days", "Check the column start_ts.")
     slots = _slots(table, rows)
     by_place: dict[str, dict[int, list[int]]] = {}
     for row, slot in enumerate(slots):
