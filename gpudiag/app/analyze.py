@@ -17,9 +17,11 @@ from gpudiag.model.event import DEVICE_WORK, Trace
 from gpudiag.model.run_directory import ANALYSIS_FILE, find_kernel_only_traces, read_json, write_json
 from gpudiag.model.step_view import STEP_FILE, StepView
 from gpudiag.trace import ReadLimits, read_traces
+from gpudiag.trace.sources import find_operation_table
 
 if TYPE_CHECKING:
     from gpudiag.app.stages import AnalysedTraces
+    from gpudiag.model.pipeline.analysis import PipelineAnalysis
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -52,6 +54,24 @@ def analyze_with_step(
     Take the arguments of `analyze`, and raise the same errors.
     """
     return _with_step(_analyse(paths, world_size, limits))
+
+
+def analyze_operation_table(
+    paths: Sequence[Path | str], *, limits: ReadLimits | None = None
+) -> PipelineAnalysis | None:
+    """Analyse the table of operations among the paths; None if they are traces.
+
+    Raises:
+        ExtraMissingError: pyarrow is not installed.
+        UnreadableInputError: several tables, a damaged one, or one without a complete step.
+    """
+    path = find_operation_table(paths)
+    if path is None:
+        return None
+    from gpudiag.analysis.pipeline.analyse import analyse_operations  # noqa: PLC0415 # only for tables
+    from gpudiag.trace.operation_table import read_operation_table  # noqa: PLC0415 # likewise
+
+    return analyse_operations(read_operation_table(path, limits))
 
 
 def analyze_run(run_dir: Path) -> Analysis:

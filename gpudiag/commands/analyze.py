@@ -16,22 +16,24 @@ from gpudiag.commands.command_line.options import (
     known_word,
     read_limits,
 )
-from gpudiag.commands.command_line.output import show_analysis
-from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
+from gpudiag.commands.command_line.output import show_analysis, show_pipeline
+from gpudiag.model.analysis import FINDING_CODES, PIPELINE_FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
+    from gpudiag.model.pipeline.analysis import PipelineAnalysis
 
 EXAMPLES = (
     ("gpudiag analyze traces/", "all ranks of one job, a file each (.json or .json.gz)"),
     ("gpudiag analyze traces/ --full", "with evidence, kernels and modules"),
     ("gpudiag analyze gpudiag-runs/20260301-120000-resnet50-nccl", "a run that `gpudiag profile` recorded"),
     ("gpudiag analyze 'traces/rank*.pt.trace.json.gz' --json > analysis.json", "for scripts"),
+    ("gpudiag analyze operations.parquet", "a table of the operations of a pipeline-parallel job"),
     ("gpudiag analyze traces/ --fail-on straggler --fail-on critical", "for CI: exit code 1 when found"),
 )
 
 #: Valid words of --fail-on.
-THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *VALIDITY_CODES)
+THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *PIPELINE_FINDING_CODES, *VALIDITY_CODES)
 
 FailOn = Annotated[
     list[str] | None,
@@ -56,13 +58,22 @@ def analyze(
 ) -> None:
     """Say where each step's time went, from existing traces.
 
-    Reads the traces that torch.profiler writes, of one rank or of all. Needs no GPU and no framework.
+    Reads the traces that torch.profiler writes, of one rank or of all, and tables of the operations of a
+    pipeline-parallel job (Parquet). Needs no GPU and no framework.
     """
     thresholds = _thresholds(fail_on or [])
     from gpudiag.app.analyze import analyze as run
+    from gpudiag.app.analyze import analyze_operation_table
 
-    analysis = run(paths, world_size=world_size, limits=read_limits(max_trace_gb))
-    show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
+    limits = read_limits(max_trace_gb)
+    analysis: Analysis | PipelineAnalysis
+    pipeline = analyze_operation_table(paths, limits=limits)
+    if pipeline is not None:
+        analysis = pipeline
+        show_pipeline(pipeline, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
+    else:
+        analysis = run(paths, world_size=world_size, limits=limits)
+        show_analysis(analysis, as_json=as_json, all_ranks=all_ranks, width=width, full=full)
     crossed = [word for word in thresholds if crosses(analysis, word)]
     for word in crossed:
         typer.echo(f"gpudiag: --fail-on {word} was crossed", err=True)
@@ -70,7 +81,7 @@ def analyze(
         raise typer.Exit(1)
 
 
-def crosses(analysis: "Analysis", word: str) -> bool:
+def crosses(analysis: "Analysis | PipelineAnalysis", word: str) -> bool:
     """Return whether an analysis has a finding or warning of this code, or a finding of at least this severity."""
     if word in SEVERITIES:
         sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]

@@ -53,6 +53,8 @@ FINDING_CODES = (
     "peer-slower-than-host",
     "corrupt-transfer",
 )
+#: Findings that only analyses of tables of operations have.
+PIPELINE_FINDING_CODES = ("pipeline-bubble",)
 
 #: Every reason to trust an analysis less.
 VALIDITY_CODES = (

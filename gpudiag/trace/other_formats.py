@@ -46,6 +46,11 @@ _BINARY = (
     ),
     _sign(rb"\A\s{0,64}<(?i:!DOCTYPE|html)", name="an HTML page"),
     _sign(rb"\Amemray", name="a recording of memray"),
+    _sign(
+        rb"\APAR1",
+        name="a Parquet file",
+        hint="`gpudiag analyze FILE.parquet` reads tables of the operations of a pipeline-parallel job.",
+    ),
 )
 #: Formats by the endings of file names, in lower case.
 _ENDINGS = {

@@ -26,6 +26,8 @@ from gpudiag.trace.readers import may_be_trace, recognised
 #: traces if the run ended before the full traces were written.
 _TRACE_DIRECTORIES = (TRACES_DIR, "profile_trace", "profile_traces", KERNEL_ONLY_TRACES)
 _ITERATION = re.compile(r"iteration_(\d{1,12})")
+#: Ending of tables of operations, in lower case.
+_TABLE_ENDING = ".parquet"
 _MAX_DEPTH = 4
 #: Limits on the hint that names directories with traces.
 _MAX_NAMED = 4
@@ -225,3 +227,48 @@ def _newest_of_each_worker(files: list[TraceFile]) -> tuple[TraceFile, ...]:
             kept[newest.path] = msgspec.structs.replace(newest, notes=(*newest.notes, note))
             dropped.update(file.path for file in cycles if file is not newest)
     return tuple(kept.get(file.path, file) for file in files if file.path not in dropped)
+
+
+def find_operation_table(paths: Sequence[Path | str]) -> Path | None:
+    """Return the table of operations among the paths that a user gave: a file, or the only one of a directory.
+
+    Files are recognised by the ending `.parquet`. A directory that has traces, too, is one of traces. No link in a
+    directory is followed.
+
+    Raises:
+        UnreadableInputError: several tables, or a table among other paths.
+    """
+    named = [Path(path) for path in paths if "\0" not in str(path)]
+    tables = [path for path in named if path.name.lower().endswith(_TABLE_ENDING) and not path.is_dir()]
+    if not tables and len(named) == 1 and named[0].is_dir():
+        tables = _tables_in(named[0])
+        if tables and _has_traces(named[0]):
+            return None
+        named = named if len(tables) == 1 else tables
+    if not tables:
+        return None
+    if len(tables) > 1 or len(named) > 1:
+        raise UnreadableInputError(
+            f"several inputs with a table of operations: {', '.join(with_escapes(str(path)) for path in named[:4])}",
+            "Give one table: it has all ranks of its job.",
+        )
+    return tables[0]
+
+
+def _has_traces(directory: Path) -> bool:
+    try:
+        return bool(find_sources([directory]))
+    except NotATraceError:
+        return False
+
+
+def _tables_in(directory: Path) -> list[Path]:
+    try:
+        entries = sorted(directory.iterdir())
+    except OSError:
+        return []  # the reader of traces reports the error
+    return [
+        path
+        for path in entries
+        if path.name.lower().endswith(_TABLE_ENDING) and path.is_file() and not path.is_symlink()
+    ]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpudiag.model.analysis import Analysis
+    from gpudiag.model.pipeline.analysis import PipelineAnalysis
 
 
 Result = TypeVar("Result", bound=msgspec.Struct)
@@ -46,4 +47,18 @@ def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: 
     from gpudiag.report.terminal.report import render_analysis
 
     render_analysis(analysis, report_console(width=width), all_ranks=all_ranks, full=full)
+    sys.stdout.flush()
+
+
+def show_pipeline(
+    analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False
+) -> None:
+    """Print the analysis of a table of operations as JSON or as a report; `full` adds evidence and all advice."""
+    if as_json:
+        write_as_json(analysis)
+        return
+    from gpudiag.report.console import report_console
+    from gpudiag.report.terminal.pipeline import render_pipeline
+
+    render_pipeline(analysis, report_console(width=width), all_ranks=all_ranks, full=full)
     sys.stdout.flush()

@@ -1,0 +1,79 @@
+"""Score the analysis of random pipeline-parallel jobs: `python benchmarks/random_pipelines.py --jobs 200 --seed 0`.
+
+Each job is drawn at random (1F1B, GPipe, interleaved; 2 to 8 stages), executed by a simulator of workers, and analysed
+as a table of operations. The true cost of a fault comes from executing the job again without it. An analysis is right
+if each fault that costs 7 % of the step is found with its ranks and within 15 % or 2 % of the step, the costliest comes
+first, no false straggler promises 5 %, and the simulated steps differ from the recorded ones by less than 1 %
+(tests/analysis/pipeline/judge.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.analysis.pipeline.judge import JudgedPipeline, judged
+from tests.analysis.pipeline.random_pipelines import FAULTS, SCHEDULES, draw
+
+
+def main() -> int:
+    """Judge jobs and print the scores."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--jobs", type=int, default=200)
+    options.add_argument("--seed", type=int, default=0, help="of the first job; the others follow")
+    given = options.parse_args()
+    began = time.perf_counter()
+    jobs = {seed: judged(draw(seed)) for seed in range(given.seed, given.seed + given.jobs)}
+    print(
+        f"{len(jobs)} jobs, seeds {given.seed} to {given.seed + given.jobs - 1}, {time.perf_counter() - began:.0f} s\n"
+    )
+    _print_table(list(jobs.values()))
+    for seed, job in jobs.items():
+        if job.wrong:
+            print(f"{seed}: {_described(job)} | {'; '.join(job.wrong)}")
+    return 0
+
+
+def _print_table(jobs: Sequence[JudgedPipeline]) -> None:
+    """Print the right jobs by fault, schedule and number of stages."""
+    rows: list[tuple[str, Callable[[JudgedPipeline], bool]]] = [("all", lambda _: True)]
+    rows.append(("no fault", lambda job: not job.pipeline.faults))
+    rows += [(fault, lambda job, fault=fault: job.pipeline.faults == (fault,)) for fault in FAULTS]  # type: ignore[misc]
+    rows.append(("two faults", lambda job: len(job.pipeline.faults) == 2))
+    rows += [(name, lambda job, name=name: job.pipeline.schedule == name) for name in SCHEDULES]  # type: ignore[misc]
+    rows.append(("2 to 4 stages", lambda job: job.pipeline.stages <= 4))
+    rows.append(("5 to 8 stages", lambda job: job.pipeline.stages > 4))
+    print("| jobs | right |\n| --- | --- |")
+    for name, chosen in rows:
+        of_row = [job for job in jobs if chosen(job)]
+        print(f"| {name} | {_share(sum(not job.wrong for job in of_row), len(of_row))} |")
+    replay = [job.analysis.replay_error_percent for job in jobs]
+    print(f"\nReplay error: {sum(replay) / len(replay):.3f} % mean, {max(replay):.3f} % at most\n")
+
+
+def _share(right: int, of: int) -> str:
+    """Return `right of n (95 % interval)`, by Wilson's method."""
+    if not of:
+        return "0 of 0"
+    share, z = right / of, 1.96
+    middle = (share + z * z / (2 * of)) / (1 + z * z / of)
+    half = z * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of)) / (1 + z * z / of)
+    return f"{right} of {of} ({100 * (middle - half):.0f} to {100 * (middle + half):.0f} %)"
+
+
+def _described(job: JudgedPipeline) -> str:
+    pipeline = job.pipeline
+    costs = ", ".join(f"{fault} {100 * cost / job.step_ms:.0f} %" for fault, cost in job.costs.items())
+    grid = f"{pipeline.schedule}, pp {pipeline.stages}, dp {pipeline.data_ranks}, {pipeline.microbatches} microbatches"
+    found = ", ".join(finding.cause or finding.code for finding in job.analysis.findings)
+    return f"{grid} | truth: {costs or 'none'} | found: {found or 'none'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

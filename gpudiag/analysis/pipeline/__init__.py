@@ -1,0 +1,1 @@
+"""Analysis of pipeline-parallel jobs: simulation of their operations, and causes of imbalance."""

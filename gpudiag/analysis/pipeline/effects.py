@@ -1,0 +1,165 @@
+"""Split computation times into factors: stage, worker, microbatch, and the rest.
+
+Each computation takes `mean of its kind x stage x worker x sequence x rest`. The stage's factor is common to its
+data-parallel workers, the worker's is common to all steps and microbatches, and the sequence's is common to all stages
+that compute the same microbatch. Where two explanations are possible (two workers of which one is slower), the factor
+nearer to the ordinary level is taken, so that the cause is what happens in fewer workers or microbatches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.pipeline.grid import OperationGrid, Times
+from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
+
+#: Forward and backward durations of microbatches that differ in length correlate above this value (the published
+#: analysis of production jobs uses the same); without several stages nothing else tells lengths from noise.
+MIN_CORRELATION = 0.9
+#: Passes until the factors change by less than their noise; three suffice for the random jobs of the tests.
+_PASSES = 4
+#: Standard errors up to which a difference that all stages of a data rank share is due to its microbatches.
+_BY_CHANCE = 4.0
+
+
+class ComputeFactors(msgspec.Struct, frozen=True, kw_only=True):
+    """Factors of all slots; 1 for slots that do not compute.
+
+    Attributes:
+        stage: `[slot, 1, 1]`, relative to the mean of all stages, so that dividing by it conserves the work.
+        worker: `[slot, 1, data rank]`, relative to the worker's peers on its stage.
+        sequence: `[slot, step, data rank]`, relative to the mean of all microbatches.
+        correlation: of forward and backward durations of the same microbatch, without the worker's factors; None if
+            there are fewer than three.
+    """
+
+    stage: Times
+    worker: Times
+    sequence: Times
+    correlation: float | None
+
+
+def compute_factors(grid: OperationGrid, durations_ms: Times) -> ComputeFactors:
+    """Return the factors of computation times `[slot, step, data rank]`.
+
+    The factors are estimated in turn, each from what the others leave.
+    """
+    slots, _, data_ranks = durations_ms.shape
+    stage, worker = np.ones((slots, 1, 1)), np.ones((slots, 1, data_ranks))
+    sequence = np.ones_like(durations_ms)
+    chance = {kind: _chance(durations_ms, list(_places(grid, kind).values())) for kind in COMPUTE_KINDS}
+    for _ in range(_PASSES):
+        for kind in COMPUTE_KINDS:
+            levels = _estimate_workers(grid, kind, durations_ms / sequence, chance[kind])
+            for rows, of_stage, of_workers in levels:
+                stage[rows], worker[rows] = of_stage, of_workers
+        rest = _relative(grid, durations_ms / (stage * worker))
+        correlation = _correlation(grid, rest)
+        if grid.stages == 1 and (correlation is None or correlation < MIN_CORRELATION):
+            break
+        for kind in COMPUTE_KINDS:
+            _common_to_stages(grid, kind, rest, sequence)
+    return ComputeFactors(stage=stage, worker=worker, sequence=sequence, correlation=correlation)
+
+
+def _relative(grid: OperationGrid, durations_ms: Times) -> Times:
+    """Return the durations of each kind relative to their mean."""
+    rest = np.ones_like(durations_ms)
+    for kind in COMPUTE_KINDS:
+        rows = grid.rows_of(kind)
+        if rows and (mean := float(durations_ms[rows].mean())) > 0:
+            rest[rows] = durations_ms[rows] / mean
+    return rest
+
+
+def _estimate_workers(
+    grid: OperationGrid, kind: str, durations_ms: Times, chance: Times
+) -> Iterator[tuple[list[int], float, Times]]:
+    """Yield slots with the factors of their stage and of its workers, from the means of the workers.
+
+    A difference that all stages of a data rank share and that `chance` explains is left to the sequences.
+    """
+    places = list(_places(grid, kind).values())
+    levels = np.array([durations_ms[rows].mean(axis=(0, 1)) for rows in places])
+    if not places or levels.min() <= 0:
+        return
+    ordinary = float(np.median(levels))
+    stage_levels = np.array([_nearest_median(of_stage, ordinary) for of_stage in levels])
+    workers = levels / stage_levels[:, None]
+    if grid.stages > 1:
+        common = np.array([_nearest_median(of_rank, 1.0) for of_rank in workers.T])
+        by_chance = np.abs(common / common.mean() - 1) <= _BY_CHANCE * chance
+        workers = workers / np.where(by_chance, common, 1.0)
+    for rows, of_stage, of_workers in zip(places, stage_levels, workers, strict=True):
+        yield rows, of_stage / float(stage_levels.mean()), of_workers
+
+
+def _chance(durations_ms: Times, places: list[list[int]]) -> Times:
+    """Return the standard error of each data rank's mean that its microbatches cause, relative to the mean.
+
+    Microbatches of different lengths make the workers of a data rank slower by chance, on all stages alike.
+    """
+    if not places:
+        return np.zeros(durations_ms.shape[2])
+    relative = np.array([durations_ms[rows] / max(float(durations_ms[rows].mean()), 1e-12) for rows in places])
+    series = relative.mean(axis=0)
+    samples = series.shape[0] * series.shape[1]
+    return np.asarray(series.std(axis=(0, 1)) / math.sqrt(samples))
+
+
+def _places(grid: OperationGrid, kind: str) -> dict[tuple[int, int], list[int]]:
+    """Return the slots of one kind by stage and chunk."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for row in grid.rows_of(kind):
+        places.setdefault((grid.slots[row].stage, grid.slots[row].chunk), []).append(row)
+    return places
+
+
+def _nearest_median(values: Times, to: float) -> float:
+    """Return the value nearest to `to` between the lower and the upper median.
+
+    >>> _nearest_median(np.array([1.0, 2.0]), 1.0), _nearest_median(np.array([2.0, 2.0]), 1.0)
+    (1.0, 2.0)
+    """
+    ordered = np.sort(values)
+    low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+    return float(min(max(to, low), high))
+
+
+def _by_microbatch(grid: OperationGrid, kind: str) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for row in grid.rows_of(kind):
+        found.setdefault(grid.slots[row].microbatch, []).append(row)
+    return found
+
+
+def _common_to_stages(grid: OperationGrid, kind: str, rest: Times, sequence: Times) -> None:
+    """Set the sequence's factor: the median over stages, nearest to 1."""
+    microbatches = _by_microbatch(grid, kind)
+    if not microbatches:
+        return
+    common = {}
+    for microbatch, rows in microbatches.items():
+        ordered = np.sort(rest[rows], axis=0)
+        low, high = ordered[(len(rows) - 1) // 2], ordered[len(rows) // 2]
+        common[microbatch] = np.clip(1.0, low, high)
+    mean = float(np.mean([values.mean() for values in common.values()]))
+    for microbatch, rows in microbatches.items():
+        sequence[rows] = np.maximum(common[microbatch] / mean, 1e-9)
+
+
+def _correlation(grid: OperationGrid, rest: Times) -> float | None:
+    """Return the correlation of forward and backward durations over all microbatches, in the mean of all stages."""
+    forward, backward = _by_microbatch(grid, FORWARD), _by_microbatch(grid, BACKWARD)
+    both = sorted(set(forward) & set(backward))
+    if not both:
+        return None
+    pairs = [np.stack([rest[forward[at]].mean(axis=0), rest[backward[at]].mean(axis=0)]) for at in both]
+    first, second = np.concatenate([pair.reshape(2, -1) for pair in pairs], axis=1)
+    if len(first) < 3 or min(first.std(), second.std()) == 0:
+        return None
+    return float(np.corrcoef(first, second)[0, 1])

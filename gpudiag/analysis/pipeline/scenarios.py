@@ -1,0 +1,109 @@
+"""Counterfactual scenarios: the ideal step, and steps without one cause of imbalance."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.pipeline.effects import ComputeFactors, compute_factors
+from gpudiag.analysis.pipeline.graph import OperationGraph, build_graph, transfer_durations
+from gpudiag.analysis.pipeline.grid import OperationGrid, Times
+from gpudiag.analysis.pipeline.simulate import SimulatedSteps, simulate, typical_gaps
+from gpudiag.model.pipeline.analysis import Imbalance, ImbalanceCause, PipelineBubble
+from gpudiag.model.pipeline.operations import COMPUTE_KINDS, LOCAL_KINDS, OPERATION_KINDS
+
+
+class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job with its simulation.
+
+    Attributes:
+        grid, graph: operations and their dependencies.
+        durations_ms: durations without waiting, `[slot, step, data rank]`.
+        steps: the simulated steps, without host gaps.
+        ideal: one ideal step (all steps are equal).
+        factors: factors of the computation times.
+    """
+
+    grid: OperationGrid
+    graph: OperationGraph
+    durations_ms: Times
+    steps: SimulatedSteps
+    ideal: SimulatedSteps
+    factors: ComputeFactors
+
+    def step_ms_without(self, factor: Times) -> Times:
+        """Return the times of the steps in which durations are divided by a factor."""
+        return simulate(self.graph, self.durations_ms / factor).step_ms
+
+
+def simulate_job(grid: OperationGrid) -> SimulatedJob:
+    """Simulate the recorded steps and the ideal step.
+
+    Raises:
+        UnreadableInputError: the operations do not fit together.
+    """
+    graph = build_graph(grid)
+    durations = transfer_durations(grid, graph)
+    return SimulatedJob(
+        grid=grid,
+        graph=graph,
+        durations_ms=durations,
+        steps=simulate(graph, durations),
+        ideal=simulate(graph, ideal_durations(grid, durations)),
+        factors=compute_factors(grid, durations),
+    )
+
+
+def ideal_durations(grid: OperationGrid, durations_ms: Times) -> Times:
+    """Return the durations of the ideal step, `[slot, 1, 1]`.
+
+    A local operation takes the mean of its kind over all workers, steps and microbatches; a transfer takes the median,
+    because single transfers may be disturbed by orders of magnitude (Lin et al., "Understanding Stragglers in Large
+    Model Training Using What-if Analysis", OSDI 2025).
+    """
+    ideal = np.zeros((len(grid.slots), 1, 1))
+    for kind in OPERATION_KINDS:
+        if rows := grid.rows_of(kind):
+            typical = np.mean if kind in LOCAL_KINDS else np.median
+            ideal[rows] = typical(durations_ms[rows])
+    return ideal
+
+
+def replay_error_percent(job: SimulatedJob) -> float:
+    """Return the mean absolute error of the simulated step times with typical host gaps, in percent."""
+    replayed = simulate(job.graph, job.durations_ms, typical_gaps(job.grid, job.graph)).step_ms
+    return 100 * float(np.mean(np.abs(replayed - job.grid.step_ms) / np.maximum(job.grid.step_ms, 1e-9)))
+
+
+def imbalance_of(job: SimulatedJob) -> Imbalance:
+    """Return the slowdown against the ideal step, and the effect of each cause."""
+    step_ms, ideal_ms = float(job.steps.step_ms.mean()), float(job.ideal.step_ms.mean())
+    factors = {"rank": job.factors.worker, "stage": job.factors.stage, "sequence": job.factors.sequence}
+    by = {}
+    for cause, factor in factors.items():
+        without = float(job.step_ms_without(factor).mean())
+        by[cause] = ImbalanceCause(slowdown=_ratio(step_ms, without), saved_ms=max(step_ms - without, 0.0))
+    return Imbalance(slowdown=_ratio(step_ms, ideal_ms), ideal_ms=ideal_ms, by=by)
+
+
+def _ratio(time_ms: float, other_ms: float) -> float:
+    return time_ms / other_ms if other_ms > 0 else 1.0
+
+
+def bubble_of(job: SimulatedJob) -> PipelineBubble | None:
+    """Return the idle time of the ideal pipeline; None without a pipeline."""
+    grid = job.grid
+    if grid.stages < 2 or not grid.microbatches:
+        return None
+    computes = grid.rows_of(*COMPUTE_KINDS)
+    starts, ends = job.ideal.starts_ms[computes, 0, 0], job.ideal.ends_ms[computes, 0, 0]
+    span = float(ends.max() - starts.min())
+    if span <= 0:
+        return None
+    idle = max(span - float((ends - starts).sum()) / grid.stages, 0.0)
+    fill = grid.stages - 1
+    return PipelineBubble(
+        percent=100 * idle / span,
+        theoretical_percent=100 * fill / (grid.microbatches * grid.chunks_per_stage + fill),
+        ms=idle,
+    )

@@ -1,0 +1,55 @@
+"""Simulate all steps of a job: start each operation when everything before it has ended."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.pipeline.graph import OperationGraph, last_start
+from gpudiag.analysis.pipeline.grid import OperationGrid, Times
+
+
+class SimulatedSteps(msgspec.Struct, frozen=True, kw_only=True):
+    """Starts and ends, `[slot, step, data rank]`, in ms since the step began."""
+
+    starts_ms: Times
+    ends_ms: Times
+
+    @property
+    def step_ms(self) -> Times:
+        """Return the time of each step."""
+        return np.asarray(self.ends_ms.max(axis=(0, 2)) - self.starts_ms.min(axis=(0, 2)))
+
+
+def simulate(graph: OperationGraph, durations_ms: Times, gaps_ms: Times | None = None) -> SimulatedSteps:
+    """Simulate steps in which operations have these durations without waiting.
+
+    Args:
+        graph: dependencies.
+        durations_ms: `[slot, step, data rank]`; a group's members all transfer from the last start in the group.
+        gaps_ms: time of the host between the moment at which an operation could start and its start; none if left out.
+    """
+    starts, ends = np.zeros_like(durations_ms), np.zeros_like(durations_ms)
+    for group in graph.groups:
+        rows = list(group.rows)
+        for row in rows:
+            if graph.before[row]:
+                starts[row] = ends[list(graph.before[row])].max(axis=0)
+            if gaps_ms is not None:
+                starts[row] += gaps_ms[row]
+        if len(rows) > 1 or group.across_data_ranks:
+            ends[rows] = last_start(starts[rows], across_data_ranks=group.across_data_ranks) + durations_ms[rows]
+        else:
+            ends[rows] = starts[rows] + durations_ms[rows]
+    return SimulatedSteps(starts_ms=starts, ends_ms=ends)
+
+
+def typical_gaps(grid: OperationGrid, graph: OperationGraph) -> Times:
+    """Return the host's delay of each operation, `[slot, 1, 1]`: the median over steps of the smallest of the workers.
+
+    The smallest is taken because a synchronization that was not recorded makes all workers but the last wait.
+    """
+    ends = grid.ends_ms
+    ready = np.stack([ends[list(rows)].max(axis=0) if rows else np.zeros(ends.shape[1:]) for rows in graph.before])
+    smallest = np.maximum(grid.starts_ms - ready, 0.0).min(axis=2)
+    return np.asarray(np.median(smallest, axis=1)[:, None, None])

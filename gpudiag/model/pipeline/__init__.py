@@ -1,0 +1,1 @@
+"""Records of pipeline-parallel jobs that were recorded as tables of operations."""

@@ -1,0 +1,121 @@
+"""Analysis of a pipeline-parallel job (a contract, `gpudiag/pipeline/1`)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpudiag.model.analysis import Finding, Validity
+from gpudiag.model.quantities import Count, Devices, Milliseconds, Ordinal, Percentage, Rate
+
+PIPELINE_SCHEMA = "gpudiag/pipeline/1"
+
+
+class ParallelGrid(msgspec.Struct, frozen=True, kw_only=True):
+    """The grid of workers, and the schedule of a step.
+
+    Attributes:
+        data, pipeline: data-parallel and pipeline-parallel size.
+        ranks_per_worker: spacing of the global ranks; above 1, each worker is a group of processes (tensor or
+            context parallel), of which one was recorded.
+        microbatches: per step and data-parallel rank.
+        chunks_per_stage: parts of the model on each stage; above 1 if the schedule is interleaved.
+        steps_recorded, steps_analysed: steps in the table, and steps that are complete.
+    """
+
+    data: Devices
+    pipeline: Devices
+    ranks_per_worker: Count = 1
+    microbatches: Count
+    chunks_per_stage: Count = 1
+    steps_recorded: Count
+    steps_analysed: Count
+
+
+class ImbalanceCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect of one cause of imbalance.
+
+    Attributes:
+        slowdown: simulated step time divided by that without this cause alone.
+        saved_ms: the same as a difference, per step.
+    """
+
+    slowdown: Rate
+    saved_ms: Milliseconds
+
+
+class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
+    """Slowdown by operations that differ from their peers.
+
+    Attributes:
+        slowdown: simulated step time divided by that of the ideal step, in which each computation takes the mean and
+            each transfer the median of its kind over all workers, steps and microbatches.
+        ideal_ms: step time of the ideal step.
+        by: effect of removing each cause alone, by its name (`rank`, `stage`, `sequence`); effects may overlap.
+    """
+
+    slowdown: Rate
+    ideal_ms: Milliseconds
+    by: dict[str, ImbalanceCause]
+
+
+class PipelineBubble(msgspec.Struct, frozen=True, kw_only=True):
+    """Idle time of the ideal pipeline, which only the schedule causes.
+
+    Attributes:
+        percent: share of the pipeline's span (first to last computation) in which a stage idles, mean of stages.
+        theoretical_percent: (p-1)/(v·m+p-1) for p stages, m microbatches and v chunks per stage.
+        ms: idle time per step.
+    """
+
+    percent: Percentage
+    theoretical_percent: Percentage
+    ms: Milliseconds
+
+
+class PipelineWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """Worker with its computation per step, and its speed relative to its peers.
+
+    Attributes:
+        rank, data_rank, stage: position in the grid.
+        compute_ms: computation per step, mean of steps.
+        relative: its computation divided by the mean of all workers.
+        waiting_ms: time per step between its first and last computation in which it does not compute.
+    """
+
+    rank: Ordinal
+    data_rank: Ordinal
+    stage: Ordinal
+    compute_ms: Milliseconds
+    relative: Rate
+    waiting_ms: Milliseconds
+
+
+class PipelineAnalysis(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of analysing a table of operations.
+
+    Attributes:
+        source: the file.
+        step_ms: recorded step time, mean of the analysed steps.
+        simulated_ms: the same from the simulation without host gaps; slowdowns and savings refer to it.
+        host_gap_ms: time per step in which no recorded operation is executed or awaited, on the simulated critical
+            path: `step_ms - simulated_ms`, at least 0.
+        replay_error_percent: mean absolute difference between the recorded step time and the simulated one, in which
+            operations have their recorded durations and typical host gaps.
+        sequence_correlation: correlation between forward and backward durations of the same microbatch, without the
+            differences between workers; None if it cannot be computed.
+        workers: all workers, slowest first.
+    """
+
+    schema: str = PIPELINE_SCHEMA
+    source: str
+    grid: ParallelGrid
+    step_ms: Milliseconds
+    simulated_ms: Milliseconds
+    host_gap_ms: Milliseconds
+    replay_error_percent: Rate
+    imbalance: Imbalance
+    bubble: PipelineBubble | None = None
+    sequence_correlation: float | None = None
+    findings: tuple[Finding, ...] = ()
+    validity: tuple[Validity, ...] = ()
+    workers: tuple[PipelineWorker, ...] = ()
