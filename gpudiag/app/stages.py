@@ -20,24 +20,22 @@ from gpudiag.analysis.attribution.summary import (
     summarise_steps,
     summarise_waits,
 )
-from gpudiag.analysis.compute.classes import compute_classes
-from gpudiag.analysis.compute.work import compute_work
+from gpudiag.analysis.compute.work import compute_classes, compute_work
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.kernels.tried import tried_changes
 from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.analysis import Analysis, DeviceKind, Source, Steps, Validity
-from gpudiag.model.attribution import Attribution
-from gpudiag.model.benchmarks.tries import TRIES_FILE, TRIES_SCHEMA, MeasuredTries
+from gpudiag.model.analysis import Analysis, DeviceKind, Finding, Source, Steps, Validity
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
+from gpudiag.model.job import TriedChange
 from gpudiag.model.probed import beside_probe, transport_of
 from gpudiag.model.run import ComputeRate, RunRecord
 from gpudiag.model.run_directory import (
     LINES_DIR,
+    TRIES_FILE,
     find_facts_file,
     find_inference,
     find_run_directory,
@@ -45,7 +43,7 @@ from gpudiag.model.run_directory import (
     readable_json,
 )
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.timeline import Timeline
+from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
     from gpudiag.model.source_lines.log import LineLogs
@@ -134,7 +132,7 @@ def analysis_of_traces(
         compute=rate,
         compute_classes=compute_classes(timeline, attribution, work),
         lines=case.lines.table() if case.lines is not None else (),
-        tries=tried_changes(_tries(paths), diagnosis.findings),
+        tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
     )
     return AnalysedTraces(analysis, timeline, attribution)
@@ -179,10 +177,16 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
         return None, (Validity(code="repaired-input", message=f"the machine's facts are not used: {error}"),)
 
 
-def _tries(paths: Sequence[Path | str]) -> MeasuredTries | None:
+def _tried_changes(paths: Sequence[Path | str], findings: Sequence[Finding]) -> tuple[TriedChange, ...]:
     """Return the changes that were tried in a run directory."""
     directory = find_run_directory(paths)
-    return None if directory is None else readable_json(directory / TRIES_FILE, MeasuredTries, TRIES_SCHEMA)
+    if directory is None or not (directory / TRIES_FILE).is_file():
+        return ()
+    from gpudiag.analysis.diagnosis.kernels.tried import tried_changes  # noqa: PLC0415  # not needed for bare traces
+    from gpudiag.model.benchmarks.tries import TRIES_SCHEMA, MeasuredTries  # noqa: PLC0415  # not needed for bare traces
+
+    measured = readable_json(directory / TRIES_FILE, MeasuredTries, TRIES_SCHEMA)
+    return () if measured is None else tried_changes(measured, findings)
 
 
 def _compute_rate(run: RunRecord | None) -> ComputeRate | None:

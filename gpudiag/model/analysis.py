@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from gpudiag.model.benchmarks.tries import TriedChange
+from gpudiag.model.job import TriedChange
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -19,7 +19,7 @@ from gpudiag.model.quantities import (
     Rate,
 )
 from gpudiag.model.run import ComputeRate, InferenceRecord, RecordingCost, UnprofiledRank
-from gpudiag.model.source_lines.records import SourceLine, SourceLocation
+from gpudiag.model.source_lines import SourceLine, SourceLocation
 
 if TYPE_CHECKING:
     from gpudiag.model.frames import Frames
@@ -335,10 +335,7 @@ class Portion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True):
-    """The analysed files, and facts from the run record if there is one.
-
-    `input_only`: batches were fetched but not used, so `samples_per_s` is the loader's rate.
-    """
+    """The analysed files and facts of the run record. If `input_only`, `samples_per_s` is the loader's rate."""
 
     paths: tuple[str, ...] = ()
     title: str = ""

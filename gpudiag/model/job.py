@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+from gpudiag.model.quantities import Difference, Milliseconds
 from gpudiag.model.structs import msgspec
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -163,3 +164,40 @@ def computed_in(precision: Precision | None, *, on_gpu: bool) -> Precision:
     if not on_gpu and precision == "tf32":
         return "fp32"
     return precision or ("tf32" if on_gpu else "fp32")
+
+
+#: Measured savings beside predicted ones; without a prediction `faster`, `slower` or `no-difference`.
+TryVerdict = Literal[
+    "as-predicted",
+    "less-than-predicted",
+    "more-than-predicted",
+    "inconclusive",
+    "faster",
+    "slower",
+    "no-difference",
+    "skipped",
+    "failed",
+]
+
+
+class TriedChange(msgspec.Struct, frozen=True, kw_only=True):
+    """Savings per step of one change: predicted by a finding, and measured.
+
+    Attributes:
+        predicted_ms: None without a finding that this change removes, because it would save less than 2 % of the step.
+        measured_ms: unchanged minus changed step, mean over pairs of blocks; negative if the change costs time.
+        ci95_ms: 95 % interval of `measured_ms`, (low, high).
+        base_ms, changed_ms: mean steps of the unchanged and the changed job.
+        reason: why it was skipped or failed.
+    """
+
+    change: str
+    predicted_ms: Milliseconds | None = None
+    predicted_low_ms: Milliseconds | None = None
+    predicted_high_ms: Milliseconds | None = None
+    measured_ms: Difference | None = None
+    ci95_ms: tuple[Difference, Difference] | None = None
+    base_ms: Milliseconds | None = None
+    changed_ms: Milliseconds | None = None
+    verdict: TryVerdict
+    reason: str = ""

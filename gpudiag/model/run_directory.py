@@ -22,6 +22,7 @@ FACTS_FILE = "facts.json"
 ANALYSIS_FILE = "analysis.json"
 TRACES_DIR = "traces"
 LINES_DIR = "lines"
+TRIES_FILE = "tries.json"
 #: Environment variable; 0 to save no text of source lines.
 SOURCE_TEXT_VARIABLE = "GPUDIAG_SOURCE_TEXT"
 #: Subdirectory with kernel-only traces.

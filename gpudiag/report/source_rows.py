@@ -8,7 +8,7 @@ import msgspec
 
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.sanitize import one_line
-from gpudiag.model.source_lines.records import SourceLine, SourceLocation
+from gpudiag.model.source_lines import SourceLine, SourceLocation
 from gpudiag.report import figures
 
 #: Lines with less than this share of the longest one are not shown in a short table.

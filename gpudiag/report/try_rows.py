@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.benchmarks.tries import TriedChange
+from gpudiag.model.job import TriedChange
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 

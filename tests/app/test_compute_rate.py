@@ -17,9 +17,9 @@ import gpudiag
 from gpudiag.analysis.attribution.compute_rate import compute_rate
 from gpudiag.app.analyze import analyze
 from gpudiag.app.table import table
+from gpudiag.model.peaks import peak_tflops
 from gpudiag.model.run import RankRecord, RunRecord, StepFlops
 from gpudiag.model.run_directory import write_json
-from gpudiag.prediction.datasheet import peak_tflops
 from gpudiag.report.page.run import run_part
 from gpudiag.report.text.run import to_markdown
 from gpudiag.training.session.clock import summarize

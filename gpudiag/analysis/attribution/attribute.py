@@ -46,8 +46,7 @@ from gpudiag.intervals import (
     union,
 )
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution, TrackAttribution
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 #: The host runs ahead again if it launched an op this long before the device could start it.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gpudiag.model.peaks import peak_tflops
 from gpudiag.model.run import ComputeRate, RankRecord, RunRecord
-from gpudiag.prediction.datasheet import peak_tflops
 
 _WHOLE_PERCENT = 100
 

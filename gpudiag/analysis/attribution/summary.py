@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.compute.shares import equal_shares
+from gpudiag.analysis.compute.launchers import equal_shares
 from gpudiag.intervals import Intervals, among, distinct, length, lengths_between, median, own_lengths, subtract, union
 from gpudiag.model.analysis import (
     BUCKETS,
@@ -32,9 +32,8 @@ from gpudiag.model.analysis import (
     Steps,
     Wait,
 )
-from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind, EventTable
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, milliseconds
 
 Times = NDArray[np.int64]

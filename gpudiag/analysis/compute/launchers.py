@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.intervals import distinct
+from gpudiag.intervals import Intervals, distinct
 from gpudiag.model.event import EventKind, EventTable, ModuleWork, Role
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
@@ -73,3 +73,23 @@ def modules_of(work: ModuleWork, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return int64[n]: index of the module that each of these rows worked for, or `UNKNOWN`."""
     position = np.minimum(np.searchsorted(work.row, rows), max(len(work.row) - 1, 0))
     return np.where(work.row[position] == rows, work.module[position], UNKNOWN) if len(work.row) else rows * 0 + UNKNOWN
+
+
+def equal_shares(ops: Intervals, spans: Intervals) -> NDArray[np.float64]:
+    """float64[n], ns: what each of n raw intervals gets of a normal set if each instant is shared equally.
+
+    >>> from gpudiag.intervals import as_set
+    >>> ops = Intervals(np.array([0, 4]), np.array([6, 9]))
+    >>> equal_shares(ops, as_set([(0, 9)])).tolist(), equal_shares(ops, as_set([(5, 20)])).tolist()
+    ([5.0, 4.0], [0.5, 3.5])
+    """
+    edges = np.concatenate([ops.start, ops.end, spans.start, spans.end])
+    order = np.argsort(edges, kind="stable")  # four columns that are in order, or nearly
+    opens = np.repeat([1, -1, 0, 0], [len(ops), len(ops), len(spans), len(spans)])[order]
+    covers = np.repeat([0, 0, 1, -1], [len(ops), len(ops), len(spans), len(spans)])[order]
+    running, inside = np.cumsum(opens)[:-1], np.cumsum(covers)[:-1]
+    piece = np.where(running > 0, inside * np.diff(edges[order]) / np.maximum(running, 1), 0.0)
+    done = np.zeros(len(edges))
+    done[order[1:]] = np.cumsum(piece)
+    shares: NDArray[np.float64] = done[len(ops) : 2 * len(ops)] - done[: len(ops)]
+    return shares

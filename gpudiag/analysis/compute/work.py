@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from functools import lru_cache
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.compute.compilation import Compilation, compilations
 from gpudiag.analysis.compute.kernel_class import (
     KERNEL_CLASSES,
     KernelClass,
@@ -15,9 +17,72 @@ from gpudiag.analysis.compute.kernel_class import (
     kernel_class,
     tensor_core,
 )
-from gpudiag.analysis.compute.launchers import launched_in_updates, launching_operators
-from gpudiag.model.event import EventTable
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
+from gpudiag.analysis.compute.launchers import equal_shares, launched_in_updates, launching_operators
+from gpudiag.intervals import Intervals, among, distinct, union
+from gpudiag.model.analysis import Bound, ComputeClass
+from gpudiag.model.event import EventKind, EventTable
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
+from gpudiag.units import NS_PER_US, milliseconds
+
+#: Ranges that last as long as a compilation. PyTorch marks its phases by `dynamo_timed`. Lookups in caches of compiled
+#: code ("TorchDynamo Cache Lookup", "CompiledFunction") are no compilations.
+_COMPILES = re.compile(
+    r"\(dynamo_timed\)$|^entire_(frame|backward)_compile|^_compile\.compile_inner|^compile_fx|^backend_compile$"
+    r"|^XlaCompile|^XlaCompilationCache|^LocalClient::Compile|^backend_compile_and_load|^PjRt\w*Client::?Compile"
+    r"|^(Lower|lower)_?jaxpr|^trace_to_jaxpr|^XlaJit.*Compile|^GpuCompiler::|FuncGraph\.?from_py_func|^torch\._dynamo"
+)
+#: The outermost range of one compilation, of which others are phases.
+_ONE_COMPILATION = re.compile(r"^_compile\.compile_inner")
+#: Characters of a name that are looked at; files come from other people.
+_LONGEST_NAME = 1000
+#: Identity of a compilation in PyTorch's ranges: frame / number of its recompilation.
+_FRAME = re.compile(r"compile_id=!?(?P<frame>[\d/]*?\d+)/(?P<again>\d+)\b")
+
+
+class Compilation(msgspec.Struct, frozen=True, kw_only=True):
+    """Compilations of one process.
+
+    Attributes:
+        spans: times in which the training thread, or a thread that launches, compiled, as a set on the common clock.
+        starts: int64[k], begins of compilations, on the common clock.
+        frames: compiled frame → highest number of its recompilations, for PyTorch.
+    """
+
+    spans: Intervals
+    starts: NDArray[np.int64]
+    frames: dict[str, int]
+
+
+@lru_cache(maxsize=4096)
+def compiles(name: str) -> bool:
+    """Return whether a host range of this name spans a compilation.
+
+    >>> compiles("_compile.compile_inner (dynamo_timed)"), compiles("TorchDynamo Cache Lookup"), compiles("aten::mm")
+    (True, False, False)
+    """
+    return _COMPILES.search(name) is not None
+
+
+def compilations(events: EventTable, track: DeviceTrack) -> Compilation | None:
+    """Return the compilations of a track's process; None without any."""
+    threads = {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}
+    rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.ANNOTATION)
+    used = distinct(events.name[rows]).tolist()
+    wanted = [name for name in used if compiles(events.names[name][:_LONGEST_NAME])]
+    if not wanted:
+        return None
+    compiling = rows[among(events.name[rows], np.array(wanted))]
+    spans = union(Intervals(events.start_ns[compiling] + track.shift_ns, events.end_ns[compiling] + track.shift_ns))
+    single = np.array([name for name in wanted if _ONE_COMPILATION.search(events.names[name])], np.int64)
+    outermost = compiling[among(events.name[compiling], single)]
+    starts = events.start_ns[outermost] + track.shift_ns if len(outermost) else spans.start
+    frames: dict[str, int] = {}
+    for name in used:
+        found = _FRAME.search(events.names[name][:_LONGEST_NAME])
+        if found is not None:
+            frames[found["frame"]] = max(frames.get(found["frame"], 0), int(found["again"][:9]))
+    return Compilation(spans=spans, starts=starts, frames=frames)
+
 
 #: Classes that multiply matrices; all others but `other` move more bytes than they compute.
 MATRIX_CLASSES: tuple[KernelClass, ...] = ("matmul", "convolution", "attention")
@@ -116,3 +181,78 @@ def _classify(events: EventTable, key: int) -> tuple[int, int, int, int]:
     uses = tensor_core(name) if found in MATRIX_CLASSES else None
     code = CLASS_CODES[found]
     return code, UNKNOWN if uses is None else int(uses), int(is_fused(name)), int(is_batched(operator))
+
+
+#: A kernel up to this length is launch-sized: starting and ending it takes most of its time. Physical: an empty kernel
+#: takes 2 to 3 µs, and kernels of a full queue follow each other 1.2 µs apart.
+LAUNCH_SIZED_NS = 5 * NS_PER_US
+#: Classes below this share of the bucket are part of `other`.
+_LEAST_SHARE = 0.01
+_BOUNDS: tuple[Bound, ...] = ("tensor-core", "simt", "memory", "launch")
+_UNKNOWN_BOUND = len(_BOUNDS)
+
+
+def compute_classes(timeline: Timeline, attribution: Attribution, work: ComputeWork) -> tuple[ComputeClass, ...]:
+    """Return the classes that sum to the compute bucket, averaged over devices, longest first and `other` last."""
+    count = len(timeline.tracks)
+    share_ns = np.zeros((NO_CLASS + 1, _UNKNOWN_BOUND + 1))
+    kernels = np.zeros(NO_CLASS + 1)
+    for track, cut, table in zip(timeline.tracks, attribution.tracks, work.tracks, strict=True):
+        steps = len(cut.step_ns)
+        if not steps:
+            continue
+        by_class, begun = _of_track(track, cut, table)
+        share_ns += by_class / (steps * count)
+        kernels += begun / (steps * count)
+    total = share_ns.sum(axis=1)
+    other = CLASS_CODES["other"]
+    for code in range(NO_CLASS):
+        if code != other and total[code] < _LEAST_SHARE * total.sum():
+            share_ns[other] += share_ns[code]
+            kernels[other] += kernels[code]
+            share_ns[code] = kernels[code] = 0.0
+    total = share_ns.sum(axis=1)
+    order = sorted(np.flatnonzero(total[:NO_CLASS] > 0).tolist(), key=lambda code: (code == other, -total[code]))
+    return tuple(
+        ComputeClass(
+            kernel_class=KERNEL_CLASSES[code],
+            ms_per_step=milliseconds(float(total[code])),
+            kernels=float(kernels[code]),
+            bound=None if code == other else _main_bound(share_ns[code]),
+        )
+        for code in order
+    )
+
+
+def _of_track(
+    track: DeviceTrack, cut: TrackAttribution, table: TrackKernels
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return (ns by class and bound, begun kernels by class) over all windows of a track."""
+    ops = np.flatnonzero(table.kernel_class != NO_CLASS)
+    start, end = track.ops.start[ops], track.ops.end[ops]
+    shares = equal_shares(Intervals(start, end), cut.parts["compute"])
+    classes = table.kernel_class[ops].astype(np.int64)
+    bounds = _bounds(track, table)[ops]
+    width = _UNKNOWN_BOUND + 1
+    by_class = np.bincount(classes * width + bounds, weights=shares, minlength=(NO_CLASS + 1) * width)
+    inside = (start >= cut.bounds[0]) & (start < cut.bounds[-1])
+    return by_class.astype(np.float64).reshape(NO_CLASS + 1, width), np.bincount(
+        classes[inside], minlength=NO_CLASS + 1
+    ).astype(np.float64)
+
+
+def _bounds(track: DeviceTrack, table: TrackKernels) -> NDArray[np.int64]:
+    """Return int64[n]: what bounds each op, an index into `_BOUNDS`, or `_UNKNOWN_BOUND`."""
+    if track.is_cpu:
+        return np.full(len(track.ops), _UNKNOWN_BOUND, np.int64)
+    matrix = table.of_class(*MATRIX_CLASSES)
+    bound = np.where(table.of_class("other"), _UNKNOWN_BOUND, _BOUNDS.index("memory"))
+    by_units = np.array([_BOUNDS.index("simt"), _BOUNDS.index("tensor-core"), _UNKNOWN_BOUND])[table.matrix]
+    bound = np.where(matrix, by_units, bound)
+    return np.where(track.ops.end - track.ops.start <= LAUNCH_SIZED_NS, _BOUNDS.index("launch"), bound)
+
+
+def _main_bound(share_ns: NDArray[np.float64]) -> Bound | None:
+    """Return what bounds more than half of a class's time."""
+    first = int(np.argmax(share_ns))
+    return _BOUNDS[first] if first != _UNKNOWN_BOUND and 2 * share_ns[first] > share_ns.sum() else None

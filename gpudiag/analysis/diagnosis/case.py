@@ -27,10 +27,9 @@ from gpudiag.analysis.diagnosis.unprofiled_steps import (
 )
 from gpudiag.intervals import Intervals, intersect, median
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.facts import Facts
 from gpudiag.model.run import ComputeRate, RunRecord
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
 if TYPE_CHECKING:

@@ -28,8 +28,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.intervals import length
 from gpudiag.model.analysis import BUCKETS, Explained, Finding, Fix
-from gpudiag.model.attribution import TrackAttribution
-from gpudiag.model.timeline import Timeline
+from gpudiag.model.timeline import Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
 #: Findings that may keep a device waiting for its host.

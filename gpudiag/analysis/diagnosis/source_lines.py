@@ -17,8 +17,8 @@ from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
 from gpudiag.intervals import Intervals, among, complement, intersect, union
 from gpudiag.model.event import Role
+from gpudiag.model.source_lines import SourceLine, SourceLocation
 from gpudiag.model.source_lines.log import LineLogs
-from gpudiag.model.source_lines.records import SourceLine, SourceLocation
 from gpudiag.model.timeline import DeviceTrack, Timeline
 from gpudiag.units import NS_PER_MS
 

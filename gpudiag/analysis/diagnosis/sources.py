@@ -13,7 +13,7 @@ from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
-from gpudiag.model.source_lines.records import SourceLocation
+from gpudiag.model.source_lines import SourceLocation
 
 #: Findings whose cause is time of the training thread.
 _ON_THE_HOST = frozenset({"host-stall", "host-sync", "slow-copy", "launch-bound", "memory-allocation", "recompilation"})

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
-from gpudiag.model.source_lines.records import SourceLocation
+from gpudiag.model.source_lines import SourceLocation
 
 #: Minimum share of the time in the chosen line and below.
 MOST = 0.5

@@ -9,7 +9,7 @@ import numpy as np
 from gpudiag.analysis.lines.choose import Times, shortened, summed
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
-from gpudiag.model.source_lines.records import LineProcess, SourceLine
+from gpudiag.model.source_lines import LineProcess, SourceLine
 from gpudiag.statistics import mean_of
 from gpudiag.units import NS_PER_MS
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from gpudiag.model.source_lines import LineWork
 from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, Events, LogSection, ProcessLines
-from gpudiag.model.source_lines.records import LineWork
 
 #: The node of time outside of any line of the user.
 ROOT = 0

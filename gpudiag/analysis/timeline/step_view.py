@@ -8,10 +8,9 @@ from numpy.typing import NDArray
 
 from gpudiag.intervals import Intervals, distinct, intersect, median, subtract
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import EventKind
 from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepTrack, StepView, WaitView
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, Timeline, TrackAttribution
 
 Columns = NDArray[np.int64]
 

@@ -16,9 +16,8 @@ from gpudiag.app.profile.tries import fitting, measure_tries
 from gpudiag.app.report import REPORT_FILE, run_html, step_beside
 from gpudiag.machine.probes.runner import ProbeStep
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.benchmarks.tries import TRIES_FILE
 from gpudiag.model.job import RunOptions
-from gpudiag.model.run_directory import locked
+from gpudiag.model.run_directory import TRIES_FILE, locked
 from gpudiag.training.session.progress import Progress
 
 

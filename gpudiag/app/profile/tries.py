@@ -9,9 +9,9 @@ import msgspec
 from gpudiag.app.profile.prepare import Prepared
 from gpudiag.app.profile.train import train
 from gpudiag.errors import UsageError, WorkerFailedError
-from gpudiag.model.benchmarks.tries import PAIRS, TRIES_FILE, TRIES_SCHEMA, ChangeTurns, MeasuredTries, TriesPlan
+from gpudiag.model.benchmarks.tries import PAIRS, TRIES_SCHEMA, ChangeTurns, MeasuredTries, TriesPlan
 from gpudiag.model.job import Job
-from gpudiag.model.run_directory import below, readable_json, write_json
+from gpudiag.model.run_directory import TRIES_FILE, below, readable_json, write_json
 from gpudiag.training.jobs.changes import changed
 from gpudiag.training.session.progress import Progress
 

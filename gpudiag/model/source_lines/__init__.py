@@ -1,1 +1,81 @@
-"""Source lines of the user's program: the log of a process (`log`) and what an analysis says of them (`records`)."""
+"""Host time by source line, as an analysis reports it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from gpudiag.model.quantities import Count, Milliseconds, Ordinal
+
+#: Maximum length of a line's code in a title, in characters.
+_LONGEST_CODE = 60
+
+#: What a line calls, as far as known.
+LineWork = Literal["input", "forward", "backward", "optimizer", "other"]
+#: The process that runs the line: that of the training thread, or a DataLoader's worker.
+LineProcess = Literal["training", "worker"]
+
+
+class SourceLocation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The line to change.
+
+    Attributes:
+        file: path, relative to the program's directory if it lies below.
+        line: line number, from 1.
+        function: qualified name of the function; "" at module level.
+        text: the line without indentation; "" if it was not saved.
+    """
+
+    file: str
+    line: Count
+    function: str = ""
+    text: str = ""
+
+    @property
+    def words(self) -> str:
+        """Return `train.py:12 torch.save(…)`."""
+        code = self.text.partition("  #")[0].rstrip()
+        code = code if len(code) <= _LONGEST_CODE else f"{code[: _LONGEST_CODE - 1]}…"
+        return f"{self.place} `{code}`" if code else self.place
+
+    @property
+    def place(self) -> str:
+        """Return `train.py:12`."""
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One line of the user's program, below one caller.
+
+    Attributes:
+        rank: rank of the process; of a worker, the rank that it loads for.
+        process: whose line it is.
+        file, line, function: see `SourceLocation`.
+        source: the line with its indentation; "" if it was not saved.
+        depth: number of reported lines that call it, one below the other; the caller is the last line before it with a
+            smaller depth.
+        work: what the line calls.
+        ms_per_step: time in the line and below, mean per step; per batch in a worker.
+        self_ms: time in the line outside of the lines below it.
+        device_idle_ms: part of `ms_per_step` in which the device was idle in the recorded steps; None if unknown.
+        samples: number of steps (batches) that were measured.
+        ci95: half the 95 % confidence interval of `ms_per_step`; None of fewer than two steps.
+        estimated: the line runs too often to be timed each time, so that its share of its function is that of the first
+            steps.
+    """
+
+    rank: Ordinal = 0
+    process: LineProcess = "training"
+    file: str
+    line: Count
+    function: str
+    source: str = ""
+    depth: Count = 0
+    work: LineWork = "other"
+    ms_per_step: Milliseconds
+    self_ms: Milliseconds
+    device_idle_ms: Milliseconds | None = None
+    samples: Count
+    ci95: Milliseconds | None = None
+    estimated: bool = False

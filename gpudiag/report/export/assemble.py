@@ -9,10 +9,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpudiag.intervals import intersect, subtract
-from gpudiag.model.attribution import Attribution, TrackAttribution
 from gpudiag.model.event import HOST, NO_NUMBER, EventKind, Trace
 from gpudiag.model.sanitize import printable
-from gpudiag.model.timeline import UNKNOWN, DeviceTrack, Timeline
+from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, TrackKind
 
 STEPS, PARTS, WAITS = "gpudiag steps", "gpudiag buckets", "gpudiag waits"

@@ -17,10 +17,10 @@ from typing import Any
 import msgspec
 
 from gpudiag.errors import UsageError, WorkerFailedError
-from gpudiag.model.benchmarks.tries import PAIRS, TRIES_FILE, ChangeTurns, MeasuredTries, TriesPlan
+from gpudiag.model.benchmarks.tries import PAIRS, ChangeTurns, MeasuredTries, TriesPlan
 from gpudiag.model.job import Job
 from gpudiag.model.run import RankRecord
-from gpudiag.model.run_directory import write_json
+from gpudiag.model.run_directory import TRIES_FILE, write_json
 from gpudiag.training.jobs.own_function import call_changed
 from gpudiag.training.jobs.sweep import ProcessMessages, free_memory
 from gpudiag.training.loop.launched import Launched, set_launched

@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:
-    from gpudiag.model.attribution import TrackAttribution
+    from gpudiag.model.timeline import TrackAttribution
 
 SPAN = 24
 """Milliseconds in a case: pauses of a millisecond are longer than what counts as Python between two calls."""

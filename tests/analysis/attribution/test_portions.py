@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute, summary
 from gpudiag.analysis.attribution.summary import summarise_portions
-from gpudiag.analysis.compute.shares import equal_shares
+from gpudiag.analysis.compute.launchers import equal_shares
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze
 from gpudiag.intervals import Intervals, as_set, intersect, length, union

@@ -20,8 +20,7 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpudiag.model.attribution import Attribution
-    from gpudiag.model.timeline import Timeline
+    from gpudiag.model.timeline import Attribution, Timeline
 
 HERE = Path(__file__).parents[2] / "traces"
 WHOLE = sorted(path.stem for path in (HERE / "whole").glob("*.npz"))

@@ -20,7 +20,7 @@ from gpudiag.analysis.attribution.summary import (
 )
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.model.analysis import RankClock, Wait
-from gpudiag.model.attribution import Attribution
+from gpudiag.model.timeline import Attribution
 from tests.timeline_builder import TraceBuilder
 
 if TYPE_CHECKING:

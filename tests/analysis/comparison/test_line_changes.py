@@ -10,7 +10,7 @@ import pytest
 from gpudiag.analysis.comparison.changes import line_changes
 from gpudiag.app.analyze import analyze
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.source_lines.records import SourceLine
+from gpudiag.model.source_lines import SourceLine
 
 
 def line(number: int, source: str, ms: float, *, rank: int = 0, process: str = "training") -> SourceLine:

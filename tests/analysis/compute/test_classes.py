@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.attribution.summary import summarise_devices
-from gpudiag.analysis.compute.classes import compute_classes
-from gpudiag.analysis.compute.work import compute_work
+from gpudiag.analysis.compute.work import compute_classes, compute_work
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.trace import read_traces
 from tests.timeline_builder import TraceBuilder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpudiag.analysis.compute.compilation import compiles
 from gpudiag.analysis.compute.kernel_class import KernelClass, is_batched, is_fused, kernel_class, tensor_core
+from gpudiag.analysis.compute.work import compiles
 
 NATIVE = "void at::native::"
 KERNELS: tuple[tuple[str, str, KernelClass], ...] = (

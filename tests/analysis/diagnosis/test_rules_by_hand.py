@@ -424,7 +424,7 @@ def concluded(
     """Return the conclusions for findings of these percentages, in a recorded step of this many ms."""
     case: Any = SimpleNamespace(
         step_ms=step, exposed_ms=lambda _: {0: compute - 1, 1: compute},
-        timeline=SimpleNamespace(framework="pytorch"),
+        timeline=SimpleNamespace(framework="pytorch"), rate=None,
     )  # fmt: skip
     findings = [finding("a", 1.0, recoverable_percent=percent) for percent in percents]
     return [one.title.partition(";")[0] for one in ComputeBound().conclude(case, findings, conclusive=conclusive)]

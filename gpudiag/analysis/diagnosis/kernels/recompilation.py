@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.calibration import MOST
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.compiled_hosts import compiling_share
 from gpudiag.analysis.diagnosis.rules.rule import (
     CannotTell,
     Proposal,
@@ -23,7 +23,7 @@ from gpudiag.analysis.diagnosis.rules.rule import (
 )
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.intervals import Intervals, intersect, length
+from gpudiag.intervals import Intervals, intersect, length, lengths_inside
 from gpudiag.model.analysis import Finding
 from gpudiag.units import milliseconds
 
@@ -111,3 +111,30 @@ def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
         if compile_ms > longest[1]:
             longest = (float(np.count_nonzero(begun)) / steps, compile_ms, compilation.frames)
     return longest
+
+
+def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
+    """Return float64[n]: share of the time before each host node in which its process compiled; None without any."""
+    if case.work is None or not case.work.compilations:
+        return None
+    graph = what_if.graph
+    share = np.zeros(len(graph.host.time))
+    for first, after in graph.chains:
+        if after <= first:
+            continue
+        compilation = case.work.compilations.get(int(graph.host.process[first]))
+        if compilation is None:
+            continue
+        reached = graph.host.time[first:after]
+        work = (graph.host.busy + graph.host.input + graph.host.before_first_op + graph.host.untraced)[first:after]
+        begin = np.concatenate([[reached[0] - work[0]], reached[:-1]])
+        inside = lengths_inside(compilation.spans, begin.astype(np.int64), reached.astype(np.int64))
+        share[first:after] = np.clip(inside / np.maximum(work, 1.0), 0.0, 1.0)
+    return share if share.any() else None
+
+
+def mostly_compiling(case: Case, what_if: WhatIf) -> bool:
+    """Return whether a host compiled in most of its slow calls, so that these are recompilation."""
+    share = compiling_share(case, what_if)
+    slow = what_if.graph.host.slow
+    return share is not None and float((slow * share).sum()) >= MOST * float(slow.sum())

@@ -12,13 +12,15 @@ import numpy as np
 from gpudiag.analysis.compute.launchers import modules_of
 from gpudiag.analysis.diagnosis.calibration import ESTIMATED_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.causes import CauseName, SlowKernels, slow_kernels
-from gpudiag.analysis.diagnosis.kernels.graph_kernels import (
+from gpudiag.analysis.diagnosis.kernels.causes import (
+    CauseName,
     GraphKernels,
     Shortening,
+    SlowKernels,
     graph_kernels,
     removed_host_ms,
     removed_ms,
+    slow_kernels,
 )
 from gpudiag.analysis.diagnosis.rules.rule import (
     Advice,

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import msgspec
 
 from gpudiag.model.analysis import Finding
-from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries, TriedChange, TryVerdict
-from gpudiag.model.job import Change
+from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries
+from gpudiag.model.job import Change, TriedChange, TryVerdict
 from gpudiag.statistics import student_t
 
 #: Cause of `slow-compute` that a change removes.
@@ -23,9 +23,9 @@ _CAUSES: dict[Change, str] = {
 }
 
 
-def tried_changes(measured: MeasuredTries | None, findings: Sequence[Finding]) -> tuple[TriedChange, ...]:
+def tried_changes(measured: MeasuredTries, findings: Sequence[Finding]) -> tuple[TriedChange, ...]:
     """Return predicted and measured savings of each change."""
-    return () if measured is None else tuple(_row(turns, findings) for turns in measured.changes)
+    return tuple(_row(turns, findings) for turns in measured.changes)
 
 
 def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:

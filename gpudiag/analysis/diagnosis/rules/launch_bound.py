@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from gpudiag.analysis.diagnosis.calibration import TINY_KERNEL_US
 from gpudiag.analysis.diagnosis.case import Case
-from gpudiag.analysis.diagnosis.kernels.compiled_hosts import mostly_compiling
+from gpudiag.analysis.diagnosis.kernels.recompilation import mostly_compiling
 from gpudiag.analysis.diagnosis.places import few_slow_calls
 from gpudiag.analysis.diagnosis.rules.rule import (
     TF_COMPILE,

@@ -18,9 +18,8 @@ import msgspec
 import numpy as np
 
 from gpudiag.model.analysis import BUCKETS
-from gpudiag.model.attribution import Attribution
 from gpudiag.model.protobuf import message_type
-from gpudiag.model.timeline import Timeline
+from gpudiag.model.timeline import Attribution, Timeline
 from gpudiag.report.export.formats import xspace
 from gpudiag.report.export.model import ExportModel
 from gpudiag.units import milliseconds

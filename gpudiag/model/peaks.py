@@ -1,0 +1,71 @@
+"""Published peak rates of GPUs.
+
+Rates are NVIDIA's published dense rates in TFLOP/s: fp32 on the CUDA cores, then matrix units with tf32 inputs and with
+bf16 or fp16 inputs (0 if absent). Rates published "with sparsity" are halved.
+"""
+
+from __future__ import annotations
+
+import re
+
+#: TFLOP/s in fp32, tf32, and fp16 or (with tf32) bf16, and source, by words of the driver's name, longest first.
+_TFLOPS: tuple[tuple[str, tuple[float, float, float], str], ...] = (
+    ("GB200", (80, 1250, 2500), "GB200 NVL72 datasheet (2024), half of a superchip"),
+    ("B200", (75, 1100, 2250), "Blackwell architecture technical brief (2024), HGX B200"),
+    ("GH200", (67, 494, 989), "GH200 datasheet (2023)"),
+    ("H200 NVL", (60, 417, 835), "H200 datasheet (2024)"),
+    ("H200", (67, 494, 989), "H200 datasheet (2024), SXM"),
+    ("H100 PCIe", (51, 378, 756), "H100 datasheet (2022), PCIe"),
+    ("H100 NVL", (60, 417, 835), "H100 datasheet (2024), NVL"),
+    ("H100", (67, 494, 989), "H100 datasheet (2022), SXM"),
+    ("H20", (44, 74, 148), "H20 product brief (2023)"),
+    ("A100", (19.5, 156, 312), "A100 datasheet (2021)"),
+    ("A30", (10.3, 82, 165), "A30 datasheet (2021)"),
+    ("A10", (31.2, 62.5, 125), "A10 datasheet (2021)"),
+    ("A40", (37.4, 74.8, 149.7), "A40 datasheet (2021)"),
+    ("L40S", (91.6, 183, 362), "L40S datasheet (2023)"),
+    ("L40", (90.5, 90.5, 181), "L40 datasheet (2022)"),
+    ("L4", (30.3, 60, 121), "L4 datasheet (2023)"),
+    ("V100S", (16.4, 0, 130), "V100 datasheet (2020), V100S PCIe"),
+    ("V100-PCIE", (14, 0, 112), "V100 datasheet (2020), PCIe"),
+    ("V100", (15.7, 0, 125), "V100 datasheet (2020), SXM2"),
+    ("P100-PCIE", (9.3, 0, 18.7), "P100 datasheet (2016), PCIe"),
+    ("P100", (10.6, 0, 21.2), "P100 datasheet (2016), SXM2"),
+    ("P40", (11.8, 0, 0), "P40 datasheet (2016)"),
+    ("T4", (8.1, 0, 65), "T4 datasheet (2018)"),
+    ("M60", (4.8, 0, 0), "M60 datasheet (2015), one GPU of two"),
+    ("K80", (4.1, 0, 0), "K80 board specification (2015), one GPU of two"),
+    ("RTX 4090", (82.6, 82.6, 165.2), "Ada GPU architecture (2022), appendix A, sums in fp32"),
+    ("RTX 3090", (35.6, 35.6, 71), "GA102 GPU architecture (2020), appendix A, sums in fp32"),
+    ("RTX 2080 Ti", (13.4, 0, 53.8), "Turing GPU architecture (2018), appendix A, sums in fp32"),
+    ("GTX 1080 Ti", (11.3, 0, 0), "GeForce 10 specifications"),
+    ("GTX 1080", (8.9, 0, 0), "GeForce 10 specifications"),
+    ("GTX 1070", (6.5, 0, 0), "GeForce 10 specifications"),
+    ("GTX 980 Ti", (5.6, 0, 0), "GeForce 900 specifications"),
+)
+#: Words that indicate a model that is not in the table, or a partition of a GPU.
+_ANOTHER = re.compile(r"\b(ti|d|super|laptop|max-q|mig|grid|vgpu)\b", re.IGNORECASE)
+
+
+def peak_tflops(name: str, precision: str) -> tuple[float, str] | None:
+    """Return a GPU's dense peak and its source; None if none is published for this precision.
+
+    If the GPU has no tf32 units, the fp32 rate is used instead.
+
+    >>> peak_tflops("NVIDIA H100 80GB HBM3", "bf16")
+    (989, 'NVIDIA H100 datasheet (2022), SXM')
+    >>> peak_tflops("Tesla V100-SXM2-32GB", "tf32"), peak_tflops("Tesla V100-SXM2-32GB", "bf16")
+    ((15.7, 'NVIDIA V100 datasheet (2020), SXM2'), None)
+    """
+    model, (fp32, tf32, half), source = published_rates(name)
+    peaks = {"fp32": fp32, "tf32": tf32 or fp32, "fp16": half, "bf16": half if tf32 else 0}
+    peak = peaks.get(precision, 0)
+    return None if not peak or _ANOTHER.search(name.lower().replace(model.lower(), "")) else (peak, f"NVIDIA {source}")
+
+
+def published_rates(name: str) -> tuple[str, tuple[float, float, float], str]:
+    """Return (model, (fp32, tf32, fp16) in TFLOP/s, source) of a GPU by its name; zeros if it is unknown."""
+    for entry in _TFLOPS:
+        if re.search(rf"\b{entry[0]}\b", name, re.IGNORECASE):
+            return entry
+    return ("", (0, 0, 0), "")
