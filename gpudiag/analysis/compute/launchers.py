@@ -16,10 +16,23 @@ def launching_operators(events: EventTable, track: DeviceTrack) -> NDArray[np.in
 
 
 def launched_in_updates(events: EventTable, track: DeviceTrack) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each op of the track was launched within an optimizer's update."""
-    launched: NDArray[np.bool_] = (
-        launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER)) != UNKNOWN
-    )
+    """Return bool[n]: whether each op of the track was launched within an optimizer's update.
+
+    An optimizer's step with a closure (Lightning, L-BFGS) includes the forward and backward pass. Its update begins
+    after the last module's range, and after the last launch of autograd's thread.
+    """
+    row = launching_rows(events, track, np.flatnonzero(events.role == Role.OPTIMIZER))
+    ops = track.ops
+    modules = events.rows_of(EventKind.MODULE)
+    launched: NDArray[np.bool_] = row != UNKNOWN
+    for step in distinct(row[launched]).tolist():
+        begin, end, thread = events.start_ns[step], events.end_ns[step], events.thread[step]
+        inside = modules[(events.thread[modules] == thread) & (events.start_ns[modules] > begin)]
+        forward = events.end_ns[inside[events.end_ns[inside] <= end]] + track.shift_ns
+        elsewhere = (ops.launch_thread != thread) & (ops.launch_thread != UNKNOWN)
+        elsewhere &= (ops.launch_start > begin + track.shift_ns) & (ops.launch_end < end + track.shift_ns)
+        closure_ns = max(forward.max(initial=begin + track.shift_ns), ops.launch_end[elsewhere].max(initial=0))
+        launched[(row == step) & (ops.launch_start < closure_ns)] = False
     return launched
 
 
