@@ -198,7 +198,7 @@ class CaseLines:
                 "frame": f"{shortened(row.file, longest.log.directory)}:{row.line} {row.function}",
                 "per_step": row.times / steps,
                 "ms_per_step": row.ms / steps,
-                "failed_guard": row.reason.partition(": ")[2] or row.reason,  # after the number of the compilation
+                "failed_guard": row.reason.partition(": ")[2] or row.reason,  # without the id
             }
             for row in sorted(longest.log.compilations, key=lambda row: -row.ms)[:_MOST_FRAMES]
         ]

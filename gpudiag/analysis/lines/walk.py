@@ -79,7 +79,7 @@ class LineTree:
 
 
 class Walked(msgspec.Struct, frozen=True, kw_only=True):
-    """Which line runs when in one section.
+    """Timeline of the current source line in one section.
 
     Attributes:
         time_ns: times at which the current line changes, ascending.

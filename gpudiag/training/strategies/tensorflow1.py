@@ -1,6 +1,7 @@
 """TensorFlow 1's strategies in published benchmarks: predicted for `recommend --predict-only`, never run.
 
-Only the software differs from PyTorch's strategies; the links are the same. Each tensor is sent separately, and
+Only the software differs from PyTorch's strategies; the links are the same. Each tensor is sent separately, except
+by Horovod:
 
 - `tf_cnn_benchmarks`' parameter servers send all parameters before forward and receive gradients during backward; on
   GPUs variables are spread over all of them;

@@ -395,7 +395,7 @@ def test_host_less_than_half_a_step_ahead_may_set_the_pace(lead: float, alone: b
     assert alone_waited_for(case.run, range(2), (1,), ahead_from=MOST) == alone
 
 
-def test_awaited_ranks_are_unknown_without_leads_of_all_ranks() -> None:
+def test_no_rank_is_reported_as_awaited_if_a_rank_has_no_host_lead() -> None:
     case = hosts(case_of(Job(ranks=2, step=DDP).traces()), [45.0] * 20, [0.5] * 20)
     assert case.run is not None
     assert not alone_waited_for(case.run, range(3), (1,))

@@ -162,7 +162,7 @@ def _drawn(found: Recommendation, width: int = 120) -> str:
 
 
 def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> None:
-    """Two turns of 9 and 15 ms are uncertain; NCCL's 12.0 ms are steady."""
+    """Two rounds of cpu-reduce, 9.0 and 14.9 ms, leave its mean uncertain; NCCL's scatter is small."""
     benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 14.0, HOST: 12}, noise=0.002)
     found = judge(_with_rounds(benchmark, HOST, (9.0, 14.9)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")

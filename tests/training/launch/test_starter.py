@@ -1,4 +1,4 @@
-"""Test processes of one node, started as TensorFlow needs: their variables, and the process named in a failure."""
+"""Test the starter of TensorFlow processes: their environment variables, and the process named in a failure."""
 
 from __future__ import annotations
 

@@ -198,6 +198,7 @@ class System:
         return launchers
 
     def _add_run(self, index: int, run: Run) -> None:
+        """Append the equation of a run's last node; variable `index` + 1 is the time of that node."""
         first, last = run.first, run.after - 1
         if run.kind == RunKind.HOST_RUN:
             if run.before >= first:

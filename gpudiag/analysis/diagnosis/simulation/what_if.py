@@ -1,4 +1,4 @@
-"""Score counterfactual scenarios, with the profiler overhead that agrees with unprofiled steps.
+"""Score counterfactual scenarios. The profiler overhead is fitted, so that simulated and unprofiled steps agree.
 
 Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
 profiling slows the host and is not part of the job.

@@ -33,7 +33,7 @@ from gpudiag.model.event import (
 from gpudiag.trace.readers.xspace.process import Process, step_marks_of
 from gpudiag.trace.readers.xspace.waits import COMMUNICATION_WAIT, SHORT_PAUSE_NS, functions
 
-#: Name of a function's time in which the device runs no op and waits for no communication.
+#: Name of a `tf.function` call's time in which the device neither runs an op nor waits for communication.
 EXECUTOR = "tf.executor"
 
 

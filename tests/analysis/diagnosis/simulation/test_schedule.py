@@ -184,7 +184,7 @@ def test_step_without_nodes_ends_with_the_first_node() -> None:
     assert nodes.tolist() == [0, 2]
 
 
-def test_nodes_know_the_first_of_their_run() -> None:
+def test_schedule_gives_first_node_and_first_op_of_each_run() -> None:
     of = graph([3], host={"block_on": [NONE, NONE, 1, NONE]}, launch=[0, 1, 3])
     schedule = Schedule(of)
     assert schedule.first_nodes.tolist() == [0, 0, 2, 3]
