@@ -95,4 +95,4 @@ def test_first_finding_names_the_line_of_the_fault(attach: Attach, tmp_path: Pat
     assert row.process == ("worker" if fault == "worker" else "training")
     if fault in {"sleep", "hook"}:
         assert row.ms_per_step >= 10
-        assert first.recoverable_ms_per_step == pytest.approx(row.ms_per_step, rel=0.3)
+        assert first.recoverable_ms_per_step == pytest.approx(row.ms_per_step, rel=0.6)
