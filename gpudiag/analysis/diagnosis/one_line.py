@@ -36,6 +36,8 @@ from gpudiag.intervals import lengths_inside, within
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 
+#: Advice for a stall in a known line: the location need not be searched.
+_KNOWN_LINE: Advice = ELSEWHERE[1:3]
 #: Number of lines that are examined.
 _MOST_LINES = 4
 
@@ -113,7 +115,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case, what_if: WhatIf, line: LineInSteps, absorbed: tuple[ScoredFinding, ...], gain: float, percent: float
 ) -> Finding:
     copied = bool({"host-sync", "slow-copy"} & {scored.finding.code for scored in absorbed})
-    advice: Advice = (SAVING, *ELSEWHERE) if copied else ELSEWHERE
+    advice: Advice = (SAVING, *_KNOWN_LINE) if copied else _KNOWN_LINE
     places = [scored.finding.place for scored in absorbed if scored.finding.place]
     return Finding(
         code=HostStall.code,
