@@ -32,9 +32,9 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
     while below := [child for child in children.get(node, ()) if total[child] >= least]:
         node = max(below, key=lambda child: float(total[child]))
     node = _omitted_below(process, node, children)
-    while node != ROOT and not _is_own(process, node):
+    while node != ROOT and not is_users(process, node):
         node = process.tree.parent[node]
-    in_loop = len(process.tree.path(node)) >= _own_depth(process)
+    in_loop = len(process.tree.path(node)) >= loop_depth(process)
     return node if node != ROOT and in_loop else None
 
 
@@ -46,7 +46,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     """
     tree = process.tree
     mean = process.total_ns.mean(axis=1)
-    depth = _own_depth(process)
+    depth = loop_depth(process)
     paths = {node: tree.path(node) for node in range(1, len(tree.parent))}
     kinds = {node: [tree.kind(above) for above in path] for node, path in paths.items()}
     training = {node: any(kind in {"forward", "optimizer", "input"} for kind in kinds[node]) for node in paths}
@@ -54,7 +54,7 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     trains = {above for node, path in paths.items() if tree.kind(node) != "other" for above in path}
     chosen: list[int] = []
     for node, path in paths.items():  # a caller is always before its callees
-        if len(path) < depth or mean[node] < least_ns or training[node] or not _is_own(process, node):
+        if len(path) < depth or mean[node] < least_ns or training[node] or not is_users(process, node):
             continue
         if node in trains or any(above in chosen for above in path):
             continue
@@ -108,11 +108,12 @@ def shortened(file: str, directory: str) -> str:
     return os.path.normpath(file) if file and not file.startswith("<") else file
 
 
-def _is_own(process: ProcessTimes, node: int) -> bool:
+def is_users(process: ProcessTimes, node: int) -> bool:
+    """Return whether a line is the user's, and not of a library that drives the loop."""
     return process.log.codes[process.tree.position[node][0]].own
 
 
-def _own_depth(process: ProcessTimes) -> int:
+def loop_depth(process: ProcessTimes) -> int:
     """Return the depth of the loop: of the innermost frame of the user on the stack of the optimizer's step."""
     own = [index for index, (code, _) in enumerate(process.log.stack) if process.log.codes[code].own]
     innermost = own[-1] + 1 if own else 0

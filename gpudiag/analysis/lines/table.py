@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.analysis.lines.choose import Times, shortened, summed
+from gpudiag.analysis.lines.choose import Times, is_users, loop_depth, shortened, summed
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
 from gpudiag.model.source_lines import LineProcess, SourceLine
@@ -39,6 +39,7 @@ class _Table:
         self._rank = rank
         self._kind = kind
         self._children = process.tree.children()
+        self._loop_depth = loop_depth(process)
         self._total_ms = process.total_ns / NS_PER_MS
         self._self_ms = process.self_ns.mean(axis=1) / NS_PER_MS
         self._idle_ms = None if idle_ns is None else summed(process, idle_ns) / NS_PER_MS
@@ -49,10 +50,11 @@ class _Table:
         kept = [node for node in self._children.get(parent, ()) if self._mean_ms[node] >= least]
         kept = sorted(kept, key=lambda node: -float(self._mean_ms[node]))[:_MOST_CHILDREN]
         for node in sorted(kept, key=lambda node: self._process.tree.position[node][1]):
-            outside = len(self._process.tree.path(node)) < len(self._process.log.stack)
-            if not outside:  # the lines above the loop are those of its callers
+            # Lines above the loop are those of its callers, and a library's lines are not the user's.
+            shown = is_users(self._process, node) and len(self._process.tree.path(node)) >= self._loop_depth
+            if shown:
                 yield self._row(node, depth)
-            yield from self.rows(node, depth + (not outside))
+            yield from self.rows(node, depth + shown)
 
     def _row(self, node: int, depth: int) -> SourceLine:
         log, tree = self._process.log, self._process.tree

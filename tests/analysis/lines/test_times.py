@@ -76,6 +76,7 @@ def test_callback_below_a_librarys_loop_is_named_and_the_library_is_not() -> Non
     node = main_line(process, process.self_ns.mean(axis=1))
     assert node is not None
     assert location(process, node).line == 22
+    assert [(row.line, row.depth) for row in line_table(process, 0, "training")] == [(22, 0)]
     library = np.array([float(process.tree.position[n][0] == LIBRARY) for n in range(len(process.tree.parent))])
     assert main_line(process, library) is None
 
