@@ -76,6 +76,7 @@ ELSEWHERE = {
     "_MOST_BETWEEN": "bounds a search",
     "_MOST_MODULES": "limits what a report shows",
     "_MOST_NODES": "bounds a search",
+    "_KNOWN_LINE": "selects advice",
     "_COVERED": "bounds a search",
     "_MOST_LINES": "bounds a search",
     "_REACHED_FP32": "of an estimate that is given with an interval",
