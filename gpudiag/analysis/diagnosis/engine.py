@@ -152,8 +152,8 @@ def _with_source_lines(case: Case, what_if: WhatIf, scored: list[ScoredFinding])
     """Merge the findings that lie in one line of the source, and name the lines, if lines were recorded."""
     if case.lines is None:
         return scored
+    from gpudiag.analysis.diagnosis.finding_sources import with_sources  # noqa: PLC0415  # not needed for bare traces
     from gpudiag.analysis.diagnosis.one_line import in_one_line  # noqa: PLC0415  # not needed for bare traces
-    from gpudiag.analysis.diagnosis.sources import with_sources  # noqa: PLC0415  # not needed for bare traces
 
     return with_sources(case, what_if, in_one_line(case, what_if, scored))
 
@@ -161,7 +161,7 @@ def _with_source_lines(case: Case, what_if: WhatIf, scored: list[ScoredFinding])
 def _with_input_lines(case: Case, findings: list[Finding]) -> list[Finding]:
     if case.lines is None:
         return findings
-    from gpudiag.analysis.diagnosis.sources import with_input_lines  # noqa: PLC0415  # not needed for bare traces
+    from gpudiag.analysis.diagnosis.finding_sources import with_input_lines  # noqa: PLC0415  # not needed for bare traces
 
     return with_input_lines(case, findings)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.simulation.host_time import untraced_time
-from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, shortened, subtree
+from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, shortened
 from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
@@ -133,7 +133,7 @@ class CaseLines:
         process, least_ns = processes[first], least_share * float(processes[first].total_ns[ROOT].mean())
         lines = []
         for top in other_work(process, least_ns):
-            below = subtree(process, top)
+            below = process.tree.subtree(top)
             amounts = np.zeros(len(process.tree.parent))
             amounts[below] = process.self_ns[below].mean(axis=1)
             node = main_line(process, amounts)
@@ -151,7 +151,7 @@ class CaseLines:
     def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
         times, untraced = {}, {}
         for trace, node in nodes.items():
-            below = np.array(subtree(self.ranks[trace], node), np.int64)
+            below = np.array(self.ranks[trace].tree.subtree(node), np.int64)
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
         begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}

@@ -24,7 +24,7 @@ def main_line(process: ProcessTimes, amounts: Times) -> int | None:
         process: the lines of a process.
         amounts: float64[nodes], the amount in each line itself.
     """
-    total = summed(process, amounts)
+    total = process.tree.with_callees(amounts)
     if total[ROOT] <= 0:
         return None
     node, least = ROOT, MOST * total[ROOT]
@@ -66,27 +66,10 @@ def other_work(process: ProcessTimes, least_ns: float) -> list[int]:
     return chosen
 
 
-def subtree(process: ProcessTimes, node: int) -> list[int]:
-    """Return a node and all nodes below it."""
-    chosen = {node}
-    for other in range(node + 1, len(process.tree.parent)):  # a caller is always before its callees
-        if process.tree.parent[other] in chosen:
-            chosen.add(other)
-    return sorted(chosen)
-
-
 def path_of(process: ProcessTimes, node: int) -> tuple[tuple[str, int], ...]:
     """Return (file, line) of the lines from the program's first to this one."""
     tree, codes = process.tree, process.log.codes
     return tuple((codes[tree.position[above][0]].file, tree.position[above][1]) for above in tree.path(node))
-
-
-def summed(process: ProcessTimes, amounts: Times) -> Times:
-    """float64[nodes], each line's amount with those of the lines below it."""
-    total = amounts.astype(np.float64, copy=True)
-    for node in range(len(total) - 1, ROOT, -1):  # a caller is always before its callees
-        total[process.tree.parent[node]] += total[node]
-    return total
 
 
 def location(process: ProcessTimes, node: int) -> SourceLocation:

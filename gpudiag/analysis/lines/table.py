@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from gpudiag.analysis.lines.choose import Times, is_users, loop_depth, shortened, summed
+from gpudiag.analysis.lines.choose import Times, is_users, loop_depth, shortened
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
 from gpudiag.model.source_lines import LineProcess, SourceLine
@@ -42,7 +42,7 @@ class _Table:
         self._loop_depth = loop_depth(process)
         self._total_ms = process.total_ns / NS_PER_MS
         self._self_ms = process.self_ns.mean(axis=1) / NS_PER_MS
-        self._idle_ms = None if idle_ns is None else summed(process, idle_ns) / NS_PER_MS
+        self._idle_ms = None if idle_ns is None else process.tree.with_callees(idle_ns) / NS_PER_MS
         self._mean_ms = self._total_ms.mean(axis=1)
 
     def rows(self, parent: int, depth: int) -> Iterator[SourceLine]:

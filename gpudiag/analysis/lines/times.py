@@ -100,10 +100,7 @@ class ProcessTimes:
     @cached_property
     def total_ns(self) -> Times:
         """float64[nodes, steps], ns in each line and below; node 0 has the whole step."""
-        total = self.self_ns.copy()
-        for node in range(len(total) - 1, ROOT, -1):  # a caller is always before its callees
-            total[self.tree.parent[node]] += total[node]
-        return total
+        return self.tree.with_callees(self.self_ns)
 
     @cached_property
     def omitted(self) -> set[int]:
@@ -163,7 +160,7 @@ class ProcessTimes:
         children = self.tree.children()
         # Callers first, because an omitted line hands the time of omitted functions on.
         for (parent, code), nodes in sorted(groups.items()):
-            below = {node: _subtree(children, node) for node in nodes}
+            below = {node: self.tree.subtree(node) for node in nodes}
             weight = np.array([corrected[below[node]].sum() for node in nodes])
             if not weight.sum():
                 continue
@@ -175,12 +172,3 @@ class ProcessTimes:
             excess *= limit
             later[sources] -= excess
             later[nodes] += np.outer(weight / weight.sum(), excess.sum(axis=0))
-
-
-def _subtree(children: dict[int, list[int]], node: int) -> list[int]:
-    nodes, waiting = [], [node]
-    while waiting:
-        node = waiting.pop()
-        nodes.append(node)
-        waiting.extend(children.get(node, ()))
-    return nodes

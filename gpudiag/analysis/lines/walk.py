@@ -16,9 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from gpudiag.model.source_lines import LineWork
 from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, Events, LogSection, ProcessLines
+
+Times = NDArray[np.float64]
 
 #: The node of time outside of any line of the user.
 ROOT = 0
@@ -69,6 +73,21 @@ class LineTree:
         """Return what a line calls directly."""
         calls = self.work[node]
         return next((kind for kind in _RAREST_WORK if calls[kind]), "other")
+
+    def subtree(self, node: int) -> list[int]:
+        """Return a node and all nodes below it."""
+        chosen = {node}
+        for other in range(node + 1, len(self.parent)):  # a caller is always before its callees
+            if self.parent[other] in chosen:
+                chosen.add(other)
+        return sorted(chosen)
+
+    def with_callees(self, amounts: Times) -> Times:
+        """Return amounts by node (and any further axes), each with those of the nodes below it."""
+        total = amounts.astype(np.float64, copy=True)
+        for node in range(len(total) - 1, ROOT, -1):  # a caller is always before its callees
+            total[self.parent[node]] += total[node]
+        return total
 
     def children(self) -> dict[int, list[int]]:
         """Return node → nodes directly below."""

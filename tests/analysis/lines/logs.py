@@ -11,9 +11,9 @@ Row = tuple[int, int, int]
 
 MAIN, HELPER, HOOK, LIBRARY = range(4)
 CODES = [
-    Code("/work/train.py", "main", 1, own=True),
-    Code("/work/train.py", "helper", 20, own=True),
-    Code("/work/train.py", "hook", 40, own=True),
+    Code("/project/train.py", "main", 1, own=True),
+    Code("/project/train.py", "helper", 20, own=True),
+    Code("/project/train.py", "hook", 40, own=True),
     Code("/site-packages/trainer/loop.py", "Trainer.fit", 7, own=False),
 ]
 
@@ -42,10 +42,10 @@ def log_of(
         pid=7,
         parent=1,
         by=by,
-        directory="/work",
+        directory="/project",
         stack=stack,
         codes=CODES,
-        texts={"/work/train.py": {"5": "    helper()", "22": "    time.sleep(1)"}},
+        texts={"/project/train.py": {"5": "    helper()", "22": "    time.sleep(1)"}},
         sections=[LogSection(kind, events(rows), [events(more) for more in threads])],
     )
 

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from gpudiag.model.run_directory import LINES_DIR, RUN_FILE, SOURCE_TEXT_VARIABLE
+from gpudiag.model.source_lines import log as log_reader
 from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, find_line_logs
+from gpudiag.training.session import line_events, line_log
 from gpudiag.training.session.line_events import drives_loops, events_to_disable, is_own
 from gpudiag.training.session.line_log import LineLog, write_lines
 
@@ -125,7 +127,7 @@ def test_nothing_is_recorded_beside_another_tracer() -> None:
 
 
 def test_events_of_least_time_each_are_disabled_first() -> None:
-    cheap, slow = (compile(f"{name} = 1", "/work/train.py", "exec") for name in ("cheap", "slow"))
+    cheap, slow = (compile(f"{name} = 1", "/project/train.py", "exec") for name in ("cheap", "slow"))
     entries: list[Any] = [(0, None, STEP)]
     entries += [(500 * number, cheap, 4) for number in range(1000)]
     now = 500_000
@@ -157,6 +159,14 @@ def run_with_lines(folder: Path, log: LineLog) -> Path:
     (folder / RUN_FILE).write_text("{}")
     write_lines(folder / LINES_DIR / "rank0.json.gz", log.encode())
     return folder
+
+
+def test_writer_and_reader_agree_on_the_values_of_events() -> None:
+    """Each has its own, because the writer runs in an interpreter that may lack what the reader imports."""
+    for name in ("CALL", "LEAVE", "STEP", "PAUSE", "CALLS"):
+        assert getattr(line_events, name) == getattr(log_reader, name)
+    assert {value: kind for kind, value in line_events.WORK.items()} == log_reader.WORK
+    assert line_log.LINES_SCHEMA == log_reader.LINES_SCHEMA
 
 
 def test_written_log_is_read_back_with_the_texts_of_its_lines(tmp_path: Path) -> None:
