@@ -107,5 +107,5 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """Return the grid in words: `pipeline 2 × data 2`."""
-        return " × ".join(f"{role} {size}" for role, size in self.sizes.items()) or "one rank"
+        """Return the grid in words, as in "pipeline 2, data 2"."""
+        return ", ".join(f"{role} {size}" for role, size in self.sizes.items()) or "one rank"

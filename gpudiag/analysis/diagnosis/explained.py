@@ -50,7 +50,7 @@ _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: The findings that account for a bucket, and the edits that remove all of it.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
-    "communication_wait": (("straggler", "communication-bound"), (without_communication,)),
+    "communication_wait": (("straggler", "pipeline-bubble", "communication-bound"), (without_communication,)),
     "copy": (("slow-copy", "communication-bound", "host-sync", "host-stall"), (with_host_copies,)),
     "input": (("input-bound", "straggler"), (without_input,)),
     "sync": (
