@@ -56,7 +56,7 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
         rank, stage: the rank and its stage.
         direction: `both` if the trace does not show where the backward pass begins.
         microbatch: number of the pass among those of its direction on this rank, from 0.
-        start_ms, end_ms: since the begin of the step on the first rank.
+        start_ms, end_ms: since the first pass of the step.
     """
 
     rank: Ordinal
