@@ -89,13 +89,13 @@ def _message_bytes(case: Case) -> dict[int, int]:
 
 
 def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return `experts` if late ranks are late only in segments between two all-to-alls, and not in others.
+    """Return `experts` if late ranks are late only in segments beside an all-to-all, and not in others.
 
     A slow device is slower everywhere, and long sequences lengthen every layer.
     """
     work = _work_by_segment(case, what_if)
-    between = _between_all_to_alls(case, what_if)
-    if work is None or between is None or work.shape != between.shape:
+    beside = _beside_all_to_alls(case, what_if)
+    if work is None or beside is None or work.shape != beside.shape:
         return None
     of_late = [process for process, rank in what_if.graph.ranks.items() if rank in late]
     others = [process for process in what_if.graph.ranks if process not in of_late]
@@ -103,7 +103,7 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
         return None
     own, usual = work[of_late].mean(axis=0), np.median(work[others], axis=0)
     excess = np.maximum(own - usual, 0.0)
-    longer = (own >= _LONGER * usual) & between[of_late].all(axis=0) & (excess > 0)
+    longer = (own >= _LONGER * usual) & beside[of_late].any(axis=0) & (excess > 0)
     if not excess.sum() or excess[longer].sum() < _MOST_OF_EXCESS * excess.sum():
         return None
     if own[~longer].sum() < _LEAST_ELSEWHERE * own.sum():
@@ -129,8 +129,8 @@ def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
     return table
 
 
-def _between_all_to_alls(case: Case, what_if: WhatIf) -> NDArray[np.bool_] | None:
-    """Return bool[processes, segments]: whether a segment begins and ends with an all-to-all of its process."""
+def _beside_all_to_alls(case: Case, what_if: WhatIf) -> NDArray[np.bool_] | None:
+    """Return bool[processes, segments]: whether a segment begins or ends with an all-to-all of its process."""
     graph = what_if.graph
     device = graph.device
     segment_of_node, segment_of_op = what_if.model.segments
@@ -148,5 +148,5 @@ def _between_all_to_alls(case: Case, what_if: WhatIf) -> NDArray[np.bool_] | Non
     launched = (device.launch != NONE) & (device.op_class == OpClass.COMMUNICATION) & is_all_to_all
     ends[what_if.model.process_of_op[launched], segment_of_node[device.launch[launched]]] = True
     begins = np.concatenate([np.zeros((processes, 1), np.bool_), ends[:, :-1]], axis=1)
-    both: NDArray[np.bool_] = (ends & begins)[:, :segments]
-    return both
+    either: NDArray[np.bool_] = (ends | begins)[:, :segments]
+    return either
