@@ -85,10 +85,6 @@ def diagnose(case: Case) -> Diagnosis:
     for revise in REVISIONS:
         findings = revise(case, findings)
     findings = _with_input_lines(case, findings)
-    if len(what_if.graph.peers) > 1:
-        from gpudiag.analysis.diagnosis.rules.pipeline_bubble import PipelineBubble  # noqa: PLC0415  # pipelines only
-
-        findings = PipelineBubble.findings(case, findings)
     explained = explain(case, what_if, scored, findings)
     unexplained = [bucket for bucket in explained if bucket.unexplained_ms]
     conclusive = not doubts and not warnings & _UNSURE_OF_COMPUTE and not unexplained

@@ -157,9 +157,14 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known."""
+    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known.
+
+    More microbatches save half of a bubble, which accounts for all of it.
+    """
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
+    if finding.code == "pipeline-bubble":
+        return float(finding.evidence.get("bubble_ms", 0.0))
     if finding.recoverable_ms_per_step is not None:
         return finding.recoverable_ms_per_step
     named = finding.evidence.get("bucket") == bucket

@@ -55,7 +55,7 @@ class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     trace: int
     clock_known: bool
-    on_host: bool
+    on_host: bool = False
     start: Times
     end: Times
     row: NDArray[np.int64]

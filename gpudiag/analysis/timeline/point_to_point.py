@@ -19,11 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.alignment import Alignment
-from gpudiag.analysis.timeline.calibration import LEAST_TOLERANCE_NS, NEARLY_ALL
+from gpudiag.analysis.timeline.calibration import LEAST_TOLERANCE_NS, NEARLY_ALL, WIDEST_SHIFT
 from gpudiag.analysis.timeline.collectives import TrackCalls
-
-#: Maximum number of messages by which one capture may begin later than the other.
-_WIDEST_SHIFT = 64
 
 _Index = NDArray[np.intp]
 
@@ -78,7 +75,7 @@ def _shift(begun: NDArray[np.int64], ended: NDArray[np.int64]) -> int:
     shift matches receives with older messages; a larger one matches receives that waited with messages sent later.
     """
     best, youngest = 0, np.inf
-    widest = min(_WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)
+    widest = min(WIDEST_SHIFT, len(begun) - 1, len(ended) - 1)
     for shift in sorted(range(-widest, widest + 1), key=abs):
         count = min(len(begun) - max(shift, 0), len(ended) - max(-shift, 0))
         if 2 * count < min(len(begun), len(ended)):
@@ -105,9 +102,10 @@ def clock_alignments(tracks: Sequence[TrackCalls], messages: Sequence[Messages])
                 low = max(low, -float(room.min()))
         comparable = tracks[a].clock_known and tracks[b].clock_known
         bounds = [bound for bound in (low, high) if np.isfinite(bound)]
-        offset = 0.0 if comparable and low <= 0 <= high else float(np.mean(bounds))
+        same = comparable and low <= 0 <= high
+        offset = 0.0 if same else float(np.mean(bounds))
         in_a = np.concatenate([one.send if one.sender == a else one.receive for one in both])
         in_b = np.concatenate([one.receive if one.sender == a else one.send for one in both])
-        residual = (high - low) / 2 if len(bounds) == 2 else 0.0
+        residual = (high - low) / 2 if len(bounds) == 2 and not same else 0.0
         alignments.append((a, b, Alignment(in_a, in_b, int(offset), int(max(residual, 0.0)), ambiguous=False)))
     return alignments

@@ -23,19 +23,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.timeline.calibration import AS_CLOSE, SHORT_PASS, TWICE_AS_OFTEN
 from gpudiag.analysis.timeline.collectives import POINT_TO_POINT, TrackCalls
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.model.event import CollectiveCall, EventKind, EventTable, ProcessGroup, Role, Trace
 
-#: A larger group is preferred to its subgroups if its members' ends are at most this many times as far apart.
-_AS_CLOSE = 2.0
 #: Words in descriptions of groups of pipeline stages.
 _PIPELINE_WORDS = ("pp", "pipe", "stage")
 _BACKWARD = "autograd::engine::evaluate_function"
-#: In a pipeline without interleaving, a middle stage sends twice as often as the first one.
-_TWICE = 1.5
-#: A segment between two calls with less than this share of the longest one contains no pass.
-_SHORT = 0.1
 
 
 def with_groups_and_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
@@ -91,7 +86,7 @@ def _group_of_thread(
             distance[name] = max(_median_distance(track, chosen, ends[rank]) for rank in others)
     if not distance:
         return ""
-    close = [name for name in distance if distance[name] <= _AS_CLOSE * min(distance.values())]
+    close = [name for name in distance if distance[name] <= AS_CLOSE * min(distance.values())]
     return max(close, key=lambda name: len(groups[name].ranks))
 
 
@@ -172,7 +167,7 @@ def _neighbours(rank: int, ranks: Sequence[int], sends: Mapping[int, int]) -> tu
     """Return the ranks of the next and the previous stage; None beyond the ends, unless the schedule is interleaved."""
     place = ranks.index(rank)
     middle = [sends[other] for other in ranks[1:-1]]
-    is_ring = bool(middle) and _TWICE * sends[ranks[0]] > max(middle)
+    is_ring = bool(middle) and TWICE_AS_OFTEN * sends[ranks[0]] > max(middle)
     following = ranks[(place + 1) % len(ranks)] if is_ring or place + 1 < len(ranks) else None
     before = ranks[place - 1] if is_ring or place else None
     return following, before
@@ -194,7 +189,7 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     segments = np.maximum(np.diff(edges), 0)
     in_work = lengths_inside(work, edges[:-1], edges[:-1] + segments)
     in_backward = 2 * lengths_inside(passes, edges[:-1], edges[:-1] + segments) > in_work
-    computes = in_work >= _SHORT * np.max(in_work, initial=1)
+    computes = in_work >= SHORT_PASS * np.max(in_work, initial=1)
     result = []
     for position, index in enumerate(chosen):
         if track.calls[index].operation == "send":

@@ -108,9 +108,9 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
         return None
     if own[~longer].sum() < _LEAST_ELSEWHERE * own.sum():
         return None
-    between_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
+    expert_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
     usual_ms = float(usual[longer].sum()) / what_if.graph.steps / 1e6
-    evidence = {"expert_ms_per_step": between_ms, "expert_ms_per_step_of_peers": usual_ms}
+    evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
     return MoreWork("experts", evidence, _EXPERTS_ADVICE)
 
 

@@ -201,6 +201,8 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...]) -> MoreWork | None:
+    if case.run is None and not case.timeline.divides_work:
+        return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
 
     return more_work(case, what_if, ranks)

@@ -12,6 +12,7 @@ from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import amount
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
@@ -73,9 +74,9 @@ def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
 
 
 def _relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
-    """Return the compute of each stage divided by their mean."""
+    """Return the compute of each stage divided by their mean; a single slow rank does not count for its stage."""
     work = work_of_processes(what_if, scenario)
-    stages = np.array([work[peers].mean() for peers in what_if.graph.peers])
+    stages = np.array([lower_median(work[peers]) for peers in what_if.graph.peers])
     relative: list[float] = (stages / max(float(stages.mean()), 1.0)).tolist()
     return relative
 
