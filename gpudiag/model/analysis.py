@@ -44,6 +44,7 @@ FINDING_CODES = (
     "slow-copy",
     "slow-compute",
     "recompilation",
+    "pipeline-bubble",
     "compute-bound",
     "clock-mismatch",
     "throttled",
@@ -54,8 +55,6 @@ FINDING_CODES = (
     "peer-slower-than-host",
     "corrupt-transfer",
 )
-#: Findings that only analyses of tables of operations have.
-PIPELINE_FINDING_CODES = ("pipeline-bubble",)
 
 #: Every reason to trust an analysis less.
 VALIDITY_CODES = (

@@ -13,6 +13,7 @@ from gpudiag.model.parallelism import ROLES, GroupRole
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
 _Ranks = tuple[int, ...]
+_MESSAGES = ("send", "recv", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -124,3 +125,16 @@ def stages_by_process(timeline: Timeline) -> dict[int, int]:
     if layout is None or layout.stages < 2:
         return {}
     return {track.trace: layout.stage(track.rank) for track in timeline.tracks}
+
+
+def messages_per_step(timeline: Timeline) -> int:
+    """Return the sends or receives per step of the rank with fewest: one per microbatch and part of the model."""
+    counts = []
+    for track in timeline.tracks:
+        table = track.collectives
+        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
+        calls = Counter(table.kinds[kind][0] for kind in table.kind[inside].tolist())
+        most = max(calls[operation] for operation in _MESSAGES)
+        if most and len(track.window_steps):
+            counts.append(most / len(track.window_steps))
+    return round(min(counts)) if counts else 0

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpudiag.analysis.parallelism.layout import Layout, find_layout
+from gpudiag.analysis.parallelism.layout import Layout, find_layout, messages_per_step
 from gpudiag.analysis.parallelism.passes import passes_of_step
 from gpudiag.analysis.parallelism.roles import role_of_traffic
 from gpudiag.intervals import Intervals, intersect, lengths_between, union
@@ -15,8 +15,6 @@ from gpudiag.model.analysis import BUCKETS, Finding
 from gpudiag.model.parallelism import ROLES, GroupRole, Parallelism, Pipeline, RankPlace, RoleTraffic
 from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
-
-_MESSAGES = ("send", "recv", "send_recv")
 
 
 def summarise_parallelism(
@@ -121,16 +119,3 @@ def _pipeline(
         theoretical_percent=100 * (stages - 1) / (microbatches + stages - 1),
         passes=passes_of_step(timeline, attribution, layout),
     )
-
-
-def messages_per_step(timeline: Timeline) -> int:
-    """Return the sends or receives per step of the rank with fewest: one per microbatch and part of the model."""
-    counts = []
-    for track in timeline.tracks:
-        table = track.collectives
-        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
-        calls = Counter(table.kinds[kind][0] for kind in table.kind[inside].tolist())
-        most = max(calls[operation] for operation in _MESSAGES)
-        if most and len(track.window_steps):
-            counts.append(most / len(track.window_steps))
-    return round(min(counts)) if counts else 0

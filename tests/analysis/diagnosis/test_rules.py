@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from gpudiag.analysis.diagnosis.kernels.slow_compute import BY_A_COMPILER
 from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
+from gpudiag.analysis.diagnosis.kernels.slow_compute import BY_A_COMPILER
 from gpudiag.model.analysis import FINDING_CODES
 from tests.analysis.diagnosis.cases import case_of, diagnosis_of
 from tests.analysis.diagnosis.rule_examples import every_example

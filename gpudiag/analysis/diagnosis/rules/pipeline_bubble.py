@@ -6,9 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
-import numpy as np
 
-from gpudiag.analysis.diagnosis.calibration import NOTABLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
 from gpudiag.analysis.diagnosis.rules.uneven_stages import balance_stages, work_of_processes
@@ -19,9 +17,12 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.parallelism.layout import messages_per_step
 from gpudiag.model.analysis import Finding
 from gpudiag.units import milliseconds
 
+#: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
+_MIN_PERCENT = 1.0
 #: The measured bubble confirms the theoretical one if they differ by at most this many percent of the step.
 _CLOSE_PERCENT = 5.0
 
@@ -33,12 +34,14 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         stages, microbatches: of the schedule.
         ms: per step and stage, in a step in which ranks and stages compute equally long and transfers take no time.
         step_ms: such a step.
+        longest_idle_ms: idle time of the process that computes longest, if all stay as uneven as they are.
     """
 
     stages: int
     microbatches: int
     ms: float
     step_ms: float
+    longest_idle_ms: float
 
     @property
     def percent(self) -> float:
@@ -51,34 +54,27 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
         return 100 * (self.stages - 1) / (self.microbatches + self.stages - 1)
 
 
-def microbatches(case: Case) -> int:
-    """Return the number of messages per step from the first stage to the second: one per microbatch and chunk."""
-    counts = []
-    for track in case.tracks:
-        table = track.collectives
-        sends = np.array([kind[0] == "send" for kind in table.kinds], np.bool_)
-        receives = np.array([kind[0] == "recv" for kind in table.kinds], np.bool_)
-        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
-        per_step = max(len(track.window_steps), 1)
-        sent = int((sends[table.kind] & inside).sum()) if len(sends) else 0
-        received = int((receives[table.kind] & inside).sum()) if len(receives) else 0
-        if sent or received:
-            counts.append(max(sent, received) / per_step)
-    return round(min(counts)) if counts else 0
-
-
 def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     """Return the bubble; None without a pipeline."""
-    stages, count = len(what_if.graph.peers), microbatches(case)
+    stages, count = len(what_if.graph.peers), messages_per_step(case.timeline)
     if stages < 2 or not count:
         return None
-    even = what_if.corrected
-    for edit in (without_input, without_untraced, equalize_ranks, balance_stages, without_transfer):
-        even = edit(what_if, even)
+    uneven = what_if.corrected
+    for edit in (without_input, without_untraced, without_transfer):
+        uneven = edit(what_if, uneven)
+    even = balance_stages(what_if, equalize_ranks(what_if, uneven))
     step_ms = milliseconds(what_if.model.simulate(even).step_ns)
-    work = work_of_processes(what_if, even)
-    compute_ms = milliseconds(float(work[list(what_if.graph.ranks)].mean()))
-    return Bubble(stages=stages, microbatches=count, ms=max(step_ms - compute_ms, 0.0), step_ms=step_ms)
+    uneven_ms = milliseconds(what_if.model.simulate(uneven).step_ns)
+    processes = list(what_if.graph.ranks)
+    compute_ms = milliseconds(float(work_of_processes(what_if, even)[processes].mean()))
+    longest_ms = milliseconds(float(work_of_processes(what_if, uneven)[processes].max()))
+    return Bubble(
+        stages=stages,
+        microbatches=count,
+        ms=max(step_ms - compute_ms, 0.0),
+        step_ms=step_ms,
+        longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
+    )
 
 
 class PipelineBubble:
@@ -86,7 +82,8 @@ class PipelineBubble:
 
     The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
     transfers take no time and the host never waits for data. It is compared with (p - 1) / (m + p - 1) for p stages and
-    m microbatches. Twice as many microbatches of half the size halve it, which is the reported saving.
+    m microbatches. Twice as many microbatches of half the size halve the idle time of the rank that computes longest,
+    which is the reported saving.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -115,9 +112,9 @@ class PipelineBubble:
         bubble = None if what_if is None else bubble_of(case, what_if)
         if what_if is None or bubble is None:
             return
-        saved, step_ms = bubble.ms / 2, what_if.now_ms
+        saved, step_ms = bubble.longest_idle_ms / 2, what_if.now_ms
         percent = min(100 * saved / step_ms, 100.0) if step_ms > 0 else 0.0
-        if percent < NOTABLE_PERCENT:
+        if percent < _MIN_PERCENT:
             return
         stages, count = bubble.stages, bubble.microbatches
         yield Finding(
