@@ -12,17 +12,27 @@ from gpudiag.training.jobs.parallel.artificial import artificial_work
 
 
 class _AllToAll(torch.autograd.Function):
-    """Send rows to the ranks of a group; backward sends the gradients back."""
+    """Send rows to the ranks of a group; backward sends the gradients back, times a factor."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, factor: float
+    ) -> Tensor:
         ctx.counts = sent, received, group
+        ctx.factor = factor
         return _exchange(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         sent, received, group = ctx.counts
-        return _exchange(gradients[0], received, sent, group), None, None, None
+        return _exchange(gradients[0] * ctx.factor, received, sent, group), None, None, None, None
+
+
+def _all_to_all(
+    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, factor: float
+) -> Tensor:
+    exchanged: Tensor = _AllToAll.apply(rows, sent, received, group, factor)  # type: ignore[no-untyped-call]  # torch's own
+    return exchanged
 
 
 def _exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
@@ -60,8 +70,10 @@ class ExpertLayer(nn.Module):
         their_counts = torch.empty_like(counts)
         dist.all_to_all_single(their_counts, counts, group=self._group)
         sent, received = counts.tolist(), their_counts.tolist()
-        rows = self._work(_AllToAll.apply(tokens[order], sent, received, self._group))  # type: ignore[no-untyped-call]
-        rows = _AllToAll.apply(rows, received, sent, self._group)  # type: ignore[no-untyped-call]  # torch's own
+        # An expert's gradient is a sum over the batches of all its ranks, which average those of all other layers.
+        ranks = float(self._group.size())
+        rows = self._work(_all_to_all(tokens[order], sent, received, self._group, ranks))
+        rows = _all_to_all(rows, received, sent, self._group, 1.0 / ranks)
         return torch.empty_like(tokens).index_copy(0, order, rows).view_as(x)
 
     def _work(self, rows: Tensor) -> Tensor:

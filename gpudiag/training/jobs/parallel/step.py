@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -103,27 +102,14 @@ class ParallelGpt:
         replicas = self.mesh.replicas
         if replicas is None:
             return part
-        experts = set[nn.Parameter]()
-        for layer in part.modules():
-            if isinstance(layer, ExpertLayer):
-                experts |= self._shard_experts(layer)
+        experts = [layer.expert for layer in part.modules() if isinstance(layer, ExpertLayer)]
+        copies = self.mesh.expert_replicas
+        for expert in experts if copies is not None else ():
+            fully_shard(expert, mesh=copies)
+        alone = {parameter for expert in experts for parameter in expert.parameters()} if copies is None else set()
         for block in part.blocks:
-            fully_shard(block, mesh=replicas, ignored_params=experts)
-        return fully_shard(part, mesh=replicas, ignored_params=experts)
-
-    def _shard_experts(self, layer: ExpertLayer) -> set[nn.Parameter]:
-        """Shard an expert over the processes that have the same one, and return the parameters that none other has.
-
-        Its gradient is the sum over the batches of all processes that share the experts, as all-to-all returns it.
-        """
-        copies, replicas = self.mesh.expert_replicas, self.layout.dp * self.layout.ep * self.layout.cp
-        if copies is None:
-            for parameter in layer.expert.parameters():
-                parameter.register_hook(lambda gradient: gradient / replicas)
-            return set(layer.expert.parameters())
-        fully_shard(layer.expert, mesh=copies)
-        cast("FSDPModule", layer.expert).set_gradient_divide_factor(replicas)
-        return set()
+            fully_shard(block, mesh=replicas, ignored_params=alone)
+        return fully_shard(part, mesh=replicas, ignored_params=alone)
 
     def _train_pipeline(self, tokens: Tensor, targets: Tensor) -> None:
         shape = (tokens.shape[0], tokens.shape[1])
