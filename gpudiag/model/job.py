@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Literal
 
+from gpudiag.model.parallel_layout import ParallelLayout
 from gpudiag.model.quantities import Difference, Milliseconds
 from gpudiag.model.structs import msgspec
 
@@ -74,7 +75,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         process_per_device: start a user-defined function once per device, in a framework whose processes drive all.
         strategy: how gradients are communicated; not used by a user-defined function.
         devices: GPUs, or CPU processes, on this node.
-        batch_size: samples per device and step.
+        batch_size: samples per device and step; with `parallel`, per replica of the model and step.
         loader_workers: processes per training process that assemble batches, for `loader` and `zmq`.
         prefetch: copy each batch to the device during the step before it.
         model: `whole`; `trivial` for one weight per input value, so that only the input takes time; `none` for fetching
@@ -94,6 +95,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         probe: measure the links before: None to reuse a measurement of the last day, else anew; True for anew; False
             for not at all.
         tries: changes to train by turns with the unchanged job, after the recording.
+        parallel: how the processes divide the model; None if each has all of it.
     """
 
     workload: str
@@ -123,6 +125,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     command: tuple[str, ...] = ()
     probe: bool | None = None
     tries: tuple[Change, ...] = ()
+    parallel: ParallelLayout | None = None
 
 
 class Job(RunOptions, frozen=True, kw_only=True):

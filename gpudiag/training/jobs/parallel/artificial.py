@@ -17,12 +17,14 @@ class ArtificialWork(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, forward_ms: float) -> Tensor:
+        """Wait, and return `x`."""
         occupy(x.device, forward_ms)
         ctx.forward_ms = forward_ms
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """Wait, and return the gradient."""
         occupy(gradients[0].device, BACKWARD_SHARE * ctx.forward_ms)
         return gradients[0], None
 

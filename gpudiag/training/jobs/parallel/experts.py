@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,34 +11,43 @@ from torch import distributed as dist
 from gpudiag.training.jobs.parallel.artificial import artificial_work
 
 
-class _AllToAll(torch.autograd.Function):
+class RowCounts(NamedTuple):
+    """Rows sent to and received from each rank of a group."""
+
+    group: dist.ProcessGroup
+    sent: list[int]
+    received: list[int]
+
+    @property
+    def reversed(self) -> RowCounts:
+        """The counts of the way back."""
+        return RowCounts(self.group, self.received, self.sent)
+
+    def exchange(self, rows: Tensor) -> Tensor:
+        """Return the received rows, by rank."""
+        output = rows.new_empty(sum(self.received), *rows.shape[1:])
+        dist.all_to_all_single(output, rows.contiguous(), self.received, self.sent, group=self.group)
+        return output
+
+
+class AllToAll(torch.autograd.Function):
     """Send rows to the ranks of a group; backward sends the gradients back, times a factor."""
 
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, factor: float
-    ) -> Tensor:
-        ctx.counts = sent, received, group
-        ctx.factor = factor
-        return _exchange(rows, sent, received, group)
+    def forward(ctx: Any, rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
+        """Return the received rows."""
+        ctx.counts, ctx.factor = counts, factor
+        return counts.exchange(rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        sent, received, group = ctx.counts
-        return _exchange(gradients[0] * ctx.factor, received, sent, group), None, None, None, None
+        """Return the gradients of the sent rows."""
+        return ctx.counts.reversed.exchange(gradients[0] * ctx.factor), None, None
 
 
-def _all_to_all(
-    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup, factor: float
-) -> Tensor:
-    exchanged: Tensor = _AllToAll.apply(rows, sent, received, group, factor)  # type: ignore[no-untyped-call]  # torch's own
+def _all_to_all(rows: Tensor, counts: RowCounts, factor: float) -> Tensor:
+    exchanged: Tensor = AllToAll.apply(rows, counts, factor)  # type: ignore[no-untyped-call]  # torch's own
     return exchanged
-
-
-def _exchange(rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-    output = rows.new_empty(sum(received), *rows.shape[1:])
-    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
-    return output
 
 
 class ExpertLayer(nn.Module):
@@ -66,15 +75,15 @@ class ExpertLayer(nn.Module):
         tokens = x.flatten(0, 1)
         choice = self._choose(len(tokens), x.device)
         order = torch.argsort(choice, stable=True)
-        counts = torch.bincount(choice, minlength=self._group.size())
-        their_counts = torch.empty_like(counts)
-        dist.all_to_all_single(their_counts, counts, group=self._group)
-        sent, received = counts.tolist(), their_counts.tolist()
+        sent = torch.bincount(choice, minlength=self._group.size())
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self._group)
+        counts = RowCounts(self._group, sent.tolist(), received.tolist())
         # An expert's gradient is a sum over the batches of all its ranks, which average those of all other layers.
         ranks = float(self._group.size())
-        rows = self._work(_all_to_all(tokens[order], sent, received, self._group, ranks))
-        rows = _all_to_all(rows, received, sent, self._group, 1.0 / ranks)
-        return torch.empty_like(tokens).index_copy(0, order, rows).view_as(x)
+        rows = self._work(_all_to_all(tokens[order], counts, ranks))
+        rows = _all_to_all(rows, counts.reversed, 1.0 / ranks)
+        return torch.empty_like(rows).index_copy(0, order, rows).view_as(x)
 
     def _work(self, rows: Tensor) -> Tensor:
         if self.ms_per_token:

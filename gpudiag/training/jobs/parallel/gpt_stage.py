@@ -7,10 +7,8 @@ heads, and without a shared embedding, because its two uses are on different pip
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
@@ -18,29 +16,15 @@ from torch.nn import functional
 
 from gpudiag.training.jobs.parallel.artificial import artificial_work
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
+from gpudiag.training.jobs.parallel.sizes import GptSizes
 
 
-class GptSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of a GPT: vocabulary, tokens per sequence, width, layers, attention heads."""
-
-    vocabulary: int
-    context: int
-    width: int
-    layers: int
-    heads: int
-
-
-#: GPT-2 small.
-GPU_SIZES = GptSizes(vocabulary=50_304, context=1024, width=768, layers=12, heads=12)
-#: Small enough for four processes on two CPU cores: about half a second per step.
-CPU_SIZES = GptSizes(vocabulary=4_096, context=128, width=256, layers=8, heads=8)
-
-
-class _Gathered(torch.autograd.Function):
+class GatheredSequence(torch.autograd.Function):
     """Concatenate the ranks' parts of sequences; backward sums the gradients of each part on its rank."""
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
+        """Return float[n, heads, whole t, width of a head] from this rank's part of t."""
         ctx.group = group
         parts = [torch.empty_like(part) for _ in range(group.size())]
         dist.all_gather(parts, part.contiguous(), group=group)
@@ -48,6 +32,7 @@ class _Gathered(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
+        """Return the gradient of this rank's part."""
         summed = gradients[0].contiguous()
         dist.all_reduce(summed, group=ctx.group)
         return summed.chunk(ctx.group.size(), dim=2)[ctx.group.rank()], None
@@ -78,7 +63,7 @@ class SplitAttention(nn.Module):
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             t, part = x.shape[1], self._group.rank()
-            key, value = (_Gathered.apply(heads, self._group) for heads in (key, value))  # type: ignore[no-untyped-call]
+            key, value = (GatheredSequence.apply(heads, self._group) for heads in (key, value))  # type: ignore[no-untyped-call]
             positions = torch.arange(key.shape[2], device=x.device)
             mask = positions[part * t : (part + 1) * t, None] >= positions
             attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
@@ -138,6 +123,7 @@ class GptStage(nn.Module):
         stage, stages: number of this stage, and of all.
         sequence_group: as for `SplitAttention`.
         expert_group: processes that share each layer's experts; None for layers without experts.
+        bf16: compute under autocast; what stages send to each other stays in fp32.
     """
 
     def __init__(
@@ -148,8 +134,10 @@ class GptStage(nn.Module):
         *,
         sequence_group: dist.ProcessGroup | None = None,
         expert_group: dist.ProcessGroup | None = None,
+        bf16: bool = False,
     ) -> None:
         super().__init__()
+        self._bf16 = bf16
         layers = sizes.layers * (stage + 1) // stages - sizes.layers * stage // stages
         self._part = 0 if sequence_group is None else sequence_group.rank()
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width) if stage == 0 else None
@@ -165,14 +153,12 @@ class GptStage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map int64[n, t] tokens or float[n, t, width] to float[n, t, width], or to logits on the last stage."""
-        if self.tokens is not None and self.positions is not None:
-            t = x.shape[1]
-            x = self.tokens(x) + self.positions(torch.arange(self._part * t, (self._part + 1) * t, device=x.device))
-        for block in self.blocks:
-            x = block(x)
-        return x if self.norm is None or self.head is None else self.head(self.norm(x))
-
-
-def expert_layers(stages: Sequence[GptStage]) -> list[ExpertLayer]:
-    """Return all layers of experts of these stages."""
-    return [module for stage in stages for module in stage.modules() if isinstance(module, ExpertLayer)]
+        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=self._bf16):
+            if self.tokens is not None and self.positions is not None:
+                begin, t = self._part * x.shape[1], x.shape[1]
+                x = self.tokens(x) + self.positions(torch.arange(begin, begin + t, device=x.device))
+            for block in self.blocks:
+                x = block(x)
+            if self.norm is not None and self.head is not None:
+                x = self.head(self.norm(x))
+            return x.float()

@@ -17,11 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import gpudiag
 from gpudiag.model.parallel_layout import ParallelLayout
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
-from gpudiag.training.jobs.parallel.gpt_stage import GptSizes, GptStage
+from gpudiag.training.jobs.parallel.gpt_stage import GptStage
 from gpudiag.training.jobs.parallel.mesh import ParallelMesh
-
-#: Stages of each process if the schedule is interleaved.
-INTERLEAVED_STAGES = 2
+from gpudiag.training.jobs.parallel.sizes import INTERLEAVED_STAGES, GptSizes
 
 
 class ParallelGpt:
@@ -39,6 +37,7 @@ class ParallelGpt:
         sharded: parameters and gradients are sharded over data-parallel processes (FSDP2); otherwise they are copies
             (DDP), which experts and split matrices exclude.
         make_optimizer: makes the optimizer of groups of parameters.
+        bf16: compute in bf16 under autocast.
     """
 
     def __init__(
@@ -49,7 +48,9 @@ class ParallelGpt:
         *,
         sharded: bool,
         make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
+        bf16: bool = False,
     ) -> None:
+        self._bf16 = bf16
         self.layout = layout
         self.sizes = sizes
         self.device = device
@@ -82,14 +83,23 @@ class ParallelGpt:
     def _part(self, number: int) -> GptStage:
         """Make a stage, with its matrices split over tensor-parallel processes."""
         torch.manual_seed(number)
-        groups = {"sequence_group": self.mesh.group("cp"), "expert_group": self.mesh.group("ep")}
-        part = GptStage(self.sizes, number, self.stages, **groups).to(self.device)
+        part = GptStage(
+            self.sizes,
+            number,
+            self.stages,
+            sequence_group=self.mesh.group("cp"),
+            expert_group=self.mesh.group("ep"),
+            bf16=self._bf16,
+        ).to(self.device)
         mesh = self.mesh.dimension("tp")
         if mesh is not None:
-            names = [f"attention.{name}" for name in ("query", "key", "value")]
+            feed = "feed" if self.layout.ep == 1 else "feed.expert"
+            columns = ["attention.query", "attention.key", "attention.value", f"{feed}.up"]
+            rows = ["attention.projection", f"{feed}.down"]
             for block in part.blocks:
-                plan: dict[str, Any] = dict.fromkeys([*names, "feed.up"], ColwiseParallel())
-                parallelize_module(block, mesh, plan | dict.fromkeys(["attention.projection", "feed.down"], RowwiseParallel()))
+                parallelize_module(
+                    block, mesh, dict.fromkeys(columns, ColwiseParallel()) | dict.fromkeys(rows, RowwiseParallel())
+                )
             if part.head is not None:
                 parallelize_module(part, mesh, {"head": ColwiseParallel(output_layouts=Replicate())})
         return part
