@@ -316,6 +316,7 @@ class FaultTrials(Generic[TrainerT]):
                 model=runtime.describe(self.trainer.model, ()),
                 software=runtime.software(),
                 ranks=record.read_ranks(directory, place.ranks),
+                parallel=self.trainer.parallel,
                 status="complete",
             )
             record.write_run(directory, run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class ParallelGpt:
     Attributes:
         parts: its stages without wrappers.
         mesh: the groups of processes.
+        sharded: as given.
         optimizer: updates this process's parameters.
 
     Args:
@@ -38,6 +40,7 @@ class ParallelGpt:
             (DDP), which experts and split matrices exclude.
         make_optimizer: makes the optimizer of groups of parameters.
         bf16: compute in bf16 under autocast.
+        marked: mark forward, backward and the update as `gpudiag.range` does; a pipeline's schedule mixes the first two.
     """
 
     def __init__(
@@ -49,8 +52,11 @@ class ParallelGpt:
         sharded: bool,
         make_optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer],
         bf16: bool = False,
+        marked: bool = True,
     ) -> None:
+        self._range: Callable[[str], AbstractContextManager[object]] = gpudiag.range if marked else nullcontext
         self._bf16 = bf16
+        self.sharded = sharded
         self.layout = layout
         self.sizes = sizes
         self.device = device
@@ -72,11 +78,11 @@ class ParallelGpt:
         if self.layout.pp > 1:
             self._train_pipeline(tokens, targets)
         else:
-            with gpudiag.range("forward"):
+            with self._range("forward"):
                 loss = cross_entropy(self.modules[0](tokens), targets)
-            with gpudiag.range("backward"):
+            with self._range("backward"):
                 loss.backward()
-        with gpudiag.range("optimizer"):
+        with self._range("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
 

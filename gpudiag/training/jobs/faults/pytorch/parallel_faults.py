@@ -1,0 +1,104 @@
+"""Divided jobs, and their faults: uneven pipeline stages, long sequences, a hot expert."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.training.jobs.faults.fault import Fault
+from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import ParallelTrainer, divided_gpt, set_work
+from gpudiag.training.jobs.parallel.experts import ExpertLayer
+
+
+class DividedJob(Fault[ParallelTrainer]):
+    """A divided job (on), or the same work in each process without communication (off).
+
+    The difference is what dividing costs: the pipeline's bubble, and communication.
+    """
+
+    kind: ClassVar[str]
+
+    def prepare(self) -> None:
+        """Build both jobs."""
+        trainer = self.trainer
+        self.network = divided_gpt(selftest_layout(self.kind, trainer.place.world_size), trainer.device)
+        self.batch = trainer.tokens(self.network)
+        layers = sum(len(part.blocks) for part in self.network.parts)
+        self._alone = divided_gpt(ParallelLayout(), trainer.device, layers=layers)
+        self._alone_batch = trainer.tokens(self._alone)
+
+    def switch(self, *, on: bool) -> None:
+        """Train one of the jobs."""
+        if on:
+            self.trainer.use(self.network, self.batch)
+        else:
+            self.trainer.use(self._alone, self._alone_batch)
+
+    def rest(self) -> None:
+        """Train the default job."""
+        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
+
+    def close(self) -> None:
+        """Delete the jobs."""
+        del self.network, self._alone
+
+    @property
+    def share(self) -> float:
+        """The size of a fault as a share of the usual work."""
+        return self.amount_ms / self.trainer.clean_ms
+
+
+class Pipeline(DividedJob):
+    """A pipeline of equal stages."""
+
+    kind = "pipeline"
+
+
+class TensorAndDataParallel(DividedJob):
+    """Matrices split over pairs, and FSDP2 over the pairs."""
+
+    kind = "tensor-and-data-parallel"
+
+
+class UnevenStages(DividedJob):
+    """The layers of one pipeline stage take longer, as if it had more of them."""
+
+    kind = "uneven-stages"
+
+    def switch(self, *, on: bool) -> None:
+        """Set the work of the slow stage."""
+        if self.affected:
+            set_work(self.network, 1.0 + self.share if on else 1.0)
+        self.trainer.use(self.network, self.batch)
+
+
+class LongSequences(DividedJob):
+    """The sequences of one replica are longer."""
+
+    kind = "long-sequences"
+
+    def switch(self, *, on: bool) -> None:
+        """Take long or usual sequences."""
+        factor = 1.0 + self.share if on and self.affected else 1.0
+        self.trainer.use(self.network, self.trainer.tokens(self.network, factor))
+
+
+class HotExpert(DividedJob):
+    """A share of all tokens goes to one expert; the others are assigned in turn."""
+
+    kind = "hot-expert"
+
+    def switch(self, *, on: bool) -> None:
+        """Set the assignment."""
+        for part in self.network.parts:
+            for module in part.modules():
+                if isinstance(module, ExpertLayer):
+                    module.hot = slow_position(self.kind, self.trainer.place.world_size)
+                    module.hot_share = self.share if on else 0.0
+        self.trainer.use(self.network, self.batch)
+
+
+PARALLEL_KINDS: dict[str, type[Fault[ParallelTrainer]]] = {
+    job.kind: job for job in (Pipeline, TensorAndDataParallel, UnevenStages, LongSequences, HotExpert)
+}
