@@ -40,7 +40,7 @@ class ParallelGpt:
             (DDP), which experts and split matrices exclude.
         make_optimizer: makes the optimizer of groups of parameters.
         bf16: compute in bf16 under autocast.
-        marked: mark forward, backward and the update as `gpudiag.range` does; a pipeline's schedule mixes the first two.
+        marked: mark forward, backward and the update for gpudiag; a pipeline's schedule mixes the first two.
     """
 
     def __init__(

@@ -25,7 +25,7 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 #: Layers of the whole model, and tokens per sequence. Its real work is negligible.
 LAYERS, TOKENS = 4, 64
 #: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
-LAYER_MS = 5.0
+LAYER_MS = 8.0
 #: Sequences of a process that has all layers. With fewer layers it has more, so that its work is the same.
 _SEQUENCES = 2
 
