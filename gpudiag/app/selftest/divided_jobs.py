@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpudiag.app.selftest.entry import CatalogueEntry
 
 #: Findings about what dividing costs, which are right beside that of a fault.
-_COSTS = {"pipeline-bubble": (), "communication-bound": ()}
+_COSTS: dict[str, tuple[str, ...]] = {"pipeline-bubble": (), "communication-bound": ()}
 
 
 def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:

@@ -71,7 +71,8 @@ class SplitAttention(nn.Module):
         return out
 
     def _heads(self, projected: Tensor) -> Tensor:
-        return projected.unflatten(2, (-1, self._head_width)).transpose(1, 2)
+        n, t, width = projected.shape
+        return projected.view(n, t, width // self._head_width, self._head_width).transpose(1, 2)
 
 
 class FeedForward(nn.Module):

@@ -81,7 +81,7 @@ class ParallelGpt:
             with self._range("forward"):
                 loss = cross_entropy(self.modules[0](tokens), targets)
             with self._range("backward"):
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         with self._range("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
@@ -125,7 +125,8 @@ class ParallelGpt:
         alone = {parameter for expert in experts for parameter in expert.parameters()} if copies is None else set()
         for block in part.blocks:
             fully_shard(block, mesh=replicas, ignored_params=alone)
-        return fully_shard(part, mesh=replicas, ignored_params=alone)
+        fully_shard(part, mesh=replicas, ignored_params=alone)
+        return part
 
     def _train_pipeline(self, tokens: Tensor, targets: Tensor) -> None:
         shape = (tokens.shape[0], tokens.shape[1])
@@ -154,7 +155,7 @@ class ParallelGpt:
             for number, module in zip(self.numbers, self.modules, strict=True)
         ]
         if self.layout.schedule == "interleaved":
-            return ScheduleInterleaved1F1B(stages, count, loss_fn=cross_entropy)
+            return ScheduleInterleaved1F1B([*stages], count, loss_fn=cross_entropy)
         schedule = ScheduleGPipe if self.layout.schedule == "gpipe" else Schedule1F1B
         return schedule(stages[0], count, loss_fn=cross_entropy)
 
