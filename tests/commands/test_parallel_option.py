@@ -68,9 +68,7 @@ def test_devices_follow_from_layout() -> None:
         ("ep=2", None, "fsdp"),
     ],
 )
-def test_replicas_are_sharded_where_copies_are_impossible(
-    layout: str, given: str | None, strategy: str | None
-) -> None:
+def test_replicas_are_sharded_where_copies_are_impossible(layout: str, given: str | None, strategy: str | None) -> None:
     assert check_parallel(options(layout, strategy=given)).strategy == strategy
 
 

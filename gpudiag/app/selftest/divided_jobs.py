@@ -5,7 +5,8 @@ from __future__ import annotations
 from gpudiag.app.selftest.entry import CatalogueEntry
 
 #: Findings about what dividing costs, which are right beside that of a fault.
-_COSTS: dict[str, tuple[str, ...]] = {"pipeline-bubble": (), "communication-bound": ()}
+_COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
+_PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 
 
 def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:
@@ -22,13 +23,13 @@ def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:
     )
 
 
-def _fault(name: str, summary: str, cause: str, amount: float) -> CatalogueEntry:
+def _fault(name: str, summary: str, cause: str, amount: float, beside: dict[str, tuple[str, ...]]) -> CatalogueEntry:
     return CatalogueEntry(
         name=name,
         summary=summary,
         code="straggler",
         causes=(cause,),
-        or_else=_COSTS,
+        or_else=beside,
         gpu_amount=amount,
         cpu_amount=amount,
         several=True,
@@ -42,7 +43,7 @@ DIVIDED = (
     # Its communication is measured, so that a finding of that size is no false alarm.
     _job("tensor-and-data-parallel", "well built: matrices are split over pairs of ranks (DTensor), and FSDP2", None),
     # The amounts are shares of the usual work of a stage or a sequence, and of all tokens.
-    _fault("uneven-stages", "one pipeline stage has more work than the others", "stage", 0.6),
-    _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0),
-    _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5),
+    _fault("uneven-stages", "one pipeline stage has more work than the others", "stage", 0.6, _PIPELINE),
+    _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
+    _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),
 )

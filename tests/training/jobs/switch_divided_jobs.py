@@ -2,7 +2,7 @@
 
     python switch_divided_jobs.py RANK WORLD MEETING null
 
-The answer has the ms of waiting by kind: with the fault off, on, and at rest. Nothing waits, the durations are only added.
+The answer has the ms of waiting by kind: with the fault off, on, and at rest. No time passes; the durations are added.
 """
 
 from __future__ import annotations

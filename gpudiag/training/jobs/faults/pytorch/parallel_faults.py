@@ -7,7 +7,7 @@ from typing import ClassVar
 from gpudiag.model.parallel_layout import ParallelLayout
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
-from gpudiag.training.jobs.faults.pytorch.parallel_trainer import ParallelTrainer, divided_gpt, set_work
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, ParallelTrainer, divided_gpt, set_work
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
@@ -18,11 +18,14 @@ class DividedJob(Fault[ParallelTrainer]):
     """
 
     kind: ClassVar[str]
+    layers: ClassVar[int] = LAYERS
 
     def prepare(self) -> None:
         """Build both jobs."""
         trainer = self.trainer
-        self.network = divided_gpt(selftest_layout(self.kind, trainer.place.world_size), trainer.device)
+        self.network = divided_gpt(
+            selftest_layout(self.kind, trainer.place.world_size), trainer.device, layers=self.layers
+        )
         self.batch = trainer.tokens(self.network)
         layers = sum(len(part.blocks) for part in self.network.parts)
         self._alone = divided_gpt(ParallelLayout(), trainer.device, layers=layers)
@@ -59,6 +62,7 @@ class TensorAndDataParallel(DividedJob):
     """Matrices split over pairs, and FSDP2 over the pairs."""
 
     kind = "tensor-and-data-parallel"
+    layers = 2  # each is communicated a dozen times per step
 
 
 class UnevenStages(DividedJob):
