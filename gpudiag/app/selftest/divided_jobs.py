@@ -42,8 +42,8 @@ DIVIDED = (
     _job("pipeline", "equal pipeline stages (1F1B)", "pipeline-bubble"),
     # Its communication is measured, so that a finding of that size is no false alarm.
     _job("tensor-and-data-parallel", "well built: matrices are split over pairs of ranks (DTensor), and FSDP2", None),
-    # The amounts are shares of the usual work of a stage or a sequence, and of all tokens.
-    _fault("uneven-stages", "one pipeline stage has more work than the others", "stage", 0.6, _PIPELINE),
+    # The amounts are shares of the usual layers and tokens, and of all tokens.
+    _fault("uneven-stages", "one pipeline stage has twice the layers of the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
     _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),
 )

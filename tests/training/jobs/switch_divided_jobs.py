@@ -54,7 +54,7 @@ def main(rank: str, world: str, meeting: str, _: str) -> None:
     answer: dict[str, Any] = {}
     for kind in PARALLEL_KINDS:
         fault = make_fault(
-            PARALLEL_KINDS, FaultPlan(name=kind, kind=kind, amount=0.5, ranks=slow_ranks(kind, int(world))), trainer
+            PARALLEL_KINDS, FaultPlan(name=kind, kind=kind, amount=1.0, ranks=slow_ranks(kind, int(world))), trainer
         )
         answer[kind] = []
         for on in (False, True):

@@ -23,8 +23,8 @@ def answers() -> list[dict[str, Any]]:
 @pytest.mark.xdist_group("processes")
 @pytest.mark.parametrize(
     ("kind", "slow", "more"),
-    # Half of all tokens and a quarter of the others go to the hot expert, whose share of a layer's work is a half.
-    [("uneven-stages", 2, 1.5), ("long-sequences", 2, 1.5), ("hot-expert", 2, 0.5 + 0.5 * (0.5 + 0.125) / 0.25)],
+    # All tokens go to the hot expert instead of a quarter. Experts have half of a layer's work.
+    [("uneven-stages", 2, 2.0), ("long-sequences", 2, 2.0), ("hot-expert", 2, 0.5 + 0.5 * 4)],
 )
 def test_fault_adds_work_on_slow_rank(answers: list[dict[str, Any]], kind: str, slow: int, more: float) -> None:
     assert slow_ranks(kind, RANKS) == (slow,)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from torch import nn
+
 from gpudiag.model.parallel_layout import ParallelLayout
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
-from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, ParallelTrainer, divided_gpt, set_work
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, ParallelTrainer, divided_gpt
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
@@ -66,14 +68,16 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """The layers of one pipeline stage take longer, as if it had more of them."""
+    """One pipeline stage has more layers; the added ones share the weights of the others."""
 
     kind = "uneven-stages"
 
     def switch(self, *, on: bool) -> None:
-        """Set the work of the slow stage."""
+        """Add layers to the slow stage, or remove them."""
         if self.affected:
-            set_work(self.network, 1.0 + self.share if on else 1.0)
+            part = self.network.parts[0]
+            usual = list(dict.fromkeys(part.blocks))
+            part.blocks = nn.ModuleList([*usual, *usual[: round(self.share * len(usual))]] if on else usual)
         self.trainer.use(self.network, self.batch)
 
 

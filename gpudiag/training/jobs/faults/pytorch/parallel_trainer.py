@@ -97,13 +97,13 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
         make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-4),
         marked=False,
     )
-    set_work(network)
+    _set_durations(network)
     return network
 
 
-def set_work(network: ParallelGpt, factor: float = 1.0) -> None:
-    """Set the duration of each layer to `factor` times the usual one; experts have half of it."""
-    each_ms = factor * LAYER_MS / TOKENS
+def _set_durations(network: ParallelGpt) -> None:
+    """Set the duration of each layer; experts have half of it."""
+    each_ms = LAYER_MS / TOKENS
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):
