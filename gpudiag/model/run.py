@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import ParallelLayout
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Percentage, Rate, Seconds
 from gpudiag.model.structs import msgspec
 

@@ -9,8 +9,7 @@ import pytest
 from gpudiag.app.profile.parallel import check_parallel, check_sizes
 from gpudiag.commands.command_line.parallel_option import read_layout
 from gpudiag.errors import UsageError
-from gpudiag.model.job import CommunicationOptions, RunOptions
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import CommunicationOptions, ParallelLayout, RunOptions
 from gpudiag.training.jobs.parallel.sizes import CPU_SIZES, GPU_SIZES
 
 

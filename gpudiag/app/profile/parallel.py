@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DEFAULT_FRAMEWORK, RunOptions
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import DEFAULT_FRAMEWORK, ParallelLayout, RunOptions
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.parallel.sizes import INTERLEAVED_STAGES, GptSizes
 

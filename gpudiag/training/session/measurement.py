@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import ParallelLayout
 from gpudiag.model.run import OWN_STRATEGY, ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session import record

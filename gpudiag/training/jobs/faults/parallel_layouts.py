@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import ParallelLayout
 
 #: Workload of these jobs in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import gpudiag
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import ParallelLayout
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 from gpudiag.training.jobs.parallel.gpt_stage import GptStage
 from gpudiag.training.jobs.parallel.mesh import ParallelMesh
@@ -133,8 +134,11 @@ class ParallelGpt:
         if shape not in self._schedules:
             self._schedules[shape] = self._schedule(*shape)
         first, last = 0 in self.numbers, self.stages - 1 in self.numbers
-        keywords = {"target": targets, "losses": []} if last else {}
-        self._schedules[shape].step(*((tokens,) if first else ()), **keywords, return_outputs=False)
+        keywords: dict[str, Any] = {"target": targets, "losses": []} if last else {}
+        schedule = self._schedules[shape]
+        if "return_outputs" in signature(schedule.step).parameters:  # not before PyTorch 2.10
+            keywords["return_outputs"] = False
+        schedule.step(*((tokens,) if first else ()), **keywords)
 
     def _schedule(self, n: int, t: int) -> Any:
         """Make the schedule of batches of this shape."""

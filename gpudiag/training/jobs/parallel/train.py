@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 import gpudiag
-from gpudiag.model.job import Job, computed_in
-from gpudiag.model.parallel_layout import ParallelLayout
+from gpudiag.model.job import Job, ParallelLayout, computed_in
 from gpudiag.training.jobs.data.batch_client import open_batches
 from gpudiag.training.jobs.data.batches import DevicePrefetch
 from gpudiag.training.jobs.parallel.sizes import gpt_sizes
