@@ -79,10 +79,13 @@ class ParallelGpt:
         if self.layout.pp > 1:
             self._train_pipeline(tokens, targets)
         else:
-            with self._range("forward"):
-                loss = cross_entropy(self.modules[0](tokens), targets)
-            with self._range("backward"):
-                loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+            # One process may take its microbatches one after the other too, for comparison with a pipeline.
+            count = self.layout.microbatches
+            for inputs, labels in zip(tokens.chunk(count), targets.chunk(count), strict=True):
+                with self._range("forward"):
+                    loss = cross_entropy(self.modules[0](inputs), labels) / count
+                with self._range("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         with self._range("optimizer"):
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)

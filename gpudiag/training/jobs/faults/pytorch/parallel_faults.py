@@ -30,7 +30,8 @@ class DividedJob(Fault[ParallelTrainer]):
         )
         self.batch = trainer.tokens(self.network)
         layers = sum(len(part.blocks) for part in self.network.parts)
-        self._alone = divided_gpt(ParallelLayout(), trainer.device, layers=layers)
+        alone = ParallelLayout(microbatches=self.network.layout.microbatches)
+        self._alone = divided_gpt(alone, trainer.device, layers=layers)
         self._alone_batch = trainer.tokens(self._alone)
 
     def switch(self, *, on: bool) -> None:

@@ -88,7 +88,8 @@ class ParallelTrainer(Trainer):
 
 def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = LAYERS) -> ParallelGpt:
     """Make this process's part of a small GPT whose layers take `LAYER_MS`."""
-    sizes = GptSizes(vocabulary=256, context=4 * TOKENS, width=32, layers=layers, heads=4)
+    # With a larger vocabulary the last stage would have more operations than the others.
+    sizes = GptSizes(vocabulary=32, context=4 * TOKENS, width=32, layers=layers, heads=4)
     network = ParallelGpt(
         layout,
         sizes,
