@@ -22,6 +22,7 @@ from gpudiag.commands.command_line.options import (
     this_command,
 )
 from gpudiag.commands.command_line.output import show_analysis
+from gpudiag.commands.command_line.parallel_option import METAVAR, read_layout
 from gpudiag.commands.command_line.user_command import (
     CommandOptions,
     command_after_separator,
@@ -36,6 +37,7 @@ from gpudiag.model.job import (
     MEMORY_FORMATS,
     NCCL_ALGORITHMS,
     PRECISIONS,
+    SCHEDULES,
     TRAINED_MODELS,
     Change,
     CommunicationOptions,
@@ -54,6 +56,7 @@ EXAMPLES = (
     ("gpudiag profile resnet50 --devices 4 --precision bf16 --memory-format nhwc", "ResNet-50 on four GPUs"),
     ("gpudiag profile resnet50 --try channels-last,fused,compile", "savings of changes, predicted and measured"),
     ("gpudiag profile gpt --no-p2p", "the cost of training without peer access"),
+    ("gpudiag profile gpt --parallel pp=2,dp=2,microbatches=8", "two pipeline stages, two replicas"),
     ("gpudiag profile mytraining:main --output runs/first", "your own function, in each process"),
     ("gpudiag profile resnet50 --model trivial --strategy independent", "the time of its input alone"),
     ("gpudiag profile resnet50 --framework tensorflow --strategy hierarchical-copy", "the same under TensorFlow"),
@@ -134,6 +137,15 @@ def profile(
     ] = None,
     devices: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="GPUs (or CPU processes) per node. Default: all GPUs, or 2.")
+    ] = None,
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar=METAVAR,
+            help="Divide gpt over processes: pipeline stages (pp), replicas (dp), experts (ep), parts of sequences "
+            "(cp) and of matrices (tp). Their product is the number of processes. With pp also microbatches=N and "
+            f"schedule={'|'.join(SCHEDULES)}.",
+        ),
     ] = None,
     batch_size: BatchSize = None,
     precision: OnePrecision = None,
@@ -310,6 +322,7 @@ def profile(
         command=this_command(),
         probe=probe,
         tries=_tries(try_),
+        parallel=read_layout(parallel),
     )
     from gpudiag.app.profile.profile import profile as run
     from gpudiag.commands.progress.run import RunProgress

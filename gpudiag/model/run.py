@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from gpudiag.model.job import ParallelLayout
 from gpudiag.model.quantities import Bytes, Count, Devices, Flops, Milliseconds, Ordinal, Percentage, Rate, Seconds
 from gpudiag.model.structs import msgspec
 
@@ -238,7 +239,12 @@ class StepsFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A profiled run, as saved in the run directory. `steps_found` is None if the program marked its steps."""
+    """A profiled run, as saved in the run directory.
+
+    Attributes:
+        steps_found: None if the program marked its steps.
+        parallel: how the processes divided a built-in workload (`--parallel`); None if each trained all of it.
+    """
 
     schema: str = RUN_SCHEMA
     created: str
@@ -254,6 +260,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     software: dict[str, str] = msgspec.field(default_factory=dict)
     ranks: tuple[RankRecord, ...] = ()
     steps_found: StepsFound | None = None
+    parallel: ParallelLayout | None = None
     status: RunStatus
     error: str | None = None
     run_id: str = ""

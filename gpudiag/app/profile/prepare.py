@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from gpudiag.analysis.diagnosis.hardware import examine_facts
+from gpudiag.app.profile.parallel import check_sizes
 from gpudiag.app.profile.refusals import check_options
 from gpudiag.errors import FrameworkMissingError, HardwareMissingError, UsageError
 from gpudiag.machine.inventory.gather import gather_inventory
@@ -20,6 +21,7 @@ from gpudiag.model.facts import Facts, nccl_transport
 from gpudiag.model.job import Job, RunOptions
 from gpudiag.model.run import OWN_STRATEGY
 from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.parallel.sizes import gpt_sizes
 from gpudiag.training.launch import Interpreter, Plan, inspect_interpreter
 from gpudiag.training.models.registry import is_own
 from gpudiag.training.strategies.registry import check_communication, default_strategy, strategy_entry
@@ -47,6 +49,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
             count += " in one process"
         nodes = f" on each of {plan.job.nodes} nodes" if plan.job.nodes > 1 else ""
         strategy = "" if plan.job.strategy == OWN_STRATEGY else f", {plan.job.strategy}"
+        if plan.job.parallel is not None:
+            strategy += f", {plan.job.parallel}"
         framework = framework_named(plan.job.framework).title
         return f"training {plan.job.title}{strategy}, {count}{nodes}, {framework} {self.interpreter.framework}"
 
@@ -65,6 +69,8 @@ def prepare(options: RunOptions) -> Prepared:
     interpreter, facts = _inspect(options)
     _check_gpus(options, entry, facts)
     devices = _devices(options, facts)
+    if options.parallel is not None:
+        check_sizes(options.parallel, gpt_sizes(on_gpu=usable_gpus(facts) > 0), options.batch_size)
     if entry is None and not is_own(options.workload):
         entry = strategy_entry(default_strategy(framework.name, on_gpu=usable_gpus(facts) > 0), framework.name)
     processes = _processes(options, entry, devices)
@@ -148,7 +154,9 @@ def _check_gpus(options: RunOptions, entry: type[Strategy] | None, facts: Facts)
 def _devices(options: RunOptions, facts: Facts) -> int:
     """Return the requested number of devices, else all GPUs, else two CPU processes."""
     gpus, cpus = usable_gpus(facts), facts.host.usable_cpus or 1
-    available = gpus or max(cpus, _CPU_PROCESSES)
+    # CPU processes of a divided model may share cores, because their number follows from the division.
+    divided = 0 if options.parallel is None else options.parallel.processes // options.nodes
+    available = gpus or max(cpus, _CPU_PROCESSES, divided)
     devices = options.devices or (gpus or _CPU_PROCESSES)
     if devices > available:
         there = f"{gpus} GPU{'s' if gpus > 1 else ''}" if gpus else f"no GPU, and {cpus} CPUs for {available} processes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpudiag.app.profile.parallel import check_parallel
 from gpudiag.errors import UsageError
 from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT, RunOptions
 from gpudiag.training.frameworks.registry import framework_named
@@ -18,6 +19,7 @@ def check_options(options: RunOptions) -> RunOptions:
     """
     framework_named(options.framework).check(options)
     _check_tries(options)
+    options = check_parallel(options)
     if is_own(options.workload):
         _check_user_function(options)
         return options

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from gpudiag.app.selftest.divided_jobs import DIVIDED
 from gpudiag.app.selftest.entry import CatalogueEntry
 from gpudiag.app.selftest.faults import MORE, QUICK
 from gpudiag.app.selftest.whole_jobs import JOBS
 from gpudiag.errors import UsageError, there_are
 from gpudiag.model.benchmarks.selftest import FaultPlan, LeftOut
 from gpudiag.training.frameworks.framework import Framework
+from gpudiag.training.jobs.faults.parallel_layouts import CPU_PROCESSES, slow_ranks
 
 #: Entries that `--quick` leaves out unless they are named.
-_LONGER = (*MORE, *JOBS)
+_LONGER = (*MORE, *JOBS, *DIVIDED)
 ENTRIES = (*QUICK, *_LONGER)
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
 #: Names of well-built jobs, and of all other entries.
@@ -58,13 +60,14 @@ def choose(
     for entry in ENTRIES:
         if entry.name not in wanted:
             continue
+        processes = processes_of(entry, device=device, world_size=world_size)
         obstacles = {
             "needs GPUs": entry.amount(device, framework.name) is None,
-            "needs two devices or more": entry.several and world_size < 2,
+            "needs two devices or more": entry.several and processes < 2,
             "needs two CPU cores or more": entry.kind == "pinned-core" and usable_cpus < 2,
             "these GPUs have no peer access to switch off": not entry.p2p and not peer_access,
             f"not available in {framework.title}": entry.kind not in framework.fault_kinds,
-            "needs an even number of devices": entry.in_pairs and world_size % 2 == 1,
+            "needs an even number of devices": entry.in_pairs and processes % 2 == 1,
             f"only in {' and '.join(entry.workloads)}": not _applies(entry, workloads),
             "not with --quick unless named": quick and entry in _LONGER and not names,
         }
@@ -76,8 +79,20 @@ def choose(
     return tuple(chosen), tuple(left_out)
 
 
+def processes_of(entry: CatalogueEntry, *, device: str, world_size: int) -> int:
+    """Return the number of training processes of an entry's launch."""
+    return CPU_PROCESSES if entry.divided and device == "cpu" else world_size
+
+
 def _applies(entry: CatalogueEntry, workloads: tuple[str, ...]) -> bool:
     return not workloads or any(entry.fits(workload) for workload in workloads)
+
+
+def _faulty_ranks(entry: CatalogueEntry, world_size: int) -> tuple[int, ...]:
+    """Return the ranks that have the fault; empty for all."""
+    if entry.divided:
+        return slow_ranks(entry.kind, world_size)
+    return (0,) if entry.first_rank else (faulty_rank(world_size),) if entry.one_rank else ()
 
 
 def fault_plan(entry: CatalogueEntry, *, device: str, world_size: int, framework: str) -> FaultPlan:
@@ -86,7 +101,7 @@ def fault_plan(entry: CatalogueEntry, *, device: str, world_size: int, framework
         name=entry.name,
         kind=entry.kind,
         amount=entry.amount(device, framework) or 0.0,
-        ranks=(0,) if entry.first_rank else (faulty_rank(world_size),) if entry.one_rank else (),
+        ranks=_faulty_ranks(entry, world_size),
         marked=entry.marked,
         job=entry.job,
     )

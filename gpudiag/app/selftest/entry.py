@@ -28,6 +28,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         or_else: other right findings, with their causes.
         job: a whole job, whose own communication and launch overhead are measured.
         workloads: workloads that it applies to; empty for all.
+        divided: a small GPT that the processes divide, trained in a launch of its own.
     """
 
     name: str
@@ -48,6 +49,7 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     or_else: dict[str, tuple[str, ...]] = {}
     job: bool = False
     workloads: tuple[str, ...] = ()
+    divided: bool = False
 
     @property
     def kind(self) -> str:

@@ -12,7 +12,7 @@ import msgspec
 from gpudiag.app.analyze import analyze_run, side_by_side
 from gpudiag.app.profile.prepare import Prepared, prepare_program
 from gpudiag.app.profile.train import train
-from gpudiag.app.selftest.catalogue import CATALOGUE, choose, fault_plan
+from gpudiag.app.selftest.catalogue import CATALOGUE, choose, fault_plan, processes_of
 from gpudiag.app.selftest.entry import CatalogueEntry
 from gpudiag.app.selftest.judge import (
     COMMUNICATION,
@@ -40,10 +40,11 @@ from gpudiag.model.benchmarks.selftest import (
     Selftest,
     SelftestPlan,
 )
-from gpudiag.model.job import MemoryFormat, Precision, RunOptions
+from gpudiag.model.job import MemoryFormat, ParallelLayout, Precision, RunOptions
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import RUN_FILE, locked, read_json, write_json
 from gpudiag.training.frameworks.registry import framework_named
+from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD
 from gpudiag.training.session.progress import Progress
 
 #: Called with each message of a training process and the faults of its launch, in order.
@@ -115,11 +116,19 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
     with locked(request.output):
         for training in trainings:
             for p2p in (True, False):
-                entries = tuple(entry for entry in chosen if entry.p2p == p2p and entry.fits(training.workload))
+                entries = tuple(
+                    entry
+                    for entry in chosen
+                    if entry.p2p == p2p and entry.fits(training.workload) and not entry.divided
+                )
                 if entries:
                     what = "" if p2p else " without peer access"
                     say(f"{training.workload}{what}: {', '.join(entry.name for entry in entries)}")
                     _launch(request, training, entries, observer, p2p=p2p)
+        divided = tuple(entry for entry in chosen if entry.divided)
+        if divided:
+            say(f"{PARALLEL_WORKLOAD}: {', '.join(entry.name for entry in divided)}")
+            _launch_divided(request, divided, observer, device=device, world_size=world_size)
         say("analysing")
         return judge_directory(request.output, left_out=left_out)
 
@@ -278,11 +287,21 @@ def _launch(
         active=8,
         warm_up_s=3.0 if device == "cuda" else 2.0,
         background=(FaultPlan(name=CLEAN_COMMUNICATION, kind="whole-exchange", job=True),)
-        if p2p and (world_size > 1 or device == "cuda")
+        if p2p and (world_size > 1 or device == "cuda") and training.workload != PARALLEL_WORKLOAD
         else (),
     )
     names = tuple(entry.name for entry in entries)
     train(prepared, lambda message: observer(message, names), plan)
+
+
+def _launch_divided(
+    request: SelftestRequest, entries: tuple[CatalogueEntry, ...], observer: Observer, *, device: str, world_size: int
+) -> None:
+    """Train divided jobs, on CPUs in more processes than there are cores."""
+    processes = processes_of(entries[0], device=device, world_size=world_size)
+    run = msgspec.structs.replace(request.run, devices=processes, parallel=ParallelLayout(dp=processes))
+    training = Training(workload=PARALLEL_WORKLOAD, batch_size=1, precision="fp32")
+    _launch(msgspec.structs.replace(request, run=run), training, entries, observer, p2p=True)
 
 
 def _window_error_ms(record: RunRecord) -> float:

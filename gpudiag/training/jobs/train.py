@@ -28,6 +28,11 @@ _GPU_LOADER_WORKERS = 2
 
 def train(job: Job) -> None:
     """Train until the session is complete, in each process."""
+    if job.parallel is not None:
+        from gpudiag.training.jobs.parallel.train import train_parallel
+
+        train_parallel(job, job.parallel)
+        return
     on_gpu = job.device == "cuda"
     device = use_device(job.device)
     entry = workload_entry(job.workload)

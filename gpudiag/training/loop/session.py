@@ -254,6 +254,7 @@ def _launched_description(job: Job, batch_size: int | None) -> RunDescription:
         strategy=job.strategy,
         batch_size=batch_size,
         options=job.environment_options,
+        parallel=job.parallel,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpudiag.model.job import ParallelLayout
 from gpudiag.model.run import OWN_STRATEGY, ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session import record
@@ -44,6 +45,7 @@ class RunDescription:
     options: dict[str, str] = field(default_factory=dict)
     model: ModelRecord | None = None
     steps_found: StepsFound | None = None
+    parallel: ParallelLayout | None = None
 
 
 class RankMeasurement:
@@ -264,6 +266,7 @@ class RankMeasurement:
             software=self._software,
             ranks=record.read_ranks(self.run_dir, self.position.ranks, self._run_id),
             steps_found=self.run.steps_found,
+            parallel=self.run.parallel,
             status=status,
             error=error,
             run_id=self._run_id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, fault_plan, faulty_rank
+from gpudiag.app.selftest.catalogue import CATALOGUE, catalogue_entry, choose, fault_plan, faulty_rank, processes_of
 from gpudiag.app.selftest.selftest import CPU_TRAININGS, GPU_TRAININGS
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import FINDING_CODES
@@ -42,6 +42,7 @@ def test_faults_that_need_gpus_are_left_out_on_cpus() -> None:
         ({"usable_cpus": 1}, "pinned-core-one", "two CPU cores"),
         ({"peer_access": False}, "no-p2p", "no peer access"),
         ({"world_size": 3}, "tensor-parallel", "even number"),
+        ({"world_size": 3}, "uneven-stages", "even number"),
         ({"workloads": ("resnet50",)}, "fsdp2", "only in gpt"),
     ],
 )
@@ -50,6 +51,14 @@ def test_impossible_fault_is_left_out_with_a_reason(changes: dict[str, Any], nam
     assert names(chosen) == {"none"}
     assert [entry.fault for entry in left_out] == [name]
     assert why in left_out[0].why
+
+
+def test_divided_jobs_have_four_processes_on_cpus() -> None:
+    """Their layers wait instead of computing, so the number of cores does not matter."""
+    chosen, _ = choose(("uneven-stages", "fsdp2"), **(TWO_CPUS | {"world_size": 1}))
+    assert names(chosen) == {"uneven-stages"}
+    assert processes_of(chosen[0], device="cpu", world_size=1) == 4
+    assert processes_of(chosen[0], device="cuda", world_size=8) == 8
 
 
 def test_quick_leaves_out_longer_faults_unless_named() -> None:
@@ -76,7 +85,8 @@ def test_unknown_fault_is_refused_with_a_list_of_known_ones() -> None:
 def test_expected_codes_and_causes_exist(entry: Any) -> None:
     assert entry.code is None or entry.code in FINDING_CODES
     expected = entry.expected("cuda", fault_plan(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
-    some = (0,) if entry.first_rank else (2,) if entry.one_rank else (0, 1, 2, 3)
+    one_rank = entry.one_rank or (entry.divided and not entry.job)
+    some = (0,) if entry.first_rank else (2,) if one_rank else (0, 1, 2, 3)
     assert expected.ranks == (() if entry.code is None else some)
     assert expected.codes <= set(FINDING_CODES)
 

@@ -15,6 +15,7 @@ from gpudiag.app.selftest.catalogue import CATALOGUE
 from gpudiag.model.benchmarks.selftest import FaultPlan, SelftestPlan
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.faults.fault import Fault, make_fault
+from gpudiag.training.jobs.faults.pytorch.parallel_faults import PARALLEL_KINDS
 from gpudiag.training.jobs.faults.pytorch.registry import KINDS
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 
@@ -69,7 +70,8 @@ def update(trainer: DdpTrainer) -> list[torch.Tensor]:
 
 
 def test_catalogue_and_registry_have_the_same_faults() -> None:
-    assert {entry.kind for entry in CATALOGUE.values()} == set(KINDS) == framework_named("pytorch").fault_kinds
+    assert {entry.kind for entry in CATALOGUE.values()} == {*KINDS, *PARALLEL_KINDS}
+    assert framework_named("pytorch").fault_kinds == {*KINDS, *PARALLEL_KINDS}
 
 
 def test_warm_up_measures_clean_step_time(trainer: DdpTrainer) -> None:

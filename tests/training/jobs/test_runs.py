@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import signal
 import subprocess
@@ -60,6 +61,20 @@ def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert analysis["devices"][0]["buckets_ms"]["compute"] > 0
     assert not batch_servers(temporary)
     assert not list(temporary.glob("gpudiag*"))
+
+
+def test_divided_model_is_trained_in_more_processes_than_cores(tmp_path: Path) -> None:
+    analysis, record = run(tmp_path, "gpt", "--parallel", "pp=2,dp=2,microbatches=2", devices=4)
+    assert record["parallel"]["pp"] == record["parallel"]["dp"] == record["parallel"]["microbatches"] == 2
+    assert record["parallel"]["schedule"] == "1f1b"
+    assert record["strategy"] == "gloo"
+    assert record["batch_size_per_device"] == 1  # two sequences for each pair of stages
+    assert record["options"]["sequences_per_replica"] == "2"
+    assert len(analysis["devices"]) == 4
+    with gzip.open(tmp_path / "traces" / "rank3.pt.trace.json.gz") as trace:
+        groups = json.load(trace)["distributedInfo"]["pg_config"]
+    ranks = {group["pg_desc"]: group["ranks"] for group in groups}
+    assert (ranks["mesh_pp"], ranks["mesh_dp"]) == ([1, 3], [2, 3])
 
 
 def test_model_none_times_input_only(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ _FAULT_KINDS = """
 none late-loader extra-compute pageable-copies syncs tiny-kernels slow-exchange whole-exchange pinned-core
 too-few-workers logs saves collections between-layers varying-lengths looped-optimizer double-batches small-copies
 sync-batchnorm emptied-cache fsdp2 tensor-parallel cuda-graph compiled side-stream-copies accumulation
-checkpointing
+checkpointing pipeline tensor-and-data-parallel uneven-stages long-sequences hot-expert
 """
 
 

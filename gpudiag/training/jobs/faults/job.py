@@ -13,6 +13,7 @@ import statistics
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Generic
 
@@ -26,7 +27,7 @@ from gpudiag.model.benchmarks.selftest import (
     SelftestPlan,
     StepBlock,
 )
-from gpudiag.model.run import RankRecord, RunRecord, StepTimes
+from gpudiag.model.run import RankRecord, RunRecord, StepFlops, StepTimes
 from gpudiag.model.run_directory import write_json
 from gpudiag.training.frameworks.runtimes import load_runtime
 from gpudiag.training.jobs.faults.fault import Fault, TrainerT, make_fault
@@ -208,6 +209,7 @@ class FaultTrials(Generic[TrainerT]):
 
     def _plain_windows(self, directory: Path, plan: FaultPlan) -> None:
         """Record with the framework's step marks only, as in most users' loops."""
+        flops = self._counted_step() if self.trainer.parallel is not None else None
         recorded: dict[TraceKind, StepTimes | None] = {}
         for recording in TRACE_KINDS:
             try:
@@ -216,7 +218,14 @@ class FaultTrials(Generic[TrainerT]):
                 if recording == "full":
                     raise
                 traceback.print_exc()  # only that recording is lost
-        self.save(directory, plan, recorded)
+        self.save(directory, plan, recorded, flops)
+
+    def _counted_step(self) -> StepFlops | None:
+        """Train a step and count its operations, which differ between the ranks of a divided model."""
+        counter = self._runtime.flop_counter([self.trainer.device], self.trainer.model)
+        with counter or nullcontext():
+            self.trainer.step()
+        return None if counter is None else counter.result
 
     def _window(self, directory: Path, recording: TraceKind) -> StepTimes | None:
         """Record one window; if the profiler fails, train its steps all the same, because other ranks record theirs."""
@@ -281,6 +290,7 @@ class FaultTrials(Generic[TrainerT]):
         directory: Path,
         plan: FaultPlan | None = None,
         recorded: Mapping[TraceKind, StepTimes | None] | None = None,
+        flops: StepFlops | None = None,
     ) -> None:
         """Write this rank's record of a run directory, then, on rank 0, the run's."""
         place, runtime, recorded = self.place, self._runtime, recorded or {}
@@ -299,6 +309,7 @@ class FaultTrials(Generic[TrainerT]):
             profiled=recorded.get("full"),
             trace=traces.get("full"),
             light_trace=traces.get("light"),
+            flops=flops,
         )
         record.write_rank(directory, rank_record)
         self.trainer.gather(None)
@@ -316,6 +327,7 @@ class FaultTrials(Generic[TrainerT]):
                 model=runtime.describe(self.trainer.model, ()),
                 software=runtime.software(),
                 ranks=record.read_ranks(directory, place.ranks),
+                parallel=self.trainer.parallel,
                 status="complete",
             )
             record.write_run(directory, run)

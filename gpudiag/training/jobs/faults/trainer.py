@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+from gpudiag.model.job import ParallelLayout
 from gpudiag.training.session.clock import StepClock, UnprofiledSeries
 from gpudiag.training.session.position import ClusterPosition
 
@@ -50,6 +51,7 @@ class Trainer(ABC):
         place: this process's ranks and hosts.
         strategy: name of the strategy, for the run record.
         model: the model without a wrapper for data parallelism.
+        parallel: how the processes divide the model, for the run record; None if each has all of it.
         loader: the source of batches.
         extra: a function that is called before each forward, or None.
         clean_ms: the step time without a fault, the same on all ranks; 0 before `warm_up`.
@@ -72,6 +74,7 @@ class Trainer(ABC):
         self.place = place
         self.strategy = strategy
         self.model = model
+        self.parallel: ParallelLayout | None = None
         self.loader = Loader(batches)
         self.clock = clock
         self.extra: Callable[[], None] | None = None

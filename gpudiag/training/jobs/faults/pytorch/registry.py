@@ -5,7 +5,10 @@ from __future__ import annotations
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.training.jobs.faults.fault import Fault, LateLoader, NoFault, PinnedCore
 from gpudiag.training.jobs.faults.job import run_faults
+from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD
 from gpudiag.training.jobs.faults.pytorch import host, loading, step_faults, variants
+from gpudiag.training.jobs.faults.pytorch.parallel_faults import PARALLEL_KINDS
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import ParallelTrainer
 from gpudiag.training.jobs.faults.pytorch.tensor_parallel import TensorParallel
 from gpudiag.training.jobs.faults.pytorch.trainer import DdpTrainer
 from gpudiag.training.loop.launched import Launched
@@ -43,4 +46,7 @@ KINDS: dict[str, type[Fault[DdpTrainer]]] = {
 
 def run(plan: SelftestPlan, started: Launched) -> None:
     """Run this process's share of one launch."""
-    run_faults(plan, started, DdpTrainer, KINDS)
+    if plan.workload == PARALLEL_WORKLOAD:
+        run_faults(plan, started, ParallelTrainer, PARALLEL_KINDS)
+    else:
+        run_faults(plan, started, DdpTrainer, KINDS)

@@ -1,0 +1,49 @@
+"""Jobs whose processes divide a model, clean and with faults. Their layers take a fixed time without a CPU core."""
+
+from __future__ import annotations
+
+from gpudiag.app.selftest.entry import CatalogueEntry
+
+#: Findings about what dividing costs, which are right beside that of a fault.
+_COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
+_PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
+
+
+def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:
+    return CatalogueEntry(
+        name=name,
+        summary=summary,
+        code=code,
+        gpu_amount=0.0,
+        cpu_amount=0.0,
+        several=True,
+        in_pairs=True,
+        job=True,
+        divided=True,
+    )
+
+
+def _fault(name: str, summary: str, cause: str, amount: float, beside: dict[str, tuple[str, ...]]) -> CatalogueEntry:
+    return CatalogueEntry(
+        name=name,
+        summary=summary,
+        code="straggler",
+        causes=(cause,),
+        or_else=beside,
+        gpu_amount=amount,
+        cpu_amount=amount,
+        several=True,
+        in_pairs=True,
+        divided=True,
+    )
+
+
+DIVIDED = (
+    _job("pipeline", "equal pipeline stages (1F1B)", "pipeline-bubble"),
+    # Its communication is measured, so that a finding of that size is no false alarm.
+    _job("tensor-and-data-parallel", "well built: matrices are split over pairs of ranks (DTensor), and FSDP2", None),
+    # The amounts are shares of the usual layers and tokens, and of all tokens.
+    _fault("uneven-stages", "one pipeline stage has twice the layers of the others", "stage", 1.0, _PIPELINE),
+    _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
+    _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),
+)

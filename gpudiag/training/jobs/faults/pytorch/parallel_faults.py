@@ -1,0 +1,113 @@
+"""Divided jobs, and their faults: uneven pipeline stages, long sequences, a hot expert."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import nn
+
+from gpudiag.model.job import ParallelLayout
+from gpudiag.training.jobs.faults.fault import Fault
+from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, ParallelTrainer, divided_gpt
+from gpudiag.training.jobs.parallel.experts import ExpertLayer
+
+
+class DividedJob(Fault[ParallelTrainer]):
+    """A divided job (on), or the same work in each process without communication (off).
+
+    The difference is what dividing costs: the pipeline's bubble, and communication.
+    """
+
+    kind: ClassVar[str]
+    layers: ClassVar[int] = LAYERS
+
+    def prepare(self) -> None:
+        """Build both jobs."""
+        trainer = self.trainer
+        self.network = divided_gpt(
+            selftest_layout(self.kind, trainer.place.world_size), trainer.device, layers=self.layers
+        )
+        self.batch = trainer.tokens(self.network)
+        layers = sum(len(part.blocks) for part in self.network.parts)
+        alone = ParallelLayout(microbatches=self.network.layout.microbatches)
+        self._alone = divided_gpt(alone, trainer.device, layers=layers)
+        self._alone_batch = trainer.tokens(self._alone)
+
+    def switch(self, *, on: bool) -> None:
+        """Train one of the jobs."""
+        if on:
+            self.trainer.use(self.network, self.batch)
+        else:
+            self.trainer.use(self._alone, self._alone_batch)
+
+    def rest(self) -> None:
+        """Train the default job."""
+        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
+
+    def close(self) -> None:
+        """Delete the jobs."""
+        del self.network, self._alone
+
+    @property
+    def share(self) -> float:
+        """The size of a fault as a share of the usual work."""
+        return self.amount_ms / self.trainer.clean_ms
+
+
+class Pipeline(DividedJob):
+    """A pipeline of equal stages."""
+
+    kind = "pipeline"
+
+
+class TensorAndDataParallel(DividedJob):
+    """Matrices split over pairs, and FSDP2 over the pairs."""
+
+    kind = "tensor-and-data-parallel"
+    layers = 2  # each is communicated a dozen times per step
+
+
+class UnevenStages(DividedJob):
+    """One pipeline stage has more layers; the added ones share the weights of the others."""
+
+    kind = "uneven-stages"
+
+    def switch(self, *, on: bool) -> None:
+        """Add layers to the slow stage, or remove them."""
+        if self.affected:
+            part = self.network.parts[0]
+            usual = list(dict.fromkeys(part.blocks))
+            part.blocks = nn.ModuleList([*usual, *usual[: round(self.share * len(usual))]] if on else usual)
+        self.trainer.use(self.network, self.batch)
+
+
+class LongSequences(DividedJob):
+    """The sequences of one replica are longer."""
+
+    kind = "long-sequences"
+
+    def switch(self, *, on: bool) -> None:
+        """Take long or usual sequences."""
+        factor = 1.0 + self.share if on and self.affected else 1.0
+        self.trainer.use(self.network, self.trainer.tokens(self.network, factor))
+
+
+class HotExpert(DividedJob):
+    """A share of all tokens goes to one expert; the others are assigned in turn."""
+
+    kind = "hot-expert"
+
+    def switch(self, *, on: bool) -> None:
+        """Set the assignment."""
+        for part in self.network.parts:
+            for module in part.modules():
+                if isinstance(module, ExpertLayer):
+                    module.hot = slow_position(self.kind, self.trainer.place.world_size)
+                    module.hot_share = self.share if on else 0.0
+        self.trainer.use(self.network, self.batch)
+
+
+PARALLEL_KINDS: dict[str, type[Fault[ParallelTrainer]]] = {
+    job.kind: job for job in (Pipeline, TensorAndDataParallel, UnevenStages, LongSequences, HotExpert)
+}

@@ -1,0 +1,114 @@
+"""The training loop of the selftest's divided jobs, whose layers take a fixed time without a CPU core."""
+
+from __future__ import annotations
+
+import gc
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from gpudiag.model.benchmarks.selftest import SelftestPlan
+from gpudiag.model.job import ParallelLayout
+from gpudiag.training.frameworks.pytorch.runtime import clock_for
+from gpudiag.training.jobs.faults.trainer import Trainer
+from gpudiag.training.jobs.parallel.experts import ExpertLayer
+from gpudiag.training.jobs.parallel.gpt_stage import SplitBlock
+from gpudiag.training.jobs.parallel.sizes import GptSizes
+from gpudiag.training.jobs.parallel.step import ParallelGpt
+from gpudiag.training.jobs.precision import use_device
+from gpudiag.training.session.position import current_position
+from gpudiag.training.strategies.pytorch_strategy import gather_objects
+
+#: Layers of the whole model, and tokens per sequence. Its real work is negligible.
+LAYERS, TOKENS = 4, 64
+#: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
+LAYER_MS = 8.0
+#: Sequences of a process that has all layers. With fewer layers it has more, so that its work is the same.
+_SEQUENCES = 2
+
+
+class ParallelTrainer(Trainer):
+    """A process of the divided jobs.
+
+    Attributes:
+        alone: the default job, in which each process trains a model of its own.
+        network: the job that is trained now.
+        batch: its tokens and targets, which stay on the device.
+    """
+
+    def __init__(self, plan: SelftestPlan) -> None:
+        on_gpu = plan.device == "cuda"
+        device = use_device(plan.device)
+        self._backend = "nccl" if on_gpu else "gloo"
+        dist.init_process_group(self._backend, device_id=device if on_gpu else None)
+        self._control = dist.new_group(backend="gloo")
+        self.alone = self.network = divided_gpt(ParallelLayout(), device)
+        self.batch = self.tokens(self.alone)
+        super().__init__(
+            device=device,
+            place=current_position(),
+            strategy=self._backend,
+            model=self.alone.parts[0],
+            batches=repeat(None),
+            clock=clock_for(device),
+        )
+
+    def use(self, network: ParallelGpt, batch: tuple[Tensor, Tensor]) -> None:
+        """Train this job from the next step on."""
+        self.network, self.batch, self.model = network, batch, network.parts[0]
+        several = network.layout.processes > 1
+        self.parallel = network.layout if several else None
+        self.strategy = "fsdp" if network.sharded else self._backend
+
+    def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Make a batch for this process, of sequences `factor` times as long as usual."""
+        layers = sum(len(part.blocks) for part in network.parts)
+        shape = _SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
+        generator = torch.Generator().manual_seed(network.mesh.batch_index)
+        tokens = torch.randint(0, network.sizes.vocabulary, shape, generator=generator).to(network.device)
+        return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+    def train(self, _batch: Any) -> None:
+        """Run forward, backward and update."""
+        self.network.train(*self.batch)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return every rank's value, by rank, on every rank."""
+        return gather_objects(value, self._control)
+
+    def close(self) -> None:
+        """Delete the models, then destroy the process group: see `PytorchStrategy.close`."""
+        del self.alone, self.network, self.model
+        gc.collect()
+        dist.destroy_process_group()
+
+
+def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = LAYERS) -> ParallelGpt:
+    """Make this process's part of a small GPT whose layers take `LAYER_MS`."""
+    # With a larger vocabulary the last stage would have more operations than the others.
+    sizes = GptSizes(vocabulary=32, context=4 * TOKENS, width=32, layers=layers, heads=4)
+    network = ParallelGpt(
+        layout,
+        sizes,
+        device,
+        sharded=layout.tp > 1 or layout.ep > 1,
+        make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-4),
+        marked=False,
+    )
+    _set_durations(network)
+    return network
+
+
+def _set_durations(network: ParallelGpt) -> None:
+    """Set the duration of each layer; experts have half of it."""
+    each_ms = LAYER_MS / TOKENS
+    for part in network.parts:
+        for module in part.modules():
+            if isinstance(module, SplitBlock):
+                has_experts = isinstance(module.feed, ExpertLayer)
+                module.ms_per_token = each_ms / 2 if has_experts else each_ms
+            elif isinstance(module, ExpertLayer):
+                module.ms_per_token = each_ms / 2

@@ -1,0 +1,44 @@
+"""Work of a given duration that keeps no CPU core busy, so that more processes than cores do not disturb each other."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+#: Backward takes this multiple of forward, as it does for matrix products.
+BACKWARD_SHARE = 2.0
+
+
+class ArtificialWork(torch.autograd.Function):
+    """Identity that takes `forward_ms` in forward and twice as long in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward_ms: float) -> Tensor:
+        """Wait, and return `x`."""
+        occupy(x.device, forward_ms)
+        ctx.forward_ms = forward_ms
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Wait, and return the gradient."""
+        occupy(gradients[0].device, BACKWARD_SHARE * ctx.forward_ms)
+        return gradients[0], None
+
+
+def occupy(device: torch.device, milliseconds: float) -> None:
+    """Keep a GPU busy, or let a CPU process wait, for this long."""
+    if device.type == "cuda":
+        # No GPU's clock is above 2 GHz, and PyTorch has no public equivalent.
+        torch.cuda._sleep(int(2e6 * milliseconds))  # type: ignore[no-untyped-call]  # noqa: SLF001
+    else:
+        time.sleep(milliseconds / 1e3)
+
+
+def artificial_work(x: Tensor, forward_ms: float) -> Tensor:
+    """Return `x` after work of this duration."""
+    done: Tensor = ArtificialWork.apply(x, forward_ms)  # type: ignore[no-untyped-call]  # torch's own
+    return done

@@ -1,0 +1,51 @@
+"""The process groups of a parallel job."""
+
+from __future__ import annotations
+
+from torch import distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from gpudiag.model.job import ParallelLayout
+
+#: Dimensions whose processes have different tokens and the same layers, apart from experts.
+_REPLICAS = ("dp", "ep", "cp")
+
+
+class ParallelMesh:
+    """The mesh of all processes, whose groups PyTorch describes in traces as `mesh_pp`, `mesh_dp` and so on.
+
+    Attributes:
+        mesh: dimensions larger than one, in the layout's order; None if there is one process.
+        replicas: the processes that average the gradients of layers without experts; None if this is one process.
+        expert_replicas: the processes that average the gradients of the same expert; None if this is one process.
+        batch_index: number of this process's batch, the same for processes that train on one batch together.
+    """
+
+    def __init__(self, device_type: str, layout: ParallelLayout) -> None:
+        sizes = {name: size for name, size in layout.sizes.items() if size > 1}
+        self.mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
+        self.replicas = self._flat(*_REPLICAS)
+        self.expert_replicas = self._flat("dp", "cp")
+        self.batch_index = self.coordinate("dp") * layout.ep + self.coordinate("ep")
+
+    def dimension(self, name: str) -> DeviceMesh | None:
+        """Return the mesh of this process's group along a dimension; None if it is alone there."""
+        has = self.mesh is not None and name in (self.mesh.mesh_dim_names or ())
+        return self.mesh[name] if self.mesh is not None and has else None
+
+    def _flat(self, *names: str) -> DeviceMesh | None:
+        """Return one dimension for several, without those of size one."""
+        names = tuple(name for name in names if self.dimension(name) is not None)
+        if self.mesh is None or not names:
+            return None
+        return self.mesh[names]._flatten("_".join(names)) if len(names) > 1 else self.mesh[names[0]]  # noqa: SLF001
+
+    def group(self, name: str) -> dist.ProcessGroup | None:
+        """Return this process's group along a dimension; None if it is alone there."""
+        mesh = self.dimension(name)
+        return None if mesh is None else mesh.get_group()
+
+    def coordinate(self, name: str) -> int:
+        """Return this process's position along a dimension."""
+        mesh = self.dimension(name)
+        return 0 if mesh is None else mesh.get_local_rank()
