@@ -68,7 +68,7 @@ def find_layout(timeline: Timeline) -> Layout | None:
     for (name, ranks), group in groups.items():
         for rank in ranks:
             role_of_group[rank][name] = group.role
-        if described_role(group.description) is None and (group.role == "unknown" or not group.operations):
+        if group.role == "unknown":
             continue
         stated &= described_role(group.description) is not None
         # A group along one dimension tells its size; one along several is their product.
@@ -80,6 +80,12 @@ def find_layout(timeline: Timeline) -> Layout | None:
             sizes[group.role] = max(sizes.get(group.role, 1), len(ranks))
             for index, rank in enumerate(ranks):
                 position[rank][group.role] = index
+    for role in _of_all_ranks(groups, timeline.world_size):
+        # A group of all ranks holds the other dimensions too.
+        others = prod(size for other, size in sizes.items() if other != role)
+        if sizes.get(role) == timeline.world_size and others > 1 and timeline.world_size % others == 0:
+            sizes[role] = timeline.world_size // others
+    sizes = {role: size for role, size in sizes.items() if size > 1}
     in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
     if not sizes or (set(sizes) <= {"data", "shard", "unknown"} and prod(sizes.values()) >= timeline.world_size):
         return None
@@ -92,7 +98,10 @@ def find_layout(timeline: Timeline) -> Layout | None:
 
 
 def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
-    """Return the groups of two ranks or more, by name and ranks."""
+    """Return the groups of two ranks or more in which something travels, by name and ranks.
+
+    A process also lists groups that it no longer uses.
+    """
     description: dict[tuple[str, _Ranks], str] = {}
     operations: dict[tuple[str, _Ranks], Counter[str]] = defaultdict(Counter)
     for track in timeline.tracks:
@@ -102,7 +111,16 @@ def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
         for (operation, name), count in calls_by_group(track).items():
             if name in known:
                 operations[name, known[name].ranks][operation] += count
-    return {key: _Group(key[1], text, operations[key]) for key, text in description.items()}
+    return {key: _Group(key[1], text, operations[key]) for key, text in description.items() if operations[key]}
+
+
+def _of_all_ranks(groups: dict[tuple[str, _Ranks], _Group], world_size: int) -> list[GroupRole]:
+    """Return the roles of groups of all ranks that no description states."""
+    return [
+        group.role
+        for (_, ranks), group in groups.items()
+        if len(ranks) == world_size and described_role(group.description) is None
+    ]
 
 
 def calls_by_group(track: DeviceTrack) -> dict[tuple[str, str], int]:

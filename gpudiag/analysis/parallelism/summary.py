@@ -117,5 +117,5 @@ def _pipeline(
         bubble_ms=bubble.get("bubble_ms"),
         bubble_percent=bubble.get("bubble_percent"),
         theoretical_percent=100 * (stages - 1) / (microbatches + stages - 1),
-        passes=passes_of_step(timeline, attribution, layout),
+        passes=passes_of_step(timeline, attribution, layout, microbatches),
     )

@@ -23,13 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.timeline.calibration import AS_CLOSE, SHORT_PASS, TWICE_AS_OFTEN
+from gpudiag.analysis.parallelism.roles import described_role
+from gpudiag.analysis.timeline.calibration import AS_CLOSE, NOT_BY_CHANCE, SHORT_PASS, TWICE_AS_OFTEN
 from gpudiag.analysis.timeline.collectives import POINT_TO_POINT, TrackCalls
 from gpudiag.intervals import Intervals, lengths_inside, union
 from gpudiag.model.event import CollectiveCall, EventKind, EventTable, ProcessGroup, Role, Trace
 
-#: Words in descriptions of groups of pipeline stages.
-_PIPELINE_WORDS = ("pp", "pipe", "stage")
 _BACKWARD = "autograd::engine::evaluate_function"
 
 
@@ -78,15 +77,21 @@ def _group_of_thread(
     groups: Mapping[str, ProcessGroup],
     ends: Mapping[int, Mapping[str, NDArray[np.int64]]],
 ) -> str:
-    """Return the name of the group whose members end their collectives nearest to these; "" if none is recorded."""
+    """Return the name of the group whose members end their collectives nearest to these; "" if none is recorded.
+
+    Of a group and its subgroups, the largest is right whose members end their collectives nearer than by chance.
+    """
     distance: dict[str, float] = {}
+    chance: dict[str, float] = {}
     for name, group in groups.items():
         others = [rank for rank in group.ranks if rank != track.rank and rank in ends]
         if track.rank in group.ranks and others:
             distance[name] = max(_median_distance(track, chosen, ends[rank]) for rank in others)
+            chance[name] = min(_chance_distance(track, chosen, ends[rank]) for rank in others)
     if not distance:
         return ""
-    close = [name for name in distance if distance[name] <= AS_CLOSE * min(distance.values())]
+    nearest = min(distance.values())
+    close = [name for name in distance if distance[name] <= max(AS_CLOSE * nearest, NOT_BY_CHANCE * chance[name])]
     return max(close, key=lambda name: len(groups[name].ranks))
 
 
@@ -100,6 +105,18 @@ def _median_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
         at = int(np.searchsorted(others, track.end[index]))
         distances.append(np.abs(others[max(at - 1, 0) : at + 1] - track.end[index]).min())
     return float(np.median(distances))
+
+
+def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str, NDArray[np.int64]]) -> float:
+    """Return the median distance in ns of a random time to the nearest of a rank's ends; 0 if it has too few."""
+    distances = []
+    for operation in {track.calls[index].operation for index in chosen}:
+        others = ends.get(operation)
+        if others is None or len(others) < 2:
+            return 0.0
+        # Half of the time between two ends is nearer to one of them than a quarter of their distance.
+        distances.append(float(others[-1] - others[0]) / (len(others) - 1) / 4)
+    return min(distances, default=0.0)
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
@@ -150,16 +167,20 @@ def _lacks_peer(call: CollectiveCall) -> bool:
 
 
 def _pipeline_group(trace: Trace, lacking: Mapping[int, Sequence[int]]) -> tuple[str, ProcessGroup | None]:
-    """Return the group of pipeline stages: one described so, else the smallest whose ranks all send or receive."""
+    """Return the group of pipeline stages: one described so, else the smallest whose ranks all send or receive.
+
+    A group that is described otherwise is none.
+    """
     groups = {
         name: group
         for name, group in trace.groups.items()
         if len(group.ranks) > 1 and all(lacking.get(rank) for rank in group.ranks)
     }
-    if not groups:
+    role = {name: described_role(group.description) for name, group in groups.items()}
+    candidates = [name for name in groups if role[name] == "pipeline"] or [name for name in groups if not role[name]]
+    if not candidates:
         return "", None
-    described = [name for name, group in groups.items() if any(word in group.description for word in _PIPELINE_WORDS)]
-    name = min(described or groups, key=lambda name: len(groups[name].ranks))
+    name = min(candidates, key=lambda name: len(groups[name].ranks))
     return name, groups[name]
 
 

@@ -185,6 +185,17 @@ def group_of_three(at: float) -> object:
     return process_groups._group_of_thread(track, [0], groups, ends)
 
 
+@CASES.of("NOT_BY_CHANCE")
+def group_beside_a_nearer_pair(at: float) -> object:
+    """Rank 1 ends its collectives with rank 0, and rank 2 later by `at` times 1000 ns; the next one follows in 4000."""
+    call = CollectiveCall(row=0, operation="all_reduce")
+    track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
+    late = 10_000 + round(1000 * at)
+    ends = {1: {"all_reduce": np.array([10_000, 14_000])}, 2: {"all_reduce": np.array([late, late + 4_000])}}
+    groups = {"pair": ProcessGroup((0, 1)), "all": ProcessGroup((0, 1, 2))}
+    return process_groups._group_of_thread(track, [0], groups, ends)
+
+
 @CASES.of("TWICE_AS_OFTEN")
 def neighbours_of_last(at: float) -> object:
     return process_groups._neighbours(2, (0, 1, 2), {0: 1000, 1: round(1000 * at), 2: 1000})
