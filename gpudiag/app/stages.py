@@ -60,12 +60,16 @@ def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
     return summarise_modules(timeline, run)
 
 
-def _parallelism(timeline: Timeline, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
-    if not timeline.divides_work:
+def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
+    if not case.timeline.divides_work:
         return None
-    from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # most jobs divide batches
+    from gpudiag.analysis.diagnosis.imbalance import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
+    from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
 
-    return summarise_parallelism(timeline, attribution, findings)
+    parallelism = summarise_parallelism(case.timeline, attribution, findings)
+    if parallelism is None or case.what_if is None:
+        return parallelism
+    return msgspec.structs.replace(parallelism, imbalance=imbalance_of(case.what_if, findings))
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
@@ -150,7 +154,7 @@ def analysis_of_traces(
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
-        parallelism=_parallelism(timeline, attribution, findings),
+        parallelism=_parallelism(case, case.attribution, findings),
     )
     return AnalysedTraces(analysis, timeline, attribution)
 

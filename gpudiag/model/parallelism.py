@@ -88,6 +88,34 @@ class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
     passes: tuple[PassOfStage, ...] = ()
 
 
+class ImbalanceCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect of one cause of imbalance.
+
+    Attributes:
+        slowdown: simulated step time divided by that without this cause alone.
+        saved_ms: the same as a difference, per step.
+    """
+
+    slowdown: Rate
+    saved_ms: Milliseconds
+
+
+class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
+    """Slowdown by operations that differ from their peers.
+
+    Attributes:
+        slowdown: simulated step time divided by that of the ideal step. In tables of operations each computation of
+            the ideal step takes the mean and each transfer the median of its kind. In traces ranks compute as long as
+            the lower median of their peers, and stages as long as their mean.
+        ideal_ms: step time of the ideal step.
+        by: effect of removing each cause alone (`rank`, `stage`, `sequence`, `experts`); effects may overlap.
+    """
+
+    slowdown: Rate
+    ideal_ms: Milliseconds
+    by: dict[str, ImbalanceCause]
+
+
 class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     """How a job divides its work.
 
@@ -97,6 +125,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
         traffic: communication by role.
         ranks: all recorded ranks.
         pipeline: None without stages.
+        imbalance: None if the steps cannot be simulated.
     """
 
     sizes: dict[GroupRole, Count]
@@ -104,6 +133,7 @@ class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
     traffic: tuple[RoleTraffic, ...] = ()
     ranks: tuple[RankPlace, ...] = ()
     pipeline: Pipeline | None = None
+    imbalance: Imbalance | None = None
 
     @property
     def words(self) -> str:
