@@ -76,7 +76,10 @@ def calls(operations: Mapping[str, float]) -> str:
 
 
 def stage_rows(analysis: Analysis, parallelism: Parallelism) -> list[tuple[str, ...]]:
-    """Return the cells of `STAGE_COLUMNS` for each stage; `to mean` compares stages, `to its peers` ranks of a stage."""
+    """Return the cells of `STAGE_COLUMNS` for each stage.
+
+    `to mean` compares stages, `to its peers` the slowest rank with the others of its stage.
+    """
     stages: dict[int, list[RankPlace]] = defaultdict(list)
     for place in parallelism.ranks:
         stages[place.position.get("pipeline", 0)].append(place)
