@@ -18,8 +18,8 @@ from gpudiag.report.rank_rows import OVERLAPPED, duration
 TRAFFIC_HEADING = "Communication by role"
 STAGES_HEADING = "Pipeline stages"
 RANKS_HEADING = "Ranks in the grid"
-TRAFFIC_COLUMNS = ("role", "size", "transfer ms", "wait ms", f"{OVERLAPPED} ms", "sent", "calls per step and rank")
-TRAFFIC_NOTE = "Times are per step, on the rank with most."
+CALLS = "calls per step"
+TRAFFIC_NOTE = "Times per step, on the rank with most."
 STAGE_COLUMNS = ("stage", "ranks", "compute ms", "to mean", "wait ms", "slowest rank", "to its peers")
 #: Real jobs have fewer; a hostile file could have any number.
 _MOST_ROLES = 16
@@ -39,24 +39,26 @@ class StageRow(msgspec.Struct, frozen=True, kw_only=True):
     passes: tuple[PassOfStage, ...]
 
 
-def traffic_rows(parallelism: Parallelism) -> list[tuple[str, ...]]:
-    """Return the cells of `TRAFFIC_COLUMNS` for each role."""
-    rows = []
+def traffic_columns(parallelism: Parallelism) -> dict[str, list[str]]:
+    """Return the cells of each role by heading, without bytes if the traces have none."""
     shown = parallelism.traffic[:_MOST_ROLES]
     most = max((duration(ms) for role in shown for ms in (role.transfer_ms, role.wait_ms, role.hidden_ms)), default=0.0)
-    for traffic in shown:
-        size = parallelism.sizes.get(traffic.role)
-        times = (traffic.transfer_ms, traffic.wait_ms, traffic.hidden_ms)
-        rows.append(
-            (
-                traffic.role,
-                figures.UNKNOWN if size is None else figures.thousands(size),
-                *(figures.milliseconds(duration(ms), beside=most) for ms in times),
-                figures.size(traffic.size_bytes),
-                calls(traffic.operations),
-            )
-        )
-    return rows
+
+    def times(values: Iterable[float]) -> list[str]:
+        return [figures.milliseconds(duration(ms), beside=most) for ms in values]
+
+    columns = {
+        "role": [traffic.role for traffic in shown],
+        "size": [_known(parallelism.sizes.get(traffic.role)) for traffic in shown],
+        "transfer ms": times(traffic.transfer_ms for traffic in shown),
+        "wait ms": times(traffic.wait_ms for traffic in shown),
+        f"{OVERLAPPED} ms": times(traffic.hidden_ms for traffic in shown),
+        "data": [figures.size(traffic.size_bytes) for traffic in shown],
+        CALLS: [calls(traffic.operations) for traffic in shown],
+    }
+    if set(columns["data"]) == {figures.UNKNOWN}:
+        del columns["data"]
+    return columns
 
 
 def calls(operations: Mapping[str, float]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.parallelism import Parallelism, Pass, Pipeline
-from gpudiag.report import figures, header, parallel_rows
+from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow
 
@@ -24,14 +24,13 @@ _DIGIT, _SPACE = 7.0, 5.0
 
 def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any]:
     """Return the template's variables."""
-    pipeline = parallelism.pipeline
+    pipeline, traffic = parallelism.pipeline, parallel_rows.traffic_columns(parallelism)
     ranks = parallel_rows.rank_rows(parallelism, _MOST_RANKS)
     omitted = len(parallelism.ranks) - len(ranks)
     return {
-        "lines": header.grid_lines(analysis),
         "traffic_heading": parallel_rows.TRAFFIC_HEADING,
-        "traffic_columns": parallel_rows.TRAFFIC_COLUMNS,
-        "traffic": parallel_rows.traffic_rows(parallelism),
+        "traffic_columns": list(traffic),
+        "traffic": list(zip(*traffic.values(), strict=True)),
         "traffic_note": parallel_rows.TRAFFIC_NOTE,
         "pipeline": None if pipeline is None else _pipeline(analysis, parallelism, pipeline),
         "ranks_heading": parallel_rows.RANKS_HEADING,

@@ -11,9 +11,10 @@ from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
 from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, Pipeline
-from gpudiag.report import figures, parallel_rows
+from gpudiag.report import parallel_rows
 from gpudiag.report.console import and_more, drop_columns, plain_table
 from gpudiag.report.palette import Fill, fills
+from gpudiag.report.rank_rows import OVERLAPPED
 
 #: Buckets whose colors the passes have.
 _COLORS: dict[Pass, str] = {"forward": "launch", "backward": "compute", "both": "communication_transfer"}
@@ -26,17 +27,16 @@ _WIDEST = 180
 _FEW_RANKS = 64
 #: Narrower terminals show calls below each role's times.
 _WIDE = 70
-_CALLS = parallel_rows.TRAFFIC_COLUMNS[-1]
 
 
 def parallel_sections(
     analysis: Analysis, parallelism: Parallelism, console: Console, *, full: bool, all_ranks: bool
 ) -> list[tuple[str, RenderableType | None]]:
     """Return the sections; only a full report has the ranks' places."""
-    traffic, pipeline = parallelism.traffic, parallelism.pipeline
+    pipeline = parallelism.pipeline
     stages = None if pipeline is None else _stages(analysis, parallelism, pipeline, console)
     return [
-        (parallel_rows.TRAFFIC_HEADING, _traffic(parallelism, console.width) if traffic else None),
+        (parallel_rows.TRAFFIC_HEADING, _traffic(parallelism, console.width) if parallelism.traffic else None),
         (parallel_rows.STAGES_HEADING, stages),
         (parallel_rows.RANKS_HEADING, _ranks(parallelism, console.width, all_ranks=all_ranks) if full else None),
     ]
@@ -44,15 +44,12 @@ def parallel_sections(
 
 def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
     """Return a table of the roles; narrow terminals have their calls in lines below it."""
-    columns = _columns(parallel_rows.TRAFFIC_COLUMNS, parallel_rows.traffic_rows(parallelism))
-    if set(columns["sent"]) == {figures.UNKNOWN}:
-        del columns["sent"]
-    calls = columns.pop(_CALLS)
-    note = Text(parallel_rows.TRAFFIC_NOTE, style="dim")
+    columns, note = parallel_rows.traffic_columns(parallelism), Text(parallel_rows.TRAFFIC_NOTE, style="dim")
     if width >= _WIDE:
-        return Group(_table({**columns, _CALLS: calls}, left=("role", _CALLS), folded=_CALLS), note)
+        return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), note)
+    calls = columns.pop(parallel_rows.CALLS)
     lines = [Text(f"{role}: {words}") for role, words in zip(columns["role"], calls, strict=True)]
-    drop_columns(columns, ("sent", "size"), width)
+    drop_columns(columns, ("data", "size", f"{OVERLAPPED} ms"), width)
     return Group(_table(columns, left=("role",)), *lines, note)
 
 
