@@ -47,7 +47,7 @@ class Frames(NamedTuple):
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
         collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis.
         parallel_ranks: rank, compute_ms, relative, and its position in the group of each role.
-        parallel_traffic: role, size of its groups, the other fields of `RoleTraffic`, and `<operation>_per_step` of each
+        parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and `<operation>_per_step` of each
             operation.
         pipeline_passes: the fields of `Pipeline.passes`.
     """
