@@ -149,7 +149,13 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     if not known:
         raise UnreadableInputError(f"{output}: holds no runs of a selftest", "Give the directory of a selftest.")
     order = list(CATALOGUE)
-    known.sort(key=lambda pair: (pair[1].workload, order.index(pair[1].fault.name)))
+    known.sort(
+        key=lambda pair: (
+            pair[1].workload == PARALLEL_WORKLOAD,
+            pair[1].workload,
+            order.index(pair[1].fault.name),
+        )
+    )
     analyses = side_by_side(analyze_run, [run for run, _ in known])
     records = [read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA) for run, _ in known]
     clean_losses = _clean_losses(output, ablations)
