@@ -45,7 +45,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
-    from gpudiag.model.parallelism import Parallelism
+    from gpudiag.model.pipeline import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
 #: Maximum length of a reason in a message, in characters.

@@ -10,7 +10,7 @@ from statistics import mean
 import msgspec
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import ROLES, Parallelism, PassOfStage, Pipeline, RankPlace
+from gpudiag.model.pipeline import ROLES, Parallelism, PassOfStage, PipelineShape, RankPlace
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import OVERLAPPED, duration
@@ -143,7 +143,7 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) and 0 <= value < 1e6 else figures.UNKNOWN
 
 
-def bubble_line(pipeline: Pipeline) -> str:
+def bubble_line(pipeline: PipelineShape) -> str:
     """Return the bubble beside the share that the schedule's formula gives."""
     setting = f"{pipeline.stages} stages and {pipeline.microbatches} microbatches"
     theory = f"(p-1)/(m+p-1) gives {duration(pipeline.theoretical_percent):.1f} % for {setting}"
@@ -154,7 +154,7 @@ def bubble_line(pipeline: Pipeline) -> str:
     return f"Bubble: {bubble}, {share}; {theory}."
 
 
-def passes_by_stage(pipeline: Pipeline) -> tuple[list[StageRow], float]:
+def passes_by_stage(pipeline: PipelineShape) -> tuple[list[StageRow], float]:
     """Return the passes of each stage, without times that are not real, and the end of the last one in ms."""
     rows: dict[tuple[int, int], list[PassOfStage]] = defaultdict(list)
     for each in pipeline.passes:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpudiag.model.parallelism import Parallelism, PassOfStage, Pipeline, RankPlace, RoleTraffic
+from gpudiag.model.pipeline import Parallelism, PassOfStage, PipelineShape, RankPlace, RoleTraffic
 from tests import builders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.model.analysis import Analysis
-    from gpudiag.model.parallelism import Pass
+    from gpudiag.model.pipeline import Pass
 
 FORWARD_MS, BACKWARD_MS = 10.0, 20.0
 
@@ -86,7 +86,7 @@ def pipeline_job(stages: int = 4, microbatches: int = 8) -> Analysis:
             )
             for rank, ms in enumerate(compute)
         ),
-        pipeline=Pipeline(
+        pipeline=PipelineShape(
             stages=stages,
             microbatches=microbatches,
             bubble_ms=90.0,

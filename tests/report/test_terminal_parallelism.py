@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from gpudiag.app.analyze import analyze
-from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, Pipeline, RankPlace, RoleTraffic
+from gpudiag.model.pipeline import Parallelism, Pass, PassOfStage, PipelineShape, RankPlace, RoleTraffic
 from gpudiag.report.figures import TIMES
 from gpudiag.report.palette import Fill
 from gpudiag.report.terminal.parallelism import timeline_row
@@ -98,7 +98,7 @@ def test_short_pass_has_one_cell() -> None:
 
 
 def test_pass_of_unknown_direction_is_explained() -> None:
-    pipeline = Pipeline(stages=2, microbatches=2, theoretical_percent=33.3, passes=(a_pass("both", 0, 0, 10),))
+    pipeline = PipelineShape(stages=2, microbatches=2, theoretical_percent=33.3, passes=(a_pass("both", 0, 0, 10),))
     grid = Parallelism(sizes={"pipeline": 2}, stated=True, pipeline=pipeline)
     output = drawn(builders.analysis(builders.device(0, compute=10.0), parallelism=grid), 80)
     assert "▓ forward or backward" in output

@@ -239,3 +239,23 @@ as much over one link, twice over two."""
 ONE_DIRECTION = 1.25
 """Both directions share a link if together they carry at most this many times one direction. Measured: 1.7 to 2 times
 over separate links."""
+LONG_STAGE = 1.03
+"""A pipeline stage that computes this many times the mean of the stages is named. Judgement: as for tables of
+operations, in which even stages differ by a percent."""
+MORE_WORK = 1.1
+"""A late rank with this many times its peers' FLOPs or bytes has longer sequences or more of them. Judgement: a rank
+that is late by 5 % of the step has more than that."""
+LONGER_SEGMENT = 1.25
+"""Work between two collectives that takes this many times the peers' time makes a rank late. Judgement: a hot expert
+computes a multiple of the others' tokens; other segments vary by some percent."""
+MOST_OF_EXCESS = 0.7
+"""Experts make a rank late if their segments hold at least this share of its excess. Judgement: the rest is scatter."""
+LEAST_ELSEWHERE = 0.15
+"""At least this share of a rank's work must be as long as its peers', to tell a hot expert from a slow device.
+Judgement: attention and dense layers take more."""
+LEAST_BUBBLE_PERCENT = 1.0
+"""More microbatches that save less of the step are not reported. Judgement: a percent is what repeated runs differ
+by."""
+CLOSE_BUBBLE_PERCENT = 5.0
+"""The measured bubble confirms the theoretical one if their shares of the step differ by at most this. Judgement: only
+the confidence depends on it."""

@@ -8,7 +8,7 @@ from gpudiag.analysis.diagnosis.rules.uneven_stages import balance_stages
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import equalize_ranks
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
-from gpudiag.model.parallelism import Imbalance, ImbalanceCause
+from gpudiag.model.pipeline import Imbalance, ImbalanceCause
 from gpudiag.units import milliseconds
 
 #: Causes of `straggler` that lie in the ranks' work instead of the rank itself.

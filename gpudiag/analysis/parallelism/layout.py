@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from gpudiag.analysis.parallelism.roles import described_role, role_in_use, words_of
-from gpudiag.model.parallelism import ROLES, GroupRole
+from gpudiag.model.pipeline import ROLES, GroupRole
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
 _Ranks = tuple[int, ...]
@@ -17,7 +17,7 @@ _MESSAGES = ("send", "recv", "send_recv")
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankGrid:
     """The grid of a job.
 
     Attributes:
@@ -55,46 +55,45 @@ class _Group:
         return role_in_use(described_role(self.description), self.operations)
 
 
-def find_layout(timeline: Timeline) -> Layout | None:
+def find_layout(timeline: Timeline) -> RankGrid | None:
     """Return the grid; None if the job only divides its batches, or nothing is known of its groups."""
     if not timeline.divides_work:
         return None
     groups = _groups(timeline)
     role_of_group: dict[int, dict[str, GroupRole]] = defaultdict(dict)
-    position: dict[int, dict[GroupRole, int]] = defaultdict(dict)
-    sizes: dict[GroupRole, int] = {}
-    simplest: dict[GroupRole, int] = {}
-    stated = True
     for (name, ranks), group in groups.items():
         for rank in ranks:
             role_of_group[rank][name] = group.role
-        if group.role == "unknown":
-            continue
-        stated &= described_role(group.description) is not None
-        # A group along one dimension tells its size; one along several is their product.
-        dimensions = sum(words_of(group.description).values()) or len(ROLES)
-        if dimensions < simplest.setdefault(group.role, dimensions):
-            simplest[group.role] = dimensions
-            sizes.pop(group.role, None)
-        if dimensions == simplest[group.role]:
-            sizes[group.role] = max(sizes.get(group.role, 1), len(ranks))
-            for index, rank in enumerate(ranks):
-                position[rank][group.role] = index
-    for role in _of_all_ranks(groups, timeline.world_size):
+    in_use = {key: group for key, group in groups.items() if group.role != "unknown"}
+    along = _simplest(in_use)
+    sizes = {role: max(len(group.ranks) for group in found) for role, found in along.items()}
+    for role in _of_all_ranks(in_use, timeline.world_size):
         # A group of all ranks holds the other dimensions too.
         others = prod(size for other, size in sizes.items() if other != role)
         if sizes.get(role) == timeline.world_size and others > 1 and timeline.world_size % others == 0:
             sizes[role] = timeline.world_size // others
-    sizes = {role: size for role, size in sizes.items() if size > 1}
-    in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
-    if not sizes or (set(sizes) <= {"data", "shard", "unknown"} and prod(sizes.values()) >= timeline.world_size):
+    if not sizes or (set(sizes) <= {"data", "shard"} and prod(sizes.values()) >= timeline.world_size):
         return None
-    return Layout(
-        sizes={role: sizes[role] for role in in_order},
-        stated=stated,
+    position: dict[int, dict[GroupRole, int]] = defaultdict(dict)
+    for role, found in along.items():
+        for index, rank in ((index, rank) for group in found for index, rank in enumerate(group.ranks)):
+            position[rank][role] = index % sizes[role]
+    in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
+    return RankGrid(
+        sizes={role: sizes[role] for role in in_order if sizes[role] > 1},
+        stated=all(described_role(group.description) is not None for group in in_use.values()),
         role_of_group=dict(role_of_group),
         position=dict(position),
     )
+
+
+def _simplest(groups: dict[tuple[str, _Ranks], _Group]) -> dict[GroupRole, list[_Group]]:
+    """Return the groups of each role along the fewest dimensions: the size of others is a product of sizes."""
+    by_role: dict[GroupRole, dict[int, list[_Group]]] = defaultdict(lambda: defaultdict(list))
+    for group in groups.values():
+        dimensions = sum(words_of(group.description).values()) or len(ROLES)
+        by_role[group.role][dimensions].append(group)
+    return {role: by_dimensions[min(by_dimensions)] for role, by_dimensions in by_role.items()}
 
 
 def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:

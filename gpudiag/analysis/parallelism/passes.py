@@ -9,10 +9,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.parallelism.layout import Layout
+from gpudiag.analysis.parallelism.layout import RankGrid
 from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
 from gpudiag.model.event import EventKind
-from gpudiag.model.parallelism import Pass, PassOfStage
+from gpudiag.model.pipeline import Pass, PassOfStage
 from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
@@ -31,7 +31,7 @@ _SHORT = 0.1
 
 
 def passes_of_step(
-    timeline: Timeline, attribution: Attribution, layout: Layout, microbatches: int
+    timeline: Timeline, attribution: Attribution, layout: RankGrid, microbatches: int
 ) -> tuple[PassOfStage, ...]:
     """Return the passes of the step whose length is the median, on one rank of each stage.
 

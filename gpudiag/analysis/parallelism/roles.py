@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpudiag.model.parallelism import GroupRole
+from gpudiag.model.pipeline import GroupRole
 
 #: Words of descriptions (PyTorch's meshes, torchtitan, Megatron-LM, DeepSpeed) by role.
 _WORDS: dict[GroupRole, frozenset[str]] = {

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpudiag.analysis.parallelism.layout import Layout, find_layout, messages_per_step
+from gpudiag.analysis.parallelism.layout import RankGrid, find_layout, messages_per_step
 from gpudiag.analysis.parallelism.passes import passes_of_step
 from gpudiag.analysis.parallelism.roles import role_of_traffic
 from gpudiag.intervals import Intervals, intersect, lengths_between, union
 from gpudiag.model.analysis import BUCKETS, Finding
-from gpudiag.model.parallelism import ROLES, GroupRole, Parallelism, Pipeline, RankPlace, RoleTraffic
+from gpudiag.model.pipeline import ROLES, GroupRole, Parallelism, PipelineShape, RankPlace, RoleTraffic
 from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
@@ -33,7 +33,7 @@ def summarise_parallelism(
     )
 
 
-def _traffic(timeline: Timeline, attribution: Attribution, layout: Layout) -> tuple[RoleTraffic, ...]:
+def _traffic(timeline: Timeline, attribution: Attribution, layout: RankGrid) -> tuple[RoleTraffic, ...]:
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}
@@ -66,7 +66,7 @@ def _traffic(timeline: Timeline, attribution: Attribution, layout: Layout) -> tu
     )
 
 
-def _role(layout: Layout, rank: int, operation: str, group: str) -> GroupRole:
+def _role(layout: RankGrid, rank: int, operation: str, group: str) -> GroupRole:
     known = layout.role_of_group.get(rank, {}).get(group)
     if known is not None and known != "unknown":
         return known
@@ -83,7 +83,7 @@ def _exposed_ms(track: DeviceTrack, attributed: TrackAttribution, chosen: np.nda
     return mean_ms("communication_transfer"), mean_ms("communication_wait"), mean_ms("compute")
 
 
-def _places(attribution: Attribution, layout: Layout) -> tuple[RankPlace, ...]:
+def _places(attribution: Attribution, layout: RankGrid) -> tuple[RankPlace, ...]:
     compute = {
         attributed.rank: milliseconds(float(attributed.buckets_ns[:, BUCKETS.index("compute")].mean()))
         for attributed in attribution.tracks
@@ -105,13 +105,13 @@ def _places(attribution: Attribution, layout: Layout) -> tuple[RankPlace, ...]:
 
 
 def _pipeline(
-    timeline: Timeline, attribution: Attribution, layout: Layout, findings: Sequence[Finding]
-) -> Pipeline | None:
+    timeline: Timeline, attribution: Attribution, layout: RankGrid, findings: Sequence[Finding]
+) -> PipelineShape | None:
     stages, microbatches = layout.stages, messages_per_step(timeline)
     if stages < 2 or not microbatches:
         return None
     bubble = next((finding.evidence for finding in findings if finding.code == "pipeline-bubble"), {})
-    return Pipeline(
+    return PipelineShape(
         stages=stages,
         microbatches=microbatches,
         bubble_ms=bubble.get("bubble_ms"),

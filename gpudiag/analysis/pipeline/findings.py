@@ -10,8 +10,8 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import Times
 from gpudiag.analysis.pipeline.scenarios import SimulatedJob
 from gpudiag.model.analysis import SEVERITIES, Confidence, Finding, Severity
-from gpudiag.model.parallelism import Imbalance
-from gpudiag.model.pipeline.analysis import PipelineBubble
+from gpudiag.model.pipeline import Imbalance
+from gpudiag.model.pipeline.analysis import ScheduleBubble
 from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
@@ -25,7 +25,7 @@ _LONG_STAGE = 1.03
 _SEVERAL_STEPS = 3
 
 
-def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: PipelineBubble | None) -> tuple[Finding, ...]:
+def findings_of(job: SimulatedJob, imbalance: Imbalance, bubble: ScheduleBubble | None) -> tuple[Finding, ...]:
     """Return the findings: by severity, then stragglers before the bubble, then by savings."""
     step_ms = float(job.steps.step_ms.mean())
     found = [*_stragglers(job, imbalance, step_ms), *_bubbles(job, bubble, step_ms)]
@@ -176,7 +176,7 @@ def _uneven_sequences(job: SimulatedJob) -> dict[str, Any]:
     }
 
 
-def _bubbles(job: SimulatedJob, bubble: PipelineBubble | None, step_ms: float) -> Iterator[Finding]:
+def _bubbles(job: SimulatedJob, bubble: ScheduleBubble | None, step_ms: float) -> Iterator[Finding]:
     """Report the bubble; microbatches of half the size halve it."""
     if bubble is None or step_ms <= 0:
         return

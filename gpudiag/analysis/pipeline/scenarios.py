@@ -9,8 +9,8 @@ from gpudiag.analysis.pipeline.effects import ComputeFactors, compute_factors
 from gpudiag.analysis.pipeline.graph import OperationGraph, build_graph, transfer_durations
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.analysis.pipeline.simulate import SimulatedSteps, simulate, typical_gaps
-from gpudiag.model.parallelism import Imbalance, ImbalanceCause
-from gpudiag.model.pipeline.analysis import PipelineBubble
+from gpudiag.model.pipeline import Imbalance, ImbalanceCause
+from gpudiag.model.pipeline.analysis import ScheduleBubble
 from gpudiag.model.pipeline.operations import COMPUTE_KINDS, LOCAL_KINDS, OPERATION_KINDS
 
 
@@ -91,7 +91,7 @@ def _ratio(time_ms: float, other_ms: float) -> float:
     return time_ms / other_ms if other_ms > 0 else 1.0
 
 
-def bubble_of(job: SimulatedJob) -> PipelineBubble | None:
+def bubble_of(job: SimulatedJob) -> ScheduleBubble | None:
     """Return the idle time of the ideal pipeline; None without a pipeline."""
     grid = job.grid
     if grid.stages < 2 or not grid.microbatches:
@@ -103,7 +103,7 @@ def bubble_of(job: SimulatedJob) -> PipelineBubble | None:
         return None
     idle = max(span - float((ends - starts).sum()) / grid.stages, 0.0)
     fill = grid.stages - 1
-    return PipelineBubble(
+    return ScheduleBubble(
         percent=100 * idle / span,
         theoretical_percent=100 * fill / (grid.microbatches * grid.chunks_per_stage + fill),
         ms=idle,

@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.collectives import (
+    NO_MESSAGES,
+    MatchedMessages,
     Matching,
     TrackCalls,
     match_collectives,
@@ -61,7 +63,8 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     world = world_size or max([trace.world_size or 0 for trace in traces] + [_rank(trace) + 1 for trace in traces])
     slots = [(index, device) for index, trace in enumerate(traces) if index not in unseen for device in _devices(trace)]
     ranks = {_rank(trace) for trace in traces}
-    matching = match_collectives(_completed(_calls(traces, slots), traces), ranks)
+    calls = _completed(_calls(traces, slots), traces)
+    matching = match_collectives(calls, ranks, _messages(calls))
     tracks = _tracks(traces, slots, matching)
     return Timeline(
         framework=framework_of(traces),
@@ -141,6 +144,14 @@ def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCa
     from gpudiag.analysis.timeline.process_groups import with_groups_and_peers  # noqa: PLC0415  # gloo alone needs it
 
     return with_groups_and_peers(calls, traces)
+
+
+def _messages(calls: list[TrackCalls]) -> MatchedMessages:
+    if not any(call.peer is not None for track in calls for call in track.calls):
+        return NO_MESSAGES
+    from gpudiag.analysis.timeline.point_to_point import find_messages  # noqa: PLC0415  # few jobs send messages
+
+    return find_messages(calls)
 
 
 def _tracks(traces: Sequence[Trace], slots: Sequence[Slot], matching: Matching) -> tuple[DeviceTrack, ...]:

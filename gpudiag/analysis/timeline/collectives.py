@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,9 +19,6 @@ from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, CollectiveCall, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
-
-if TYPE_CHECKING:
-    from gpudiag.analysis.timeline.point_to_point import Messages
 
 Times = NDArray[np.int64]
 
@@ -44,6 +41,25 @@ _ORDINARY_ROLE[EventKind.OPERATOR] = Role.OPERATOR
 _ORDINARY_ROLE[EventKind.KERNEL] = Role.COMPUTE
 _ORDINARY_ROLE[EventKind.COPY] = Role.COPY
 _ORDINARY_ROLE[EventKind.MEMSET] = Role.COPY
+
+
+class Messages(NamedTuple):
+    """Matched messages from one track to another: indices into the calls of each, by order of the sends."""
+
+    sender: int
+    receiver: int
+    send: NDArray[np.intp]
+    receive: NDArray[np.intp]
+
+
+class MatchedMessages(NamedTuple):
+    """All matched messages, and (track a, track b, alignment) of each pair of tracks that exchanged some."""
+
+    messages: Sequence[Messages] = ()
+    alignments: Sequence[tuple[int, int, Alignment]] = ()
+
+
+NO_MESSAGES = MatchedMessages()
 
 
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +115,22 @@ class Matching(msgspec.Struct, frozen=True):
     ambiguous: bool
 
 
-def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matching:
-    """Match the collectives of all tracks, align the clocks, and find the last arrival at each collective."""
+def match_collectives(
+    tracks: list[TrackCalls], ranks_present: set[int], matched: MatchedMessages = NO_MESSAGES
+) -> Matching:
+    """Match the collectives of all tracks, align the clocks, and find the last arrival at each collective.
+
+    Args:
+        tracks: all tracks.
+        ranks_present: ranks with a trace.
+        matched: the messages between the tracks.
+    """
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
-    messages = _messages(tracks)
-    offsets, clocks = _clock_offsets(tracks, [*pairs, *_message_pairs(tracks, messages)])
+    by_messages = [_Pair(_MESSAGES, a, b, alignment) for a, b, alignment in matched.alignments]
+    offsets, clocks = _clock_offsets(tracks, [*pairs, *by_messages])
     instance, arrival, last = _instances(tracks, groups, pairs, offsets)
-    ends = _match_messages(tracks, messages, offsets, (instance, arrival, last))
+    ends = _match_messages(tracks, matched.messages, offsets, (instance, arrival, last))
     collectives = []
     for index, track in enumerate(tracks):
         kinds: dict[tuple[str, str, int, int | None], int] = {}
@@ -220,23 +244,6 @@ def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:
             if tracks[track].trace == trace:
                 matched[pair.group, track].append(indices)
     return sum(len(distinct(np.concatenate(indices))) for indices in matched.values())
-
-
-def _messages(tracks: list[TrackCalls]) -> list[Messages]:
-    """Return the matched messages of all pairs of tracks."""
-    if not any(call.peer is not None for track in tracks for call in track.calls):
-        return []
-    from gpudiag.analysis.timeline.point_to_point import match_messages  # noqa: PLC0415  # few jobs send messages
-
-    return match_messages(tracks)
-
-
-def _message_pairs(tracks: list[TrackCalls], messages: Sequence[Messages]) -> list[_Pair]:
-    if not messages:
-        return []
-    from gpudiag.analysis.timeline.point_to_point import clock_alignments  # noqa: PLC0415  # see above
-
-    return [_Pair(_MESSAGES, a, b, alignment) for a, b, alignment in clock_alignments(tracks, messages)]
 
 
 def _match_messages(

@@ -13,25 +13,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.timeline.alignment import Alignment
 from gpudiag.analysis.timeline.calibration import LEAST_TOLERANCE_NS, NEARLY_ALL, WIDEST_SHIFT
-from gpudiag.analysis.timeline.collectives import TrackCalls
+from gpudiag.analysis.timeline.collectives import MatchedMessages, Messages, TrackCalls
 
 _Index = NDArray[np.intp]
 
 
-class Messages(NamedTuple):
-    """Matched messages from one track to another: indices into the calls of each, by order of the sends."""
-
-    sender: int
-    receiver: int
-    send: _Index
-    receive: _Index
+def find_messages(tracks: Sequence[TrackCalls]) -> MatchedMessages:
+    """Return the matched messages of all tracks, with the alignments of clocks that follow from them."""
+    messages = match_messages(tracks)
+    return MatchedMessages(messages, clock_alignments(tracks, messages))
 
 
 def match_messages(tracks: Sequence[TrackCalls]) -> list[Messages]:

@@ -120,25 +120,26 @@ def _chance_distance(track: TrackCalls, chosen: Sequence[int], ends: Mapping[str
 
 
 def _with_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
-    lacking = {track.rank: [index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks}
-    sends = {
-        track.rank: sum(track.calls[index].operation == "send" for index in lacking[track.rank]) for track in tracks
-    }
+    lacking = [[index for index, call in enumerate(track.calls) if _lacks_peer(call)] for track in tracks]
+    sends: dict[int, int] = {}
+    for track, indices in zip(tracks, lacking, strict=True):
+        sends[track.rank] = sum(track.calls[index].operation == "send" for index in indices)
+    messages = {track.rank for track, indices in zip(tracks, lacking, strict=True) if indices}
     completed = []
-    for track in tracks:
-        name, group = _pipeline_group(traces[track.trace], lacking)
-        if not lacking[track.rank] or group is None:
+    for track, indices in zip(tracks, lacking, strict=True):
+        name, group = _pipeline_group(traces[track.trace], messages)
+        if not indices or group is None or track.rank not in group.ranks:
             completed.append(track)
             continue
         next_rank, previous_rank = _neighbours(track.rank, group.ranks, sends)
         calls = list(track.calls)
-        backward = _in_backward(track, traces[track.trace].events, lacking[track.rank])
-        for index, of_backward in zip(lacking[track.rank], backward, strict=True):
+        backward = _in_backward(track, traces[track.trace].events, indices)
+        for index, of_backward in zip(indices, backward, strict=True):
             to_next = of_backward != (calls[index].operation == "send")
             peer = next_rank if to_next else previous_rank
             known = next(rank for rank in (peer, next_rank, previous_rank) if rank is not None)
             calls[index] = msgspec.structs.replace(calls[index], peer=known, group=name, group_ranks=group.ranks)
-        start = _from_enqueue(track, traces[track.trace].events, lacking[track.rank])
+        start = _from_enqueue(track, traces[track.trace].events, indices)
         completed.append(msgspec.structs.replace(track, calls=tuple(calls), start=start))
     return completed
 
@@ -166,15 +167,13 @@ def _lacks_peer(call: CollectiveCall) -> bool:
     return call.operation in {"send", "recv"} and call.peer is None
 
 
-def _pipeline_group(trace: Trace, lacking: Mapping[int, Sequence[int]]) -> tuple[str, ProcessGroup | None]:
+def _pipeline_group(trace: Trace, messages: set[int]) -> tuple[str, ProcessGroup | None]:
     """Return the group of pipeline stages: one described so, else the smallest whose ranks all send or receive.
 
     A group that is described otherwise is none.
     """
     groups = {
-        name: group
-        for name, group in trace.groups.items()
-        if len(group.ranks) > 1 and all(lacking.get(rank) for rank in group.ranks)
+        name: group for name, group in trace.groups.items() if len(group.ranks) > 1 and messages.issuperset(group.ranks)
     }
     role = {name: described_role(group.description) for name, group in groups.items()}
     candidates = [name for name in groups if role[name] == "pipeline"] or [name for name in groups if not role[name]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.model.analysis import Finding, Validity
-from gpudiag.model.parallelism import Imbalance
+from gpudiag.model.pipeline import Imbalance
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Ordinal, Percentage, Rate
 
 PIPELINE_SCHEMA = "gpudiag/pipeline/1"
@@ -32,7 +32,7 @@ class ParallelGrid(msgspec.Struct, frozen=True, kw_only=True):
     steps_analysed: Count
 
 
-class PipelineBubble(msgspec.Struct, frozen=True, kw_only=True):
+class ScheduleBubble(msgspec.Struct, frozen=True, kw_only=True):
     """Idle time of the ideal pipeline, which only the schedule causes.
 
     Attributes:
@@ -88,7 +88,7 @@ class PipelineAnalysis(msgspec.Struct, frozen=True, kw_only=True):
     host_gap_ms: Milliseconds
     replay_error_percent: Rate
     imbalance: Imbalance
-    bubble: PipelineBubble | None = None
+    bubble: ScheduleBubble | None = None
     sequence_correlation: float | None = None
     findings: tuple[Finding, ...] = ()
     validity: tuple[Validity, ...] = ()

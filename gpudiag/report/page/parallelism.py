@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import Parallelism, Pass, Pipeline
+from gpudiag.model.pipeline import Parallelism, Pass, PipelineShape
 from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow
@@ -40,7 +40,7 @@ def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any
     }
 
 
-def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: Pipeline) -> dict[str, Any]:
+def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShape) -> dict[str, Any]:
     rows, length_ms = parallel_rows.passes_by_stage(pipeline)
     directions = {each.direction for row in rows for each in row.passes}
     return {

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, Pipeline
+from gpudiag.model.pipeline import Parallelism, Pass, PassOfStage, PipelineShape
 from gpudiag.report import parallel_rows
 from gpudiag.report.console import and_more, drop_columns, plain_table
 from gpudiag.report.palette import Fill, fills
@@ -68,7 +68,7 @@ def _table(columns: Mapping[str, Sequence[str]], *, left: Collection[str] = (), 
     return table
 
 
-def _stages(analysis: Analysis, parallelism: Parallelism, pipeline: Pipeline, console: Console) -> RenderableType:
+def _stages(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShape, console: Console) -> RenderableType:
     """Return a line per stage, the bubble, and the passes of one step."""
     columns = _columns(parallel_rows.STAGE_COLUMNS, parallel_rows.stage_rows(analysis, parallelism))
     drop_columns(columns, ("to its peers", "slowest rank", "ranks", "to mean"), console.width)
@@ -77,7 +77,7 @@ def _stages(analysis: Analysis, parallelism: Parallelism, pipeline: Pipeline, co
     return Group(_table(columns), Text(parallel_rows.bubble_line(pipeline)), *below)
 
 
-def _timeline(pipeline: Pipeline, console: Console) -> list[Text]:
+def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:
     """Return the passes of one step, a row per stage, with the number of each microbatch where it fits."""
     rows, length_ms = parallel_rows.passes_by_stage(pipeline)
     if not rows:

@@ -21,7 +21,7 @@ from gpudiag.analysis.diagnosis.hardware.peer_slower import PeerSlowerThanHost
 from gpudiag.analysis.diagnosis.hardware.rule import raw_gb_per_s
 from gpudiag.analysis.diagnosis.hardware.shared_uplink import SharedUplink
 from gpudiag.analysis.diagnosis.kernels.slow_compute import is_reported
-from gpudiag.analysis.diagnosis.rules import straggler
+from gpudiag.analysis.diagnosis.rules import more_work, pipeline_bubble, straggler, uneven_stages
 from gpudiag.analysis.diagnosis.rules.communication_advice import _tiny_bytes, unused_nvlink_gb_per_s
 from gpudiag.analysis.diagnosis.rules.communication_bound import CommunicationBound
 from gpudiag.analysis.diagnosis.rules.launch_bound import LaunchBound
@@ -225,7 +225,7 @@ def host_graph(busy: Any, *, events: int = 1, ranks: int = 1) -> Any:
         process=np.repeat(np.arange(ranks), nodes), step=np.zeros(len(each), np.int64),
         row=np.arange(len(each)), block=np.zeros(len(each), np.uint8),
     )  # fmt: skip
-    return Of(host=host, ranks={rank: rank for rank in range(ranks)}, steps=1)
+    return Of(host=host, ranks={rank: rank for rank in range(ranks)}, peers=[list(range(ranks))], steps=1)
 
 
 def usual(per_event_ns: float) -> float:
@@ -505,7 +505,8 @@ def synchronizes(at: int) -> object:
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
     model = Of(communication=Of(blocks=waiting.astype(np.bool_)))
-    what_if: Any = Of(graph=Of(host=host, ranks={rank: rank for rank in range(3)}), model=model)
+    graph = Of(host=host, ranks={rank: rank for rank in range(3)}, peers=[[0, 1, 2]])
+    what_if: Any = Of(graph=graph, model=model)
     return components.synchronizing_more(what_if)
 
 
@@ -589,6 +590,64 @@ def shared(at: float) -> object:
 def both_ways(at: float) -> object:
     copies = (peer_copies(0, 1, 10.0, 10 * at, peer_access=False),)
     return len(SharedUplink().examine(machine(gpu(0), gpu(1), bandwidth=copies)))
+
+
+@CASES.of("LONG_STAGE")
+def long_stages(at: float) -> object:
+    with mock.patch.object(uneven_stages, "_relative_work", return_value=[1.0, at]):
+        return len(list(uneven_stages.uneven_stages(Of(), Of(corrected=None))))  # type: ignore[arg-type]
+
+
+@CASES.of("MORE_WORK")
+def more_flops(at: float) -> object:
+    ranks = [Of(rank=rank, flops=Of(by_precision={"fp32": flops})) for rank, flops in ((0, 1e6), (1, at * 1e6))]
+    case: Any = Of(run=Of(ranks=ranks), tracks=[])
+    what_if: Any = Of(graph=Of(peers=[[0, 1]], ranks={0: 0, 1: 1}))
+    return more_work._sequences(case, what_if, (1,)) is None
+
+
+def hot_expert(own: list[float], usual: list[float]) -> bool:
+    """Tell whether rank 1 is late by experts; its first segment is beside an all-to-all."""
+    beside = np.array([[True, False], [True, False]])
+    what_if: Any = Of(graph=Of(ranks={0: 0, 1: 1}, steps=1))
+    with (
+        mock.patch.object(more_work, "_work_by_segment", return_value=np.array([usual, own])),
+        mock.patch.object(more_work, "_beside_all_to_alls", return_value=beside),
+    ):
+        return more_work._experts(Of(), what_if, (1,)) is not None  # type: ignore[arg-type]
+
+
+@CASES.of("LONGER_SEGMENT")
+def longer_segment(at: float) -> object:
+    return hot_expert([100 * at, 100.0], [100.0, 100.0])
+
+
+@CASES.of("MOST_OF_EXCESS")
+def excess_in_experts(at: float) -> object:
+    return hot_expert([100 + 100 * at, 200 - 100 * at], [100.0, 100.0])
+
+
+@CASES.of("LEAST_ELSEWHERE")
+def work_elsewhere(at: float) -> object:
+    return hot_expert([1000 * (1 - at), 1000 * at], [500 * (1 - at), 1000 * at])
+
+
+def bubble_finding(ms: float, idle_ms: float) -> list[Finding]:
+    """Return the finding on two stages and nine microbatches, whose bubble takes a tenth in theory."""
+    bubble = pipeline_bubble.Bubble(stages=2, microbatches=9, ms=ms, step_ms=100.0, longest_idle_ms=idle_ms)
+    case: Any = Of(what_if=Of(now_ms=100.0), timeline=Of(ranks_present=(0, 1)))
+    with mock.patch.object(pipeline_bubble, "bubble_of", return_value=bubble):
+        return pipeline_bubble.PipelineBubble.findings(case, [])
+
+
+@CASES.of("LEAST_BUBBLE_PERCENT")
+def little_to_save(at: float) -> object:
+    return len(bubble_finding(10.0, 2 * at))
+
+
+@CASES.of("CLOSE_BUBBLE_PERCENT")
+def bubble_as_in_theory(at: float) -> object:
+    return bubble_finding(10.0 + at, 10.0)[0].confidence
 
 
 @pytest.mark.parametrize("name", CASES.known)

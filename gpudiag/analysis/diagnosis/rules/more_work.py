@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.diagnosis.calibration import LEAST_ELSEWHERE, LONGER_SEGMENT, MORE_WORK, MOST_OF_EXCESS
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice
 from gpudiag.analysis.diagnosis.simulation.components import amount
@@ -16,13 +17,6 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.timeline import OpClass
 
 Cause = Literal["sequence", "experts"]
-
-#: A rank with this many times its peers' FLOPs or bytes has longer sequences or more of them.
-_MORE = 1.1
-#: A segment in which a late rank takes this many times its peers' time is one that makes it late.
-_LONGER = 1.25
-#: Least share of the excess within such segments, and of the late rank's other work outside of them.
-_MOST_OF_EXCESS, _LEAST_ELSEWHERE = 0.7, 0.15
 
 _SEQUENCE_ADVICE: Advice = (
     "Distribute sequences so that every rank gets the same cost: attention costs the square of a length.",
@@ -58,7 +52,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
     flops = {rank.rank: sum(rank.flops.by_precision.values()) for rank in ranks if rank.flops is not None}
     for name, amounts in (("flops", flops), ("message_bytes", _message_bytes(case))):
         ratios = _ratios_to_peers(what_if, amounts, late)
-        if ratios and min(ratios.values()) >= _MORE:
+        if ratios and min(ratios.values()) >= MORE_WORK:
             beside = {str(rank): ratio for rank, ratio in ratios.items()}
             return MoreWork("sequence", {f"{name}_beside_peers": beside}, _SEQUENCE_ADVICE)
     return None
@@ -103,10 +97,10 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
         return None
     own, usual = work[of_late].mean(axis=0), np.median(work[others], axis=0)
     excess = np.maximum(own - usual, 0.0)
-    longer = (own >= _LONGER * usual) & beside[of_late].any(axis=0) & (excess > 0)
-    if not excess.sum() or excess[longer].sum() < _MOST_OF_EXCESS * excess.sum():
+    longer = (own >= LONGER_SEGMENT * usual) & beside[of_late].any(axis=0) & (excess > 0)
+    if not excess.sum() or excess[longer].sum() < MOST_OF_EXCESS * excess.sum():
         return None
-    if own[~longer].sum() < _LEAST_ELSEWHERE * own.sum():
+    if own[~longer].sum() < LEAST_ELSEWHERE * own.sum():
         return None
     expert_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
     usual_ms = float(usual[longer].sum()) / what_if.graph.steps / 1e6

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import msgspec
 
+from gpudiag.analysis.diagnosis.calibration import CLOSE_BUBBLE_PERCENT, LEAST_BUBBLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
 from gpudiag.analysis.diagnosis.rules.uneven_stages import balance_stages, work_of_processes
@@ -20,11 +21,6 @@ from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.analysis.parallelism.layout import messages_per_step
 from gpudiag.model.analysis import Finding
 from gpudiag.units import milliseconds
-
-#: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
-_MIN_PERCENT = 1.0
-#: The measured bubble confirms the theoretical one if they differ by at most this many percent of the step.
-_CLOSE_PERCENT = 5.0
 
 
 class Bubble(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,7 +110,7 @@ class PipelineBubble:
             return
         saved, step_ms = bubble.longest_idle_ms / 2, what_if.now_ms
         percent = min(100 * saved / step_ms, 100.0) if step_ms > 0 else 0.0
-        if percent < _MIN_PERCENT:
+        if percent < LEAST_BUBBLE_PERCENT:
             return
         stages, count = bubble.stages, bubble.microbatches
         yield Finding(
@@ -123,7 +119,7 @@ class PipelineBubble:
             ranks=case.timeline.ranks_present,
             recoverable_ms_per_step=saved,
             recoverable_percent=percent,
-            confidence="high" if abs(bubble.percent - bubble.theoretical_percent) <= _CLOSE_PERCENT else "medium",
+            confidence="high" if abs(bubble.percent - bubble.theoretical_percent) <= CLOSE_BUBBLE_PERCENT else "medium",
             title=(
                 f"the pipeline's schedule leaves each stage idle for {bubble.ms:.1f} ms per step; twice as many "
                 f"microbatches save about {saved:.1f} ms"

@@ -184,7 +184,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
             cause = "input"  # the time has no marks, but the unprofiled steps were fetching their batch then
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
-    more = None if jitter or slow_clocks or cause not in {"compute", "operators"} else _more_work(case, what_if, ranks)
+    more = None if jitter or slow_clocks else _more_work(case, what_if, ranks, cause)
     return _LateRanks(
         ranks=ranks,
         cause="clock" if slow_clocks else more.cause if more is not None else cause,
@@ -200,8 +200,9 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     )
 
 
-def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...]) -> MoreWork | None:
-    if case.run is None and not case.timeline.divides_work:
+def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
+    """Return why ranks that are late by their compute have more of it; None if nothing shows that."""
+    if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from gpudiag.analysis.diagnosis.calibration import LONG_STAGE
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, severity_of
 from gpudiag.analysis.diagnosis.simulation.components import amount
@@ -16,9 +17,6 @@ from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
-
-#: A stage that computes this much more than the mean of the stages is named. As for tables of operations.
-_LONG_STAGE = 1.03
 
 _ADVICE: Advice = (
     "Stage {longest} computes {times} times the mean of the stages: move about {moved} % of its work to others.",
@@ -41,7 +39,7 @@ _ALONE: Advice = ("With one rank per stage a slow device looks the same: check t
 def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
     """Propose a pipeline in which each stage computes as long as their mean."""
     relative = _relative_work(what_if, what_if.corrected)
-    long = [stage for stage, times in enumerate(relative) if times >= _LONG_STAGE]
+    long = [stage for stage, times in enumerate(relative) if times >= LONG_STAGE]
     if long:
         yield Proposal(edit=balance_stages, describe=partial(_describe, case, what_if, relative, long))
 
