@@ -5,6 +5,9 @@ as a table of operations. The true cost of a fault comes from executing the job 
 if each fault that costs 7 % of the step is found with its ranks and within 15 % or 2 % of the step, the costliest comes
 first, no false straggler promises 5 %, and the simulated steps differ from the recorded ones by less than 1 %
 (tests/analysis/pipeline/judge.py).
+
+With `--traces` jobs are executed by the simulator of traces instead (1F1B and GPipe), and analysed as traces
+(tests/analysis/diagnosis/traced_pipelines.py).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tests.analysis.diagnosis import traced_pipelines
 from tests.analysis.pipeline.judge import JudgedPipeline, judged
 from tests.analysis.pipeline.random_pipelines import FAULTS, SCHEDULES, draw
 
@@ -27,8 +31,11 @@ def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--jobs", type=int, default=200)
     options.add_argument("--seed", type=int, default=0, help="of the first job; the others follow")
+    options.add_argument("--traces", action="store_true", help="analyse traces instead of tables of operations")
     given = options.parse_args()
     began = time.perf_counter()
+    if given.traces:
+        return _judge_traces(given.seed, given.jobs)
     jobs = {seed: judged(draw(seed)) for seed in range(given.seed, given.seed + given.jobs)}
     print(
         f"{len(jobs)} jobs, seeds {given.seed} to {given.seed + given.jobs - 1}, {time.perf_counter() - began:.0f} s\n"
@@ -37,6 +44,24 @@ def main() -> int:
     for seed, job in jobs.items():
         if job.wrong:
             print(f"{seed}: {_described(job)} | {'; '.join(job.wrong)}")
+    return 0
+
+
+def _judge_traces(seed: int, count: int) -> int:
+    """Judge pipelines by their traces, and print the right ones by fault, schedule and number of stages."""
+    jobs = {number: traced_pipelines.judged(traced_pipelines.draw(number)) for number in range(seed, seed + count)}
+    rows: list[tuple[str, Callable[[traced_pipelines.Judged], bool]]] = [("all", lambda _: True)]
+    rows += [(fault, lambda of, fault=fault: of.job.fault == fault) for fault in traced_pipelines.FAULTS]  # type: ignore[misc]
+    rows += [(name, lambda of, name=name: of.job.settings["schedule"] == name) for name in ("1f1b", "gpipe")]  # type: ignore[misc]
+    rows.append(("2 to 4 stages", lambda of: of.job.settings["stages"] <= 4))
+    rows.append(("5 to 8 stages", lambda of: of.job.settings["stages"] > 4))
+    print("| jobs | right |\n| --- | --- |")
+    for name, chosen in rows:
+        of_row = [job for job in jobs.values() if chosen(job)]
+        print(f"| {name} | {_share(sum(not job.wrong for job in of_row), len(of_row))} |")
+    for number, job in jobs.items():
+        if job.wrong:
+            print(f"{number}: {job.job.fault}, {job.job.settings} | {'; '.join(job.wrong)}")
     return 0
 
 

@@ -148,7 +148,7 @@ def whole_recording(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
         if not (shared / name).is_dir():
             mine = tmp_path_factory.mktemp("whole")
             unpack(WHOLE / f"{name}.npz", mine)
-            shared.mkdir(exist_ok=True)
+            (shared / name).parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(OSError):  # a parallel worker has renamed its directory first
                 mine.rename(shared / name)
         return shared / name

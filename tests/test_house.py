@@ -27,7 +27,7 @@ BUDGET = {
     "machine": 2_890,
     "model": 5_280,
     "prediction": 820,
-    "report": 7_700,
+    "report": 8_150,
     "trace": 6_080,
     "training": 20_270,
     "": 650,

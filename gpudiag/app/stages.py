@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from gpudiag.analysis.attribution import attribute
-from gpudiag.analysis.attribution.modules import summarise_modules
 from gpudiag.analysis.attribution.summary import (
     summarise_clocks,
     summarise_collectives,
@@ -27,7 +26,7 @@ from gpudiag.analysis.diagnosis.significance import Significance, interval_ms
 from gpudiag.analysis.diagnosis.unprofiled_steps import recording_cost, recording_doubts, unprofiled_ranks
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.analysis import Analysis, DeviceKind, Finding, Source, Steps, Validity
+from gpudiag.model.analysis import Analysis, DeviceKind, Finding, Modules, Source, Steps, Validity
 from gpudiag.model.event import Trace, workload_of
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import TriedChange
@@ -46,10 +45,31 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
+    from gpudiag.model.parallelism import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
 #: Maximum length of a reason in a message, in characters.
 _MAX_REASON = 300
+
+
+def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
+    if run is None and all(trace.modules is None for trace in timeline.traces):
+        return None
+    from gpudiag.analysis.attribution.modules import summarise_modules  # noqa: PLC0415  # only for marked modules
+
+    return summarise_modules(timeline, run)
+
+
+def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
+    if not case.timeline.divides_work:
+        return None
+    from gpudiag.analysis.diagnosis.imbalance import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
+    from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
+
+    parallelism = summarise_parallelism(case.timeline, attribution, findings)
+    if parallelism is None or case.what_if is None:
+        return parallelism
+    return msgspec.structs.replace(parallelism, imbalance=imbalance_of(case.what_if, findings))
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
@@ -125,7 +145,7 @@ def analysis_of_traces(
         kernels=summarise_kernels(timeline),
         operators=summarise_operators(timeline),
         portions=summarise_portions(timeline, attribution),
-        modules=summarise_modules(timeline, run),
+        modules=_modules(timeline, run),
         source=_source(paths, run),
         timed=unprofiled_ranks(run),
         recording=recording_cost(run),
@@ -134,6 +154,7 @@ def analysis_of_traces(
         lines=case.lines.table() if case.lines is not None else (),
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
+        parallelism=_parallelism(case, case.attribution, findings),
     )
     return AnalysedTraces(analysis, timeline, attribution)
 

@@ -17,7 +17,7 @@ from gpudiag.commands.command_line.options import (
     read_limits,
 )
 from gpudiag.commands.command_line.output import show_analysis, show_pipeline
-from gpudiag.model.analysis import FINDING_CODES, PIPELINE_FINDING_CODES, SEVERITIES, VALIDITY_CODES
+from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -33,7 +33,7 @@ EXAMPLES = (
 )
 
 #: Valid words of --fail-on.
-THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *PIPELINE_FINDING_CODES, *VALIDITY_CODES)
+THRESHOLDS = (*SEVERITIES, *FINDING_CODES, *VALIDITY_CODES)
 
 FailOn = Annotated[
     list[str] | None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpudiag.model.job import TriedChange
+from gpudiag.model.parallelism import Parallelism
 from gpudiag.model.quantities import (
     Bytes,
     Count,
@@ -43,6 +44,7 @@ FINDING_CODES = (
     "slow-copy",
     "slow-compute",
     "recompilation",
+    "pipeline-bubble",
     "compute-bound",
     "clock-mismatch",
     "throttled",
@@ -53,8 +55,6 @@ FINDING_CODES = (
     "peer-slower-than-host",
     "corrupt-transfer",
 )
-#: Findings that only analyses of tables of operations have.
-PIPELINE_FINDING_CODES = ("pipeline-bubble",)
 
 #: Every reason to trust an analysis less.
 VALIDITY_CODES = (
@@ -231,8 +231,7 @@ class Wait(msgspec.Struct, frozen=True, kw_only=True):
 class CollectiveSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives of one operation, group and size, over all ranks and analysed steps.
 
-    `transfer_us` is the median time from the last arrival to the common end; `busbw_gb_per_s` is of that time, by the
-    nccl-tests convention, None if the size was not recorded.
+    `transfer_us` is the median time from last arrival to common end; `busbw_gb_per_s` is that of nccl-tests.
     """
 
     operation: str
@@ -257,8 +256,7 @@ class KernelSummary(msgspec.Struct, frozen=True, kw_only=True):
 class ComputeClass(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels of one class per step, averaged over devices; all classes sum to bucket `compute`.
 
-    Instants at which several kernels run are divided equally. Classes below 1 % are part of `other`; `bound` limits
-    most of the time, None if unknown.
+    Instants at which several kernels run are divided. Classes below 1 % are part of `other`; None is an unknown bound.
     """
 
     kernel_class: str = msgspec.field(name="class")
@@ -302,8 +300,7 @@ class ModuleTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Modules(msgspec.Struct, frozen=True, kw_only=True):
-    """Times of modules in order of their first calls, and of work outside of modules per device; or a reason for
-    none."""
+    """Times of modules in order of their first calls, and of work outside of them per device; or a reason for none."""
 
     times: tuple[ModuleTime, ...] = ()
     outside_ms: tuple[Milliseconds, ...] = ()
@@ -358,6 +355,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
         lines: host time by lines of the user's source, each line below its caller; empty unless gpudiag recorded it.
         tries: changes of `gpudiag profile --try`, with predicted and measured savings.
         inference: how fast the run wrote a volume; None if it trained.
+        parallelism: None if the job divides only its batches.
     """
 
     schema: str = ANALYSIS_SCHEMA
@@ -387,6 +385,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True):
     lines: tuple[SourceLine, ...] = ()
     tries: tuple[TriedChange, ...] = ()
     inference: InferenceRecord | None = None
+    parallelism: Parallelism | None = None
 
     def __repr__(self) -> str:
         from gpudiag.model.frames import summary  # noqa: PLC0415 # only for printing

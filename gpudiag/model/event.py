@@ -210,6 +210,18 @@ class StepMarks(msgspec.Struct, frozen=True, kw_only=True):
     number: NDArray[np.int64]
 
 
+class ProcessGroup(msgspec.Struct, frozen=True):
+    """A process group of the traced process.
+
+    Attributes:
+        ranks: global ranks of its members.
+        description: PyTorch's description (`default_pg`, `mesh_tp`, …); "" if unknown.
+    """
+
+    ranks: tuple[int, ...]
+    description: str = ""
+
+
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """Details that the profiler recorded of a communication kernel or host-side collective.
 
@@ -221,6 +233,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
         group_ranks: global ranks in the group; empty if unknown.
         size_bytes: bytes per rank as nccl-tests counts them; None if unknown, because shapes were not recorded.
         sequence: the group's sequence number, or None.
+        peer: global rank that a `send` goes to, or that a `recv` comes from; None if unknown, and for collectives.
         processor_share: share of the device's multiprocessors that the kernel holds, one block each, in (0, 1]; None
             if unknown.
     """
@@ -231,6 +244,7 @@ class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     group_ranks: tuple[int, ...] = ()
     size_bytes: int | None = None
     sequence: int | None = None
+    peer: int | None = None
     processor_share: float | None = None
 
 
@@ -308,6 +322,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
         host: host name if the trace or its file name states it, else "".
         device_names: model name by device ordinal.
         collectives: details of the communication events, by row.
+        groups: process groups by name, if the trace lists them.
         step_marks: marks of steps, the preferred kind first.
         event_waits: waits for CUDA events; empty if the profiler did not record them.
         modules: the module that each host event worked for; None if not recorded.
@@ -335,6 +350,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     device_names: dict[int, str] = msgspec.field(default_factory=dict)
     collectives: tuple[CollectiveCall, ...] = ()
+    groups: dict[str, ProcessGroup] = msgspec.field(default_factory=dict)
     step_marks: tuple[StepMarks, ...] = ()
     event_waits: EventWaits = EventWaits()
     modules: ModuleWork | None = None

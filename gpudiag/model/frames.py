@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
+from gpudiag.model.parallelism import Parallelism, PassOfStage
 from gpudiag.model.sanitize import one_line
 
 if TYPE_CHECKING:
@@ -45,6 +46,10 @@ class Frames(NamedTuple):
         waits: rank, on_rank, ms_per_step, cause.
         modules: rank, device, and the fields of each module in `Analysis.modules.times`.
         collectives, kernels, compute_classes, operators, findings, lines, tries: the fields of the analysis.
+        parallel_ranks: rank, compute_ms, relative, and its position in the group of each role.
+        parallel_traffic: role, size of its groups, other fields of `RoleTraffic`, and `<operation>_per_step` of each
+            operation.
+        pipeline_passes: the fields of `Pipeline.passes`.
     """
 
     devices: DataFrame
@@ -59,6 +64,9 @@ class Frames(NamedTuple):
     lines: DataFrame
     compute_classes: DataFrame
     tries: DataFrame
+    parallel_ranks: DataFrame
+    parallel_traffic: DataFrame
+    pipeline_passes: DataFrame
 
 
 def analysis_frames(analysis: Analysis) -> Frames:
@@ -98,7 +106,35 @@ def analysis_frames(analysis: Analysis) -> Frames:
         lines=table("lines"),
         compute_classes=table("compute_classes"),
         tries=table("tries"),
+        **_parallelism(analysis),
     )
+
+
+def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
+    """Return the tables of a job's grid, which have no rows if it divides only its batches."""
+    grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
+    passes = () if grid.pipeline is None else grid.pipeline.passes
+    rank_columns = {
+        "rank": "int64",
+        **dict.fromkeys(grid.sizes, "Int64"),
+        "compute_ms": "float64",
+        "relative": "float64",
+    }
+    ranks = [{**msgspec.structs.asdict(place), **place.position} for place in grid.ranks]
+    operations = {name: f"{name}_per_step" for role in grid.traffic for name in role.operations}
+    traffic = [
+        {**msgspec.structs.asdict(role), "size": grid.sizes.get(role.role)}
+        | {operations[name]: count for name, count in role.operations.items()}
+        for role in grid.traffic
+    ]
+    times = dict.fromkeys(("transfer_ms", "wait_ms", "hidden_ms"), "float64")
+    traffic_columns = {"role": "object", "size": "Int64", **times, "size_bytes": "Int64"}
+    pass_columns = {field.name: dtype_of(field.type) for field in fields_of(PassOfStage)}
+    return {
+        "parallel_ranks": frame_of(rank_columns, ranks),
+        "parallel_traffic": frame_of(traffic_columns | dict.fromkeys(operations.values(), "float64"), traffic),
+        "pipeline_passes": frame_of(pass_columns, map(msgspec.structs.asdict, passes)),
+    }
 
 
 def _modules(analysis: Analysis) -> DataFrame:

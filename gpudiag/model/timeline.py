@@ -258,6 +258,15 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
             return "recording"
         return "repeated-unit" if "pattern" in sources and workload_of(self.traces) != "training" else "step"
 
+    @property
+    def divides_work(self) -> bool:
+        """Whether process groups or messages suggest that ranks do more than train the same model on other data."""
+        if self.world_size < 2:
+            return False
+        several = any(sum(len(group.ranks) > 1 for group in trace.groups.values()) > 1 for trace in self.traces)
+        special = {"send", "recv", "send_recv", "all_to_all"}
+        return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
+
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:
         """Return bool[m]: collectives of a track whose participants all have a track."""
         present = {track.rank for track in self.tracks}

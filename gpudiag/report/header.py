@@ -136,8 +136,24 @@ def step_line(analysis: Analysis) -> Text:
 
 
 def header_lines(analysis: Analysis) -> list[str]:
-    """Return one line each for compute rate, written volume, host times and clocks, if known."""
-    return [*compute_lines(analysis), *volume_lines(analysis), *host_lines(analysis), *clock_lines(analysis)]
+    """Return one line each for grid, compute rate, written volume, host times and clocks, if known."""
+    return [
+        *grid_lines(analysis),
+        *compute_lines(analysis),
+        *volume_lines(analysis),
+        *host_lines(analysis),
+        *clock_lines(analysis),
+    ]
+
+
+def grid_lines(analysis: Analysis) -> list[str]:
+    """Return the sizes of the job's grid by role, and how they are known, if it divides more than its batches."""
+    grid = analysis.parallelism
+    if grid is None or not grid.sizes:
+        return []
+    sizes = f" {figures.TIMES} ".join(f"{role} {figures.thousands(size)}" for role, size in grid.sizes.items())
+    known = "stated by the process groups" if grid.stated else "inferred from the communication"
+    return [f"Parallelism: {sizes} ({known})"]
 
 
 def software_line(analysis: Analysis) -> str:

@@ -132,6 +132,7 @@ def _merge(kernel_only: Trace, full: Trace, matches: list[int], merged: NDArray[
             msgspec.structs.replace(call, row=int(position[call.row]))
             for call in _with_details(kernel_only, full, matches)
         ),
+        groups=full.groups | kernel_only.groups,
         step_marks=tuple(
             StepMarks(source=marks.source, row=np.sort(position[marks.row]), number=marks.number)
             for marks in kernel_only.step_marks
@@ -171,6 +172,7 @@ def _with_details(kernel_only: Trace, full: Trace, matches: list[int]) -> list[C
                 call,
                 group=call.group or full_call.group,
                 group_ranks=call.group_ranks or full_call.group_ranks,
+                peer=full_call.peer if call.peer is None else call.peer,
                 size_bytes=full_call.size_bytes if call.size_bytes is None else call.size_bytes,
             )
     return list(calls.values())

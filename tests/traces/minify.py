@@ -109,16 +109,16 @@ def _first_steps(events: list[Event], steps: int) -> list[Event]:
         if event["name"].startswith("ProfilerStep#") and event["cat"].lower() in {"user_annotation", "operator"}
     )
     last = ends[steps - 1]
-    host = [event for event in events if event["cat"].lower() not in {*_DEVICE_WORK, "gpu_user_annotation"}]
+    on_device = [event["cat"].lower() in {*_DEVICE_WORK, "gpu_user_annotation"} for event in events]
     late = {
         event["args"]["correlation"]
-        for event in host
-        if event["ts"] >= last and "correlation" in (event.get("args") or {})
+        for event, device in zip(events, on_device, strict=True)
+        if not device and event["ts"] >= last and "correlation" in (event.get("args") or {})
     }
     return [
         event
-        for event in events
-        if ((event.get("args") or {}).get("correlation") not in late if event not in host else event["ts"] < last)
+        for event, device in zip(events, on_device, strict=True)
+        if ((event.get("args") or {}).get("correlation") not in late if device else event["ts"] < last)
     ]
 
 

@@ -86,7 +86,7 @@ def pack(source: Path, target: Path) -> None:
         for name, values in members.items():
             # The first bytes of all numbers come first, then the second bytes, and so on, so that bytes that are always
             # 0 compress well.
-            planes = np.ascontiguousarray(values.view(np.uint8).reshape(len(values), -1).T)
+            planes = np.ascontiguousarray(values.view(np.uint8).reshape(len(values), values.itemsize).T)
             content = io.BytesIO()
             np.save(content, planes)
             _add(archive, f"{name}.npy", content.getvalue())

@@ -18,6 +18,7 @@ _MESSAGES = {
     "workload": "a step does other work, so its time says nothing of a regression",
     "batch size per device": "a step does other work: compare samples per second",
     "strategy": "gradients are communicated in another way: compare communication as a whole, not one collective",
+    "parallelism": "the work is divided in another way: compare samples per second, not ranks with the same number",
     "devices": "kernels differ in name and speed with the device, so compute compares only as a whole",
 }
 
@@ -32,6 +33,7 @@ def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[
     )
     machine = (
         ("strategy", old.strategy, new.strategy),
+        ("parallelism", *(grid and grid.words for grid in (before.analysis.parallelism, after.analysis.parallelism))),
         ("devices", _devices(before), _devices(after)),
         *((f"version of {name}", old.software[name], new.software.get(name)) for name in sorted(old.software)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -88,7 +88,7 @@ def diagnose(case: Case) -> Diagnosis:
     explained = explain(case, what_if, scored, findings)
     unexplained = [bucket for bucket in explained if bucket.unexplained_ms]
     conclusive = not doubts and not warnings & _UNSURE_OF_COMPUTE and not unexplained
-    findings.extend(CONCLUSION().conclude(case, findings, conclusive=conclusive))
+    findings = _with_conclusion(findings, CONCLUSION().conclude(case, findings, conclusive=conclusive))
     doubts.extend(_overhead(case, what_if))
     doubts.extend(_unexplained(unexplained))
     if case.outlier_steps:
@@ -104,6 +104,15 @@ def diagnose(case: Case) -> Diagnosis:
         explained=explained,
         validity=tuple(doubts),
     )
+
+
+def _with_conclusion(findings: Sequence[Finding], conclusion: Iterable[Finding]) -> list[Finding]:
+    """Return the findings with the conclusion, if there is one, before all that are `info`."""
+    conclusions = list(conclusion)
+    if not conclusions:
+        return list(findings)
+    worthwhile = [finding for finding in findings if finding.severity != "info"]
+    return [*worthwhile, *conclusions, *(finding for finding in findings if finding.severity == "info")]
 
 
 def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:

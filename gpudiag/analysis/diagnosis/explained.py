@@ -50,7 +50,7 @@ _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
 #: The findings that account for a bucket, and the edits that remove all of it.
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
-    "communication_wait": (("straggler", "communication-bound"), (without_communication,)),
+    "communication_wait": (("straggler", "pipeline-bubble", "communication-bound"), (without_communication,)),
     "copy": (("slow-copy", "communication-bound", "host-sync", "host-stall"), (with_host_copies,)),
     "input": (("input-bound", "straggler"), (without_input,)),
     "sync": (
@@ -157,9 +157,14 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known."""
+    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known.
+
+    More microbatches save half of a bubble, which accounts for all of it.
+    """
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
+    if finding.code == "pipeline-bubble":
+        return float(finding.evidence.get("bubble_ms", 0.0))
     if finding.recoverable_ms_per_step is not None:
         return finding.recoverable_ms_per_step
     named = finding.evidence.get("bucket") == bucket

@@ -3,6 +3,9 @@ asked."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.explained import likely_causes, with_unseen_communication
 from gpudiag.analysis.diagnosis.kernels.recompilation import Recompilation
 from gpudiag.analysis.diagnosis.kernels.slow_compute import SlowCompute
@@ -16,6 +19,7 @@ from gpudiag.analysis.diagnosis.rules.memory_allocation import MemoryAllocation
 from gpudiag.analysis.diagnosis.rules.rule import Rule
 from gpudiag.analysis.diagnosis.rules.slow_copy import SlowCopy
 from gpudiag.analysis.diagnosis.rules.straggler import Straggler
+from gpudiag.model.analysis import Finding
 
 #: Rules that propose scenarios to simulate. Findings of equal savings stay in this order.
 RULES: tuple[type[Rule], ...] = (
@@ -30,11 +34,21 @@ RULES: tuple[type[Rule], ...] = (
     SlowCompute,
     LaunchBound,
 )
-#: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, and by traces that are missing.
-REVISIONS = (with_unprofiled_input, with_unseen_communication)
+
+
+def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with that about the pipeline's bubble, if the job has a pipeline."""
+    if not case.timeline.divides_work:
+        return list(findings)
+    from gpudiag.analysis.diagnosis.rules.pipeline_bubble import PipelineBubble  # noqa: PLC0415  # pipelines only
+
+    return PipelineBubble.findings(case, findings)
+
+
+#: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, by traces that are missing, and by
+#: what only the schedule of a pipeline explains.
+REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
 #: Makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes
 #: The rule that concludes from all other findings.
 CONCLUSION = ComputeBound
-#: Every rule with a page in docs/findings.
-DOCUMENTED_RULES: tuple[type[Rule] | type[ComputeBound], ...] = (*RULES, ComputeBound)

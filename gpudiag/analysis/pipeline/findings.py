@@ -10,7 +10,8 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import Times
 from gpudiag.analysis.pipeline.scenarios import SimulatedJob
 from gpudiag.model.analysis import SEVERITIES, Confidence, Finding, Severity
-from gpudiag.model.pipeline.analysis import Imbalance, PipelineBubble
+from gpudiag.model.parallelism import Imbalance
+from gpudiag.model.pipeline.analysis import PipelineBubble
 from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.

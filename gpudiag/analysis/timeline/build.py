@@ -61,7 +61,7 @@ def build_timeline(traces: Sequence[Trace], world_size: int | None = None) -> Ti
     world = world_size or max([trace.world_size or 0 for trace in traces] + [_rank(trace) + 1 for trace in traces])
     slots = [(index, device) for index, trace in enumerate(traces) if index not in unseen for device in _devices(trace)]
     ranks = {_rank(trace) for trace in traces}
-    matching = match_collectives(_calls(traces, slots), ranks)
+    matching = match_collectives(_completed(_calls(traces, slots), traces), ranks)
     tracks = _tracks(traces, slots, matching)
     return Timeline(
         framework=framework_of(traces),
@@ -126,6 +126,21 @@ def _calls(traces: Sequence[Trace], slots: Sequence[Slot]) -> list[TrackCalls]:
         )
         for index, device in slots
     ]
+
+
+def _completed(calls: list[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
+    """Return the calls with groups and peers that the traces do not state, where they can be inferred."""
+    unstated = any(
+        (not call.group_ranks and traces[track.trace].groups)
+        or (call.operation in {"send", "recv"} and call.peer is None)
+        for track in calls
+        for call in track.calls
+    )
+    if len(calls) < 2 or not unstated:
+        return calls
+    from gpudiag.analysis.timeline.process_groups import with_groups_and_peers  # noqa: PLC0415  # gloo alone needs it
+
+    return with_groups_and_peers(calls, traces)
 
 
 def _tracks(traces: Sequence[Trace], slots: Sequence[Slot], matching: Matching) -> tuple[DeviceTrack, ...]:

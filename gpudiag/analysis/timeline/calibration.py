@@ -62,3 +62,17 @@ only one step otherwise, and a repeating pattern is searched if ranges vary more
 AT_ONCE_NS = 20 * NS_PER_US
 """A device op that starts within this time of its launch found the device idle. Measured: of 118,406 ops that were
 launched 0.1 ms before or more, 99 % started within 22 µs of the one before."""
+AS_CLOSE = 2.0
+"""A group of ranks is preferred to its subgroups if its members' collectives end at most this many times as far apart.
+Measured: with four gloo processes on two cores, other ranks' collectives end 4 to 170 times as far away."""
+NOT_BY_CHANCE = 0.3
+"""The same if they end nearer than this share of the distance that is expected by chance. Measured: as above, 0.004 to
+0.2 of it among members and 0.6 to 0.9 among others."""
+TWICE_AS_OFTEN = 1.5
+"""Middle stages of a pipeline send this many times as often as the first one, unless its schedule is interleaved.
+Physical: twice, because only they send activations and gradients."""
+SHORT_PASS = 0.1
+"""Compute between two messages that is shorter than this share of the longest is no pass. Judgement: updates and losses
+take a few percent of a pass."""
+WIDEST_SHIFT = 64
+"""Most messages by which one capture may begin later than another. Judgement: several steps of a pipeline."""

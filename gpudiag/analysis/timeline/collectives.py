@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -19,6 +20,9 @@ from gpudiag.intervals import distinct
 from gpudiag.model.event import DEVICE_WORK, CollectiveCall, Direction, EventKind, EventTable, Role, Trace, any_of
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
+if TYPE_CHECKING:
+    from gpudiag.analysis.timeline.point_to_point import Messages
+
 Times = NDArray[np.int64]
 
 #: Operations that all participants leave together. The others (rooted, point to point) may leave early.
@@ -28,6 +32,9 @@ POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 GroupKey = tuple[str, tuple[int, ...]]
 """Name of the process group and its global ranks (empty where unknown)."""
+
+#: Stands for a group where two ranks are aligned by messages between them.
+_MESSAGES: GroupKey = ("send, recv", ())
 
 _FAR_PAST = np.iinfo(np.int64).min
 _OF_COMMUNICATION = (Role.COMMUNICATION, Role.BUCKET_COPY, Role.ENQUEUE)
@@ -42,12 +49,13 @@ _ORDINARY_ROLE[EventKind.MEMSET] = Role.COPY
 class TrackCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Communication of one track before matching: columns of equal length m by start, on the trace's absolute clock.
 
-    Tracks of one process (`trace`) share its clock.
+    Tracks of one process (`trace`) share its clock. `on_host` is true for the track of a process without devices.
     """
 
     rank: int
     trace: int
     clock_known: bool
+    on_host: bool = False
     start: Times
     end: Times
     row: NDArray[np.int64]
@@ -73,6 +81,7 @@ def track_calls(
         rank=rank,
         trace=trace,
         clock_known=clock_known,
+        on_host=devices == (UNKNOWN,),
         start=events.start_ns[rows] + origin_ns,
         end=events.end_ns[rows] + origin_ns,
         row=rows,
@@ -94,8 +103,10 @@ def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matc
     """Match the collectives of all tracks, align the clocks, and find the last arrival at each collective."""
     groups = _group(tracks)
     pairs = _align_groups(tracks, groups)
-    offsets, clocks = _clock_offsets(tracks, pairs)
+    messages = _messages(tracks)
+    offsets, clocks = _clock_offsets(tracks, [*pairs, *_message_pairs(tracks, messages)])
     instance, arrival, last = _instances(tracks, groups, pairs, offsets)
+    ends = _match_messages(tracks, messages, offsets, (instance, arrival, last))
     collectives = []
     for index, track in enumerate(tracks):
         kinds: dict[tuple[str, str, int, int | None], int] = {}
@@ -106,7 +117,7 @@ def match_collectives(tracks: list[TrackCalls], ranks_present: set[int]) -> Matc
         collectives.append(
             TrackCollectives(
                 start=track.start + offsets[index],
-                end=track.end + offsets[index],
+                end=ends[index],
                 row=track.row,
                 instance=instance[index],
                 last_arrival=arrival[index],
@@ -174,7 +185,7 @@ def _clock_offsets(tracks: list[TrackCalls], pairs: list[_Pair]) -> tuple[list[i
     """
     links = [
         (tracks[pair.a].trace, tracks[pair.b].trace, pair.alignment)
-        for pair in sorted(pairs, key=lambda pair: -len(pair.alignment.a))
+        for pair in sorted(pairs, key=lambda pair: (pair.group == _MESSAGES, -len(pair.alignment.a)))
         if len(pair.alignment.a) and tracks[pair.a].trace != tracks[pair.b].trace
     ]
     rank_of = {track.trace: track.rank for track in tracks}
@@ -209,6 +220,55 @@ def _matched(tracks: list[TrackCalls], pairs: list[_Pair], trace: int) -> int:
             if tracks[track].trace == trace:
                 matched[pair.group, track].append(indices)
     return sum(len(distinct(np.concatenate(indices))) for indices in matched.values())
+
+
+def _messages(tracks: list[TrackCalls]) -> list[Messages]:
+    """Return the matched messages of all pairs of tracks."""
+    if not any(call.peer is not None for track in tracks for call in track.calls):
+        return []
+    from gpudiag.analysis.timeline.point_to_point import match_messages  # noqa: PLC0415  # few jobs send messages
+
+    return match_messages(tracks)
+
+
+def _message_pairs(tracks: list[TrackCalls], messages: Sequence[Messages]) -> list[_Pair]:
+    if not messages:
+        return []
+    from gpudiag.analysis.timeline.point_to_point import clock_alignments  # noqa: PLC0415  # see above
+
+    return [_Pair(_MESSAGES, a, b, alignment) for a, b, alignment in clock_alignments(tracks, messages)]
+
+
+def _match_messages(
+    tracks: list[TrackCalls],
+    messages: Sequence[Messages],
+    offsets: list[int],
+    columns: tuple[list[NDArray[np.int64]], list[Times], list[NDArray[np.int64]]],
+) -> list[Times]:
+    """Fill (instance, last arrival, last rank) of matched messages; return the ends of all calls on the common clock.
+
+    A host-side send is recorded until its process waits for it. It ended when it was received.
+    """
+    ends = [track.end + offset for track, offset in zip(tracks, offsets, strict=True)]
+    instance, arrival, last = columns
+    following = 1 + max((int(numbers.max(initial=UNKNOWN)) for numbers in instance), default=UNKNOWN)
+    for sender, receiver, send, receive in messages:
+        begun, posted = (
+            tracks[sender].start[send] + offsets[sender],
+            tracks[receiver].start[receive] + offsets[receiver],
+        )
+        received = ends[receiver][receive]
+        if tracks[sender].on_host:
+            ends[sender][send] = np.clip(received, begun, ends[sender][send])
+        both = np.maximum(begun, posted)
+        for track, calls, own in ((sender, send, begun), (receiver, receive, posted)):
+            waited = (both > own) & (both <= ends[track][calls])
+            instance[track][calls] = following + np.arange(len(calls))
+            arrival[track][calls] = np.where(waited, both, own)
+            other = receiver if track == sender else sender
+            last[track][calls] = np.where(waited, tracks[other].rank, tracks[track].rank)
+        following += len(send)
+    return ends
 
 
 def _instances(

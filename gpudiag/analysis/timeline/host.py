@@ -95,7 +95,10 @@ def communication_spans(trace: Trace, threads: dict[int, HostThread], steps: Hos
     """
     events = trace.events
     on_host = any_of(events.kind, *_ON_HOST)
+    # A send is recorded until its process waits for it; when it ended is known only if its receive is matched.
+    messages = np.array([call.row for call in trace.collectives if call.operation in {"send", "recv"}], np.int64)
     communications = np.flatnonzero(on_host & any_of(events.role, Role.COMMUNICATION))
+    communications = communications[~among(communications, messages)]
     spans: Spans = {}
     if len(communications):
         rows = np.flatnonzero(on_host)

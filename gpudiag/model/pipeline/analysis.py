@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.model.analysis import Finding, Validity
+from gpudiag.model.parallelism import Imbalance
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Ordinal, Percentage, Rate
 
 PIPELINE_SCHEMA = "gpudiag/pipeline/1"
@@ -29,33 +30,6 @@ class ParallelGrid(msgspec.Struct, frozen=True, kw_only=True):
     chunks_per_stage: Count = 1
     steps_recorded: Count
     steps_analysed: Count
-
-
-class ImbalanceCause(msgspec.Struct, frozen=True, kw_only=True):
-    """Effect of one cause of imbalance.
-
-    Attributes:
-        slowdown: simulated step time divided by that without this cause alone.
-        saved_ms: the same as a difference, per step.
-    """
-
-    slowdown: Rate
-    saved_ms: Milliseconds
-
-
-class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
-    """Slowdown by operations that differ from their peers.
-
-    Attributes:
-        slowdown: simulated step time divided by that of the ideal step, in which each computation takes the mean and
-            each transfer the median of its kind over all workers, steps and microbatches.
-        ideal_ms: step time of the ideal step.
-        by: effect of removing each cause alone, by its name (`rank`, `stage`, `sequence`); effects may overlap.
-    """
-
-    slowdown: Rate
-    ideal_ms: Milliseconds
-    by: dict[str, ImbalanceCause]
 
 
 class PipelineBubble(msgspec.Struct, frozen=True, kw_only=True):

@@ -144,6 +144,7 @@ def _contents(run: dict[str, Any] | None, scaled: dict[str, Any] | None, machine
         sections |= {
             "Summary": True,
             "Where a step's time goes": True,
+            "Parallelism": run["parallel"],
             "Source lines": run["source_tables"],
             "One step": run["timeline"],
             "Findings": run["findings"],

@@ -60,6 +60,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "source_headings": SOURCE_COLUMNS,
         "source_tables": [(heading, [source_cells(row) for row in rows]) for heading, rows in source_tables(analysis)],
         "timeline": None if step is None else steps_part(step),
+        "parallel": _parallel(analysis),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],
         "waits": [line.plain for line in wait_lines(analysis.waits, analysis.steps.mean_ms)],
         "compute_headings": COMPUTE_COLUMNS,
@@ -88,6 +89,15 @@ def finding_part(finding: Finding, analysis: Analysis | None) -> dict[str, Any]:
         "evidence": words.evidence_of(finding),
         "advice": finding.advice,
     }
+
+
+def _parallel(analysis: Analysis) -> dict[str, Any] | None:
+    """Return the section about the job's grid; None if the job divides only its batches."""
+    if analysis.parallelism is None:
+        return None
+    from gpudiag.report.page.parallelism import parallel_part  # noqa: PLC0415  # most jobs divide batches
+
+    return parallel_part(analysis, analysis.parallelism)
 
 
 def _verdict(analysis: Analysis, verdict: words.ReportVerdict) -> dict[str, Any]:

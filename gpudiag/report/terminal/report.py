@@ -45,6 +45,10 @@ def render_analysis(analysis: Analysis, console: Console, *, all_ranks: bool = F
     sections: list[tuple[str, RenderableType | None]] = [
         (time_heading(analysis), _time_section(analysis, console, all_ranks=all_ranks, full=full))
     ]
+    if analysis.parallelism is not None:
+        from gpudiag.report.terminal.parallelism import parallel_sections  # noqa: PLC0415  # most jobs divide batches
+
+        sections += parallel_sections(analysis, analysis.parallelism, console, full=full, all_ranks=all_ranks)
     sections += _source_sections(analysis, most=None if full else _FEW_LINES)
     if full:
         sections += _details(analysis, console)

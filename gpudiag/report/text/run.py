@@ -36,6 +36,7 @@ def to_markdown(analysis: Analysis) -> str:
     lines += _paragraphs(f"{line}." for line in (header.step_line(analysis).plain, *header.header_lines(analysis)))
     lines += _verdict(words.verdict_of(analysis))
     lines += _time(analysis)
+    lines += _parallelism(analysis)
     lines += _source_lines(analysis)
     lines += _listed("Waits", waits)
     lines += _findings(analysis)
@@ -79,6 +80,24 @@ def _time(analysis: Analysis) -> list[str]:
         *_paragraphs((header.recorded_steps_note(analysis), overlapped and f"{overlapped}.", note)),
         *([*explained, ""] if explained else []),
     ]
+
+
+def _parallelism(analysis: Analysis) -> list[str]:
+    """Return communication by role, stages and bubble of a job that divides more than its batches."""
+    grid = analysis.parallelism
+    if grid is None:
+        return []
+    from gpudiag.report import parallel_rows  # noqa: PLC0415  # most jobs divide batches
+
+    traffic = parallel_rows.traffic_columns(grid)
+    rows = list(zip(*traffic.values(), strict=True))
+    lines = _table(parallel_rows.TRAFFIC_HEADING, list(traffic), rows)
+    lines += [parallel_rows.TRAFFIC_NOTE, ""] if rows else []
+    if grid.pipeline is None:
+        return lines
+    stages = parallel_rows.stage_rows(analysis, grid)
+    lines += _table(parallel_rows.STAGES_HEADING, parallel_rows.STAGE_COLUMNS, stages)
+    return [*lines, escaped(parallel_rows.bubble_line(grid.pipeline)), ""]
 
 
 def _findings(analysis: Analysis) -> list[str]:

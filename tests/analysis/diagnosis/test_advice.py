@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.diagnosis.case import Case, without_outlier_steps
+from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.engine import diagnose
-from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.rules.rule import For, advice_for, others
 from gpudiag.analysis.timeline import build_timeline
 from gpudiag.app.analyze import analyze

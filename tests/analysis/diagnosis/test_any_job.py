@@ -159,7 +159,12 @@ def test_graph_is_well_formed(job: Job) -> None:
 def test_findings_save_at_most_the_step_and_are_sorted(job: Job) -> None:
     case = case_of(job.traces())
     findings = diagnose(case).findings
-    said = [(finding.code, finding.recoverable_ms_per_step or 0.0) for finding in findings]
+    # What a compiler saves is `info` at any size, and follows `compute-bound`.
+    said = [
+        (finding.code, finding.recoverable_ms_per_step or 0.0)
+        for finding in findings
+        if finding.code not in {"slow-compute", "compute-bound"}
+    ]
     # Waste precedes work of equal cost, and precedes launch overhead.
     late = [(a, b) for (a, less), (b, more) in pairwise(said) if more > less and less < (1 - AS_RECORDED) * more]
     assert all(b == "launch-bound" for _, b in late), said

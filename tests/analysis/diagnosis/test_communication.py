@@ -59,7 +59,12 @@ def test_savings_match_the_ablation(job: tuple[str, Analysis]) -> None:
 
 def test_communication_is_the_first_finding(job: tuple[str, Analysis]) -> None:
     name, analysis = job
-    costing = [finding.code for finding in analysis.findings if finding.recoverable_ms_per_step]
+    # Steps without communication show what it costs. They do not show what faster kernels would save.
+    costing = [
+        finding.code
+        for finding in analysis.findings
+        if finding.recoverable_ms_per_step and finding.code != "slow-compute"
+    ]
     if name.endswith("-independent"):
         assert "communication-bound" not in costing
         return

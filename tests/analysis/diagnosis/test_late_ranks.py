@@ -180,7 +180,7 @@ def finding_of(
         run=None,
         tracks=tracks,
         attribution=SimpleNamespace(tracks=tracks),
-        timeline=SimpleNamespace(framework="pytorch"),
+        timeline=SimpleNamespace(framework="pytorch", divides_work=False),
     )
     return Straggler()._describe(case, what_if, jitter, gain, 20.0)
 
@@ -319,7 +319,7 @@ def proposed(
     what_if: Any = SimpleNamespace(
         corrected=None,
         corrected_ms=100.0,
-        graph=SimpleNamespace(ranks=dict.fromkeys(range(ranks), 0)),
+        graph=SimpleNamespace(ranks=dict.fromkeys(range(ranks), 0), peers=[list(range(ranks))]),
         savings_ms=lambda edits: [by_step if each_step else by_rank for each_step in edits],
     )
     case: Any = SimpleNamespace(

@@ -12,8 +12,8 @@ import pytest
 
 from gpudiag.analysis.diagnosis import kernels as kernel_rules
 from gpudiag.analysis.diagnosis import rules
+from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.places import Place, main_place
-from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.rules.communication_advice import largest_collective
 from gpudiag.analysis.diagnosis.rules.compute_bound import ComputeBound
 from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall, stall_advice

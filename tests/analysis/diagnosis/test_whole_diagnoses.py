@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES, examine_facts
-from gpudiag.analysis.diagnosis.registry import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.significance import Significance
 from gpudiag.analysis.diagnosis.simulation.components import COMPONENTS, amount
 from gpudiag.app.analyze import analyze_with_step

@@ -10,12 +10,20 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from gpudiag.analysis.timeline import alignment, calibration, completeness, mixed_runs, steps
+from gpudiag.analysis.timeline import (
+    alignment,
+    calibration,
+    completeness,
+    mixed_runs,
+    point_to_point,
+    process_groups,
+    steps,
+)
 from gpudiag.analysis.timeline.alignment import CollectiveSequence, _equally_good, _Fit, _fit
 from gpudiag.analysis.timeline.completeness import DeviceActivity
 from gpudiag.analysis.timeline.steps import device_windows
 from gpudiag.analysis.timeline.validity import _clocks, _steps
-from gpudiag.model.event import Role
+from gpudiag.model.event import CollectiveCall, ProcessGroup, Role
 from gpudiag.model.timeline import UNKNOWN, HostSteps
 from gpudiag.units import NS_PER_MS, NS_PER_US
 from tests.calibration_cases import KINDS, Cases, figures_in, numbers_in
@@ -165,6 +173,51 @@ def whole_step(at: float) -> object:
 @CASES.of("AT_ONCE_NS")
 def idle_device(at: float) -> object:
     return three_steps(50, latency_ns=int(at))
+
+
+@CASES.of("AS_CLOSE")
+def group_of_three(at: float) -> object:
+    """Rank 1 ends its collectives 100 ns after rank 0, and rank 2 `at` times as late."""
+    call = CollectiveCall(row=0, operation="all_reduce")
+    track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
+    ends = {1: {"all_reduce": np.array([10_100])}, 2: {"all_reduce": np.array([10_000 + round(100 * at)])}}
+    groups = {"pair": ProcessGroup((0, 1)), "all": ProcessGroup((0, 1, 2))}
+    return process_groups._group_of_thread(track, [0], groups, ends)
+
+
+@CASES.of("NOT_BY_CHANCE")
+def group_beside_a_nearer_pair(at: float) -> object:
+    """Rank 1 ends its collectives with rank 0, and rank 2 later by `at` times 1000 ns; the next one follows in 4000."""
+    call = CollectiveCall(row=0, operation="all_reduce")
+    track: Any = Of(rank=0, calls=(call,), end=np.array([10_000]))
+    late = 10_000 + round(1000 * at)
+    ends = {1: {"all_reduce": np.array([10_000, 14_000])}, 2: {"all_reduce": np.array([late, late + 4_000])}}
+    groups = {"pair": ProcessGroup((0, 1)), "all": ProcessGroup((0, 1, 2))}
+    return process_groups._group_of_thread(track, [0], groups, ends)
+
+
+@CASES.of("TWICE_AS_OFTEN")
+def neighbours_of_last(at: float) -> object:
+    return process_groups._neighbours(2, (0, 1, 2), {0: 1000, 1: round(1000 * at), 2: 1000})
+
+
+@CASES.of("SHORT_PASS")
+def pass_before_send(at: float) -> object:
+    """A backward pass of 1 ms, then forward compute of `at` ms between two sends."""
+    work = round(at * NS_PER_MS)
+    builder = TraceBuilder().operator(0, 1_000, name="autograd::engine::evaluate_function: MulBackward0")
+    events = builder.operator(1_001, 1_001 + work / 1_000).build().events
+    sends = CollectiveCall(row=0, operation="send")
+    start = np.array([0, NS_PER_MS + 500, NS_PER_MS + 2_000 + work])
+    track: Any = Of(calls=(sends,) * 3, start=start, row=np.zeros(3, np.int64))
+    return process_groups._in_backward(track, events, [1, 2])[1]
+
+
+@CASES.of("WIDEST_SHIFT", 64, 65)
+def late_capture(at: float) -> object:
+    """The receiver's capture begins `at` messages later."""
+    begun = NS_PER_MS * np.arange(400)
+    return point_to_point._shift(begun, begun[round(at) :] + 1_000) == round(at)
 
 
 @pytest.mark.parametrize("name", CASES.known)

@@ -38,6 +38,10 @@ from gpudiag.model.analysis import Finding
 
 _MOST_MODULES = 3
 
+#: Causes that a compiler removes from nearly every eager program. They are no fault of the program, so that they are
+#: `info` at any size.
+BY_A_COMPILER: frozenset[CauseName] = frozenset({"unfused-elementwise", "small-kernels"})
+
 _WORDS: dict[CauseName, str] = {
     "fp32-matmul": "matrix products in fp32 run without tensor cores",
     "layout-conversion": "convolutions convert between tensor layouts",
@@ -105,7 +109,8 @@ class SlowCompute:
     update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
     `small-kernels` (gaps between launch-sized kernels). Savings are estimates from the peaks of the device and the time
     of these kernels; the evidence has a low and a high estimate. They are simulated, because shorter kernels save
-    nothing if the host sets the pace. Estimates below 2 % of the step are not reported.
+    nothing if the host sets the pace. Estimates below 2 % of the step are not reported. Savings by a compiler
+    (`unfused-elementwise`, `small-kernels`) are `info` at any size, because nearly every eager program has them.
     """
 
     code: ClassVar[str] = "slow-compute"
@@ -150,7 +155,7 @@ class SlowCompute:
             evidence["modules_ms_per_step"] = modules
         return Finding(
             code=self.code,
-            severity=severity_of(percent),
+            severity="info" if slow.name in BY_A_COMPILER else severity_of(percent),
             ranks=case.timeline.ranks_present,
             cause=slow.name,
             recoverable_ms_per_step=gain,

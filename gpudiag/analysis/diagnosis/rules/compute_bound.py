@@ -36,11 +36,9 @@ class ComputeBound:
             return
         share = max(case.exposed_ms("compute").values(), default=0.0)
         percent = min(100 * share / case.step_ms, 100.0) if case.step_ms else 0.0
-        slow = [finding.cause for finding in findings if finding.code == "slow-compute" and finding.cause]
-        rest = f"no other fix saves over {WARNING_PERCENT:.0f} %"
-        if slow:
-            rest = f"faster kernels shorten the step ({', '.join(slow)})"
-        yield self._finding(case, share, f"compute-bound ({_shares(case, percent)}); {rest}", "high", slow=bool(slow))
+        slow = [finding for finding in findings if finding.code == "slow-compute"]
+        title = f"compute-bound ({_shares(case, percent)}); {_rest(slow)}"
+        yield self._finding(case, share, title, "high", slow=bool(slow))
 
     @classmethod
     def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
@@ -70,6 +68,18 @@ class ComputeBound:
             evidence={"compute_ms": compute_ms, **_rate(case)},
             advice=(_SPECIFIC,) if slow else advice_for(case.timeline.framework, _ADVICE),
         )
+
+
+def _rest(slow: Sequence[Finding]) -> str:
+    """Return the savings of faster kernels in words, or that there are none."""
+    worthwhile = [
+        f"{finding.recoverable_ms_per_step or 0.0:.1f} ms ({finding.cause})"
+        for finding in slow
+        if (finding.recoverable_percent or 0.0) >= WARNING_PERCENT
+    ]
+    if not worthwhile:
+        return f"nothing here saves over {WARNING_PERCENT:.0f} %"
+    return f"faster kernels could save about {', '.join(worthwhile)}"
 
 
 def _shares(case: Case, percent: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -39,6 +39,9 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.event import any_of
 from gpudiag.model.probed import gpu_of_rank
 from gpudiag.units import milliseconds
+
+if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.rules.more_work import MoreWork
 
 _UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
 #: Number of the user's functions in the evidence.
@@ -87,6 +90,10 @@ class Straggler:
             edit=partial(equalize_ranks, each_step=jitter),
             describe=partial(self._describe, case, what_if, jitter),
         )
+        if len(what_if.graph.peers) > 1:
+            from gpudiag.analysis.diagnosis.rules.uneven_stages import uneven_stages
+
+            yield from uneven_stages(case, what_if)
 
     def _describe(self, case: Case, what_if: WhatIf, jitter: bool, gain: float, percent: float) -> Finding:
         late = _late_ranks(case, what_if, jitter, gain)
@@ -129,6 +136,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
         excess_ms: how much longer each rank takes for that part.
         savings_ms: what each part alone saves.
         pauses: pauses between calls that only these ranks make.
+        more_work: why they have more work than their peers, if they have.
         slow_clocks: the findings about the clocks of their GPUs, by rank.
         silent: whether nothing was recorded while they waited for input.
         jitter: whether they are late in some steps only.
@@ -141,6 +149,7 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     excess_ms: dict[int, float]
     savings_ms: dict[str, float]
     pauses: OwnPauses
+    more_work: MoreWork | None
     slow_clocks: dict[str, list[str]]
     silent: bool
     jitter: bool
@@ -155,6 +164,8 @@ class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def advice(self) -> Advice:
         """Return the advice for the cause, if the location gives no more specific advice."""
+        if self.more_work is not None:
+            return self.more_work.advice
         # On a CPU launching counts as compute, because the training thread is host and device at once.
         return CPU_ADVICE if (self.cause, self.part) == ("compute", "launch") else CAUSE_ADVICE[self.cause]
 
@@ -173,9 +184,11 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
             cause = "input"  # the time has no marks, but the unprofiled steps were fetching their batch then
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
+    more = None if jitter or slow_clocks or cause not in {"compute", "operators"} else _more_work(case, what_if, ranks)
     return _LateRanks(
         ranks=ranks,
-        cause="clock" if slow_clocks else cause,
+        cause="clock" if slow_clocks else more.cause if more is not None else cause,
+        more_work=more,
         part=part,
         excess_ms=excess_ms,
         savings_ms=savings_ms,
@@ -185,6 +198,14 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
         jitter=jitter,
         by_turns=jitter and len(ranks) == len(excess_ms),
     )
+
+
+def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...]) -> MoreWork | None:
+    if case.run is None and not case.timeline.divides_work:
+        return None
+    from gpudiag.analysis.diagnosis.rules.more_work import more_work
+
+    return more_work(case, what_if, ranks)
 
 
 def _late_on_average(excess_ms: dict[int, float]) -> tuple[int, ...]:
@@ -239,6 +260,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
         "savings_ms_by_part": dict(sorted(late.savings_ms.items(), key=lambda part: -part[1])),
     }
     evidence |= {key: value for key, value in known.items() if value}
+    evidence |= late.more_work.evidence if late.more_work is not None else {}
     return evidence | {"times_last_by_rank": _times_last(case)} if late.jitter else evidence
 
 
@@ -250,6 +272,8 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
     return {
         "input": f"{words}'s data loading delays" if one else f"data loading of {words} delays",
         "compute": f"{words} compute{s} longer{where}, which delays",
+        "sequence": f"{words} compute{s} longer sequences, which delays",
+        "experts": f"experts on {words} get more tokens than the others, which delays",
         "clock": f"{words} compute{s} longer on slower GPU clocks, which delays",
         "stall": f"{words} stall{s}{where}, which delays",
         "sync": f"{words} wait{s} for the GPU more often, which delays",

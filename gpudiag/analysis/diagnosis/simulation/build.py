@@ -69,7 +69,16 @@ def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain]
         steps=steps,
         length_ns=float(np.mean(lengths)),
         ranks={track.trace: track.rank for track in tracks},
+        stages=_stages(timeline),
     )
+
+
+def _stages(timeline: Timeline) -> dict[int, int]:
+    if not timeline.divides_work:
+        return {}
+    from gpudiag.analysis.parallelism.layout import stages_by_process  # noqa: PLC0415  # most jobs have one stage
+
+    return stages_by_process(timeline)
 
 
 def _host_nodes(chains: Sequence[Chain], ops: Sequence[TrackOps], op_first: Index) -> HostNodes:

@@ -102,9 +102,12 @@ def synchronizing_more(what_if: WhatIf) -> list[int]:
 def waiting_more(what_if: WhatIf, waits: NDArray[np.bool_]) -> list[int]:
     """Return the processes that have more of these host nodes than most of their peers."""
     process = what_if.graph.host.process
-    count = {rank_process: int(waits[process == rank_process].sum()) for rank_process in what_if.graph.ranks}
-    usual = float(lower_median(np.array(list(count.values()), np.float64)))
-    return [process for process, times in count.items() if times > 0 and times >= OFTEN * usual]
+    more = []
+    for peers in what_if.graph.peers:
+        count = {peer: int(waits[process == peer].sum()) for peer in peers}
+        usual = float(lower_median(np.array(list(count.values()), np.float64)))
+        more += [peer for peer, times in count.items() if times > 0 and times >= OFTEN * usual]
+    return more
 
 
 def without_waiting(what_if: WhatIf, scenario: Scenario, nodes: NDArray[np.bool_]) -> Scenario:
@@ -132,7 +135,7 @@ def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def excess(what_if: WhatIf, component: Component) -> Excess:
-    """Return by how much each rank's component of the step exceeds the lower median over ranks."""
+    """Return by how much each rank's component of the step exceeds the lower median over its peers."""
     scenario = what_if.corrected
     if component == "compute":
         scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))
@@ -163,8 +166,12 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
     segment = what_if.model.segments[1 if component in _ON_DEVICE else 0]
     steps = what_if.graph.steps if each_step else 1
     cell = process * steps + np.minimum(step, steps - 1) if each_step else process
-    used = np.concatenate([np.arange(process * steps, (process + 1) * steps) for process in what_if.graph.ranks])
-    return excess_over_median(amounts, cell, segment, used)
+    excess = np.zeros_like(amounts)
+    for peers in what_if.graph.peers:
+        used = np.concatenate([np.arange(peer * steps, (peer + 1) * steps) for peer in peers])
+        of_peers = any_of(process, *peers)
+        excess[of_peers] = excess_over_median(amounts[of_peers], cell[of_peers], segment[of_peers], used)
+    return excess
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:

@@ -139,6 +139,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
         steps: number of steps.
         length_ns: recorded duration of these steps.
         ranks: rank of each process, by index of its trace.
+        stages: pipeline stage of each process, by index of its trace; empty without a pipeline.
     """
 
     host: HostNodes
@@ -148,6 +149,15 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     length_ns: float
     ranks: dict[int, int]
+    stages: dict[int, int] = {}
+
+    @property
+    def peers(self) -> list[list[int]]:
+        """The processes of each stage: only these do the same work, and are compared with each other."""
+        by_stage: dict[int, list[int]] = {}
+        for process in self.ranks:
+            by_stage.setdefault(self.stages.get(process, 0), []).append(process)
+        return list(by_stage.values())
 
 
 @dataclass(frozen=True, eq=False)

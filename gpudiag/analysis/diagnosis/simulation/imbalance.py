@@ -83,7 +83,7 @@ def lower_median(values: Times) -> Times:
 
 
 class Excess(msgspec.Struct, frozen=True, kw_only=True):
-    """The excess of each rank's component of the step over the lower median over ranks.
+    """The excess of each rank's component of the step over the lower median over its peers.
 
     Attributes:
         by_rank: rank → ns per step.
@@ -113,11 +113,12 @@ def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) 
     cell = process * steps + np.minimum(step, steps - 1)
     sums = np.bincount(cell, weights=amount, minlength=(max(graph.ranks) + 1) * steps).astype(np.float64)
     by_process: Times = sums.reshape(-1, steps)
-    used = list(graph.ranks)
+    excess = by_process.copy()
+    for peers in graph.peers:
+        excess[peers] -= lower_median(by_process[peers])
     totals = by_process.mean(axis=1)
-    reference = float(lower_median(totals[used]))
-    by_step = by_process - lower_median(by_process[used])
+    reference = {process: float(lower_median(totals[peers])) for peers in graph.peers for process in peers}
     return Excess(
-        by_rank={rank: float(totals[process] - reference) for process, rank in graph.ranks.items()},
-        by_step={rank: tuple(by_step[process].tolist()) for process, rank in graph.ranks.items()},
+        by_rank={rank: float(totals[process] - reference[process]) for process, rank in graph.ranks.items()},
+        by_step={rank: tuple(excess[process].tolist()) for process, rank in graph.ranks.items()},
     )

@@ -264,8 +264,12 @@ class JobModel:
             return scenario
         waited = self._simulate(scenario).waited_ns
         removed = np.clip(1 - waited / np.maximum(self._recorded_waits_ns, 1.0), 0.0, 1.0)[self.graph.device.track]
-        shorter = self.contention.waiting_removed_from(self.recorded.duration, removed)
-        duration = np.fmin(scenario.duration, shorter)
+        recorded = self.recorded.duration
+        shorter = self.contention.waiting_removed_from(recorded, removed)
+        # A kernel that the scenario lengthens is slowed by the same share as before.
+        lengthened = scenario.duration > recorded
+        share = shorter / np.maximum(recorded, 1.0)
+        duration = np.where(lengthened, scenario.duration * share, np.fmin(scenario.duration, shorter))
         return scenario if np.array_equal(duration, scenario.duration) else replace(scenario, duration=duration)
 
     def _simulate(self, scenario: Scenario) -> SimulatedStep:

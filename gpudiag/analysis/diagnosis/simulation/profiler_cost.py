@@ -119,7 +119,7 @@ def host_pace(graph: Graph) -> HostPace:
     """Return the pace of each host in each step; 1.0 if too few calls were recorded to tell.
 
     Each step's calls are divided into sections of as many calls each, and each section is compared with its lower
-    median over all ranks and steps. The pace is the median ratio over a step, which additional work at one point of the
+    median over all peers and steps. The pace is the median ratio over a step, which additional work at one point of the
     step changes little.
     """
     host = graph.host
@@ -133,14 +133,15 @@ def host_pace(graph: Graph) -> HostPace:
     work = host.busy + _untraced_within_steps(graph)
     sums = np.bincount(slot, weights=work, minlength=count * PARTS_OF_STEP).astype(np.float64)
     by_section: Times = sums.reshape(count, PARTS_OF_STEP)
-    used = np.concatenate([np.arange(process * steps, (process + 1) * steps) for process in graph.ranks])
     pace = np.ones(count)
-    pace[used] = _median_ratio(by_section[used], lower_median(by_section[used]))
-    by_rank = by_section.reshape(-1, steps, PARTS_OF_STEP).sum(axis=1)[list(graph.ranks)]
-    usual = lower_median(by_rank)
-    for process, times, total in zip(graph.ranks, _median_ratio(by_rank, usual), by_rank.sum(axis=1), strict=True):
-        if times >= SLOW_THROUGHOUT:
-            by_process[process] = float(total / max(usual.sum(), 1.0))
+    for peers in graph.peers:
+        used = np.concatenate([np.arange(process * steps, (process + 1) * steps) for process in peers])
+        pace[used] = _median_ratio(by_section[used], lower_median(by_section[used]))
+        by_rank = by_section.reshape(-1, steps, PARTS_OF_STEP).sum(axis=1)[peers]
+        usual = lower_median(by_rank)
+        for process, times, total in zip(peers, _median_ratio(by_rank, usual), by_rank.sum(axis=1), strict=True):
+            if times >= SLOW_THROUGHOUT:
+                by_process[process] = float(total / max(usual.sum(), 1.0))
     return HostPace(pace[cell], by_process)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from gpudiag.errors import NotATraceError, UnreadableInputError
 from gpudiag.model.event import HOST, EventKind, EventTable, Trace
 from gpudiag.trace.readers.kineto.columns import Columns
-from gpudiag.trace.readers.kineto.event_args import collective_calls
+from gpudiag.trace.readers.kineto.event_args import all_groups, collective_calls
 from gpudiag.trace.readers.kineto.event_json import (
     DamagedError,
     Document,
@@ -177,6 +177,7 @@ def read_kineto(path: Path, shown: str, limits: ReadLimits) -> Trace:
             device: name for device in ordinals.tolist() if device != HOST and (name := job.device_name(device))
         },
         collectives=collective_calls(table, finished.collectives, job.groups),
+        groups=all_groups(job.groups, finished.collectives.values()),
         step_marks=step_marks_of(table),
         event_waits=finished.event_waits,
         modules=finished.modules,

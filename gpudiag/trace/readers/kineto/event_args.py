@@ -10,14 +10,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.event import NO_CORRELATION, NO_NUMBER, CollectiveCall, EventKind, EventTable, EventWaits, Role
+from gpudiag.model.event import (
+    NO_CORRELATION,
+    NO_NUMBER,
+    CollectiveCall,
+    EventKind,
+    EventTable,
+    EventWaits,
+    ProcessGroup,
+    Role,
+)
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.header import is_present, loosely
 from gpudiag.trace.readers.names import UNKNOWN, events_named, kernel_operation, normal_operation
@@ -49,6 +58,9 @@ class _CollectiveArguments(msgspec.Struct, gc=False):
     group: msgspec.Raw = msgspec.field(name="Process Group Name", default=_NOTHING)
     group_ranks: msgspec.Raw = msgspec.field(name="Process Group Ranks", default=_NOTHING)
     sequence: msgspec.Raw = msgspec.field(name="Seq", default=_NOTHING)
+    source: msgspec.Raw = msgspec.field(name="Src Rank", default=_NOTHING)
+    destination: msgspec.Raw = msgspec.field(name="Dst Rank", default=_NOTHING)
+    description: msgspec.Raw = msgspec.field(name="Process Group Description", default=_NOTHING)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NOTHING)
     input_type: msgspec.Raw = msgspec.field(name="Input type", default=_NOTHING)
     blocks_per_sm: msgspec.Raw = msgspec.field(name="blocks per SM", default=_NOTHING)
@@ -62,6 +74,8 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
         group: process group.
         ranks: global ranks of the group; empty if unknown or cut short.
         sequence: the group's sequence number.
+        peer: global rank of the other end of a send or receive.
+        description: description of the process group.
         members: number of ranks in the group.
         in_bytes: input of this rank, by the count of elements.
         out_bytes: output of this rank.
@@ -73,6 +87,8 @@ class CollectiveFacts(msgspec.Struct, frozen=True, kw_only=True):
     group: str = ""
     ranks: tuple[int, ...] = ()
     sequence: int | None = None
+    peer: int | None = None
+    description: str = ""
     members: int = 0
     in_bytes: int | None = None
     out_bytes: int | None = None
@@ -98,6 +114,7 @@ def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
     arguments = loosely(raw, _CollectiveArguments, _CollectiveArguments())
     ranks = _parse_ranks(loosely(arguments.group_ranks, Any, None))
     sequence = loosely(arguments.sequence, int, -1)
+    peer = max(loosely(arguments.source, int, -1), loosely(arguments.destination, int, -1))
     members = loosely(arguments.group_size, int, 0)
     bytes_each = element_bytes(loosely(arguments.dtype, str, ""))
     blocks = loosely(arguments.blocks_per_sm, float, 0.0)
@@ -106,6 +123,8 @@ def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
         group=str(loosely(arguments.group, str | int, "")),
         ranks=ranks,
         sequence=sequence if 0 <= sequence < 2**63 else None,
+        peer=peer if 0 <= peer < MOST_RANKS else None,
+        description=loosely(arguments.description, str, ""),
         members=len(ranks) or (members if 0 < members <= MOST_RANKS else 0),
         in_bytes=_total_bytes(arguments.in_elements, bytes_each),
         out_bytes=_total_bytes(arguments.out_elements, bytes_each),
@@ -115,11 +134,11 @@ def collective_facts(raw: msgspec.Raw) -> CollectiveFacts:
 
 
 def collective_calls(
-    table: EventTable, facts: Mapping[int, CollectiveFacts], groups: dict[str, tuple[int, ...]]
+    table: EventTable, facts: Mapping[int, CollectiveFacts], groups: Mapping[str, ProcessGroup]
 ) -> tuple[CollectiveCall, ...]:
     """Return one call for each communication kernel and for each collective on the host.
 
-    `facts` are those in communication events' arguments, by row; `groups` are global ranks by process group.
+    `facts` are those in communication events' arguments, by row; `groups` are the header's process groups.
     """
     on_host = _rows_starting(table, HOST_COLLECTIVES, EventKind.ANNOTATION).tolist()
     calls = [_call(row, normal_operation(table.name_of(row)), facts.get(row), groups) for row in on_host]
@@ -137,11 +156,20 @@ def collective_calls(
     return tuple(calls)
 
 
+def all_groups(groups: Mapping[str, ProcessGroup], facts: Iterable[CollectiveFacts]) -> dict[str, ProcessGroup]:
+    """Return the header's process groups, and those that only events describe."""
+    known = dict(groups)
+    for fact in facts:
+        if fact.group and fact.ranks and fact.group not in known:
+            known[fact.group] = ProcessGroup(fact.ranks, "" if fact.description == "undefined" else fact.description)
+    return known
+
+
 def _call(
     row: int,
     by_name: str | None,
     details: CollectiveFacts | None,
-    groups: dict[str, tuple[int, ...]],
+    groups: Mapping[str, ProcessGroup],
     blocks_per_sm: float | None = None,
 ) -> CollectiveCall:
     details = details or CollectiveFacts()
@@ -155,9 +183,10 @@ def _call(
         row=row,
         operation=operation,
         group=group,
-        group_ranks=details.ranks or groups.get(group, ()),
+        group_ranks=details.ranks or (groups[group].ranks if group in groups else ()),
         size_bytes=details.size_as(operation),
         sequence=details.sequence,
+        peer=details.peer,
         processor_share=None if blocks_per_sm is None else min(blocks_per_sm, 1.0),
     )
 

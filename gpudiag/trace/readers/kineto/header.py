@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpudiag.model.event import ProcessGroup
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.trace.readers.kineto.event_json import TraceHeader
 
@@ -24,6 +25,7 @@ class _Distributed(msgspec.Struct, gc=False):
 
 class _ProcessGroup(msgspec.Struct, gc=False):
     pg_name: str | int = ""
+    pg_desc: str = ""
     ranks: list[int] = []
 
 
@@ -38,7 +40,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank: this process's global rank, or None.
         world_size: ranks in the job, or None.
-        groups: global ranks by name of process group.
+        groups: process groups by name.
         host: host name, or "".
         device_names: model by ordinal.
         backend: backend of the default process group, or "".
@@ -50,7 +52,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     rank: int | None = None
     world_size: int | None = None
-    groups: dict[str, tuple[int, ...]] = msgspec.field(default_factory=dict)
+    groups: dict[str, ProcessGroup] = msgspec.field(default_factory=dict)
     host: str = ""
     device_names: dict[int, str] = msgspec.field(default_factory=dict)
     backend: str = ""
@@ -101,7 +103,7 @@ def describe(header: TraceHeader) -> JobFacts:
         rank=rank if 0 <= rank < 2**31 else None,
         world_size=world_size if 0 < world_size < 2**31 else None,
         groups={
-            str(group.pg_name): tuple(group.ranks)
+            str(group.pg_name): ProcessGroup(tuple(group.ranks), "" if group.pg_desc == "undefined" else group.pg_desc)
             for group in groups
             if all(0 <= rank < MOST_RANKS for rank in group.ranks)
         },

@@ -24,6 +24,7 @@ from gpudiag.model.event import (
     EventKind,
     EventTable,
     HostMemory,
+    ProcessGroup,
     Role,
     StepMarks,
     Trace,
@@ -31,8 +32,10 @@ from gpudiag.model.event import (
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
 _HOST_THREAD = 1
-_COMPUTE_STREAM, _COMMUNICATION_STREAM = 7, 20
+_COMPUTE_STREAM, _COMMUNICATION_STREAM, _SEND_STREAM, _RECEIVE_STREAM = 7, 20, 21, 22
 _COLLECTIVE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+_MESSAGE = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+_STREAM_OF = {"all_reduce": _COMMUNICATION_STREAM, "send": _SEND_STREAM, "recv": _RECEIVE_STREAM}
 _LATENCY_NS = 2_400
 _GAP_NS = 1_200
 _ORIGIN_NS = 10**18
@@ -51,6 +54,7 @@ class Piece(msgspec.Struct, frozen=True):
     name: str = ""
     operator: str = ""
     in_update: bool = False
+    peer: int = NO_NUMBER
 
 
 def _ns(ms: float) -> int:
@@ -115,6 +119,16 @@ def all_reduce(ms: float, *, megabytes: float = 100) -> Piece:
     return Piece("all_reduce", _ns(ms), size_bytes=int(megabytes * 1e6))
 
 
+def send(to: int, ms: float = 0.2, *, megabytes: float = 8) -> Piece:
+    """Send the result of the queued kernels to another rank; the transfer takes `ms`."""
+    return Piece("send", _ns(ms), size_bytes=int(megabytes * 1e6), peer=to)
+
+
+def receive(source: int, *, megabytes: float = 8) -> Piece:
+    """Receive from another rank; later kernels wait for the end of its transfer."""
+    return Piece("recv", size_bytes=int(megabytes * 1e6), peer=source)
+
+
 def update(ms: float) -> Piece:
     """Launch the optimizer's kernel, which waits for the collectives."""
     return Piece("update", _ns(ms))
@@ -131,6 +145,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         ranks: the number of ranks.
+        stages: pipeline stages; consecutive ranks are of one stage, and only they have common collectives.
         step: the operations of a step.
         own: rank → operations that replace `step`; they must contain the same collectives.
         extra: rank → operations before the step.
@@ -148,7 +163,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     ranks: int
-    step: tuple[Piece, ...]
+    stages: int = 1
+    step: tuple[Piece, ...] = ()
     own: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     extra: Mapping[int, tuple[Piece, ...]] = msgspec.field(default_factory=dict)
     rotating: tuple[Piece, ...] = ()
@@ -178,17 +194,49 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     def _play(self, *, recorded: bool) -> list[_Rank]:
         players = [_Rank(rank, self, recorded=recorded) for rank in range(self.ranks)]
         scripts = [self._script(rank, player) for rank, player in enumerate(players)]
-        while True:
-            # Each rank runs to its next collective, which ends on all ranks at once.
-            arrived = [next(script, None) for script in scripts]
-            meeting = [arrival for arrival in arrived if arrival is not None]
-            if not meeting:
-                break
-            end = max(start + piece.ns for start, piece in meeting)
-            for player, arrival in zip(players, arrived, strict=True):
-                if arrival is not None:
-                    player.leave(*arrival, end)
+        # Each rank runs to its next collective or message.
+        arrived = [next(script, None) for script in scripts]
+        sent: dict[tuple[int, int], list[int]] = {}
+        while any(arrival is not None for arrival in arrived):
+            leaving = self._leaving(arrived, sent)
+            assert leaving, "the ranks wait for each other"
+            for rank, end in leaving.items():
+                arrival = arrived[rank]
+                assert arrival is not None
+                players[rank].leave(*arrival, end)
+                arrived[rank] = next(scripts[rank], None)
         return players
+
+    def stage_of(self, rank: int) -> int:
+        """Return the pipeline stage of a rank."""
+        return rank * self.stages // self.ranks
+
+    def peers_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks of the same stage."""
+        return tuple(other for other in range(self.ranks) if self.stage_of(other) == self.stage_of(rank))
+
+    def _leaving(
+        self, arrived: list[tuple[int, Piece] | None], sent: dict[tuple[int, int], list[int]]
+    ) -> dict[int, int]:
+        """Return the ranks whose communication is complete, with its end; fill in the messages that they sent."""
+        leaving: dict[int, int] = {}
+        for rank, arrival in enumerate(arrived):
+            if arrival is None:
+                continue
+            start, piece = arrival
+            if piece.what == "send":
+                sent.setdefault((rank, piece.peer), []).append(start + piece.ns)
+                leaving[rank] = start + piece.ns
+            elif piece.what == "recv":
+                waiting = sent.get((piece.peer, rank))
+                if waiting:
+                    leaving[rank] = max(start, waiting.pop(0))
+            else:
+                meeting = [arrived[peer] for peer in self.peers_of(rank)]
+                # A collective ends on all ranks at once.
+                if all(other is None or other[1].what == "all_reduce" for other in meeting):
+                    leaving[rank] = max(other[0] + other[1].ns for other in meeting if other is not None)
+        return leaving
 
     def _script(self, rank: int, player: _Rank) -> Iterator[tuple[int, Piece]]:
         paces = 1 + self.scatter * np.random.default_rng((self.seed, rank)).standard_normal(self.steps)
@@ -201,8 +249,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                 pieces = (*self.rotating, *pieces)
             pieces = (*self.once.get(number, ()), *pieces)
             for piece in pieces:
-                if piece.what == "all_reduce":
-                    yield player.arrive(), piece
+                if piece.what in _STREAM_OF:
+                    yield player.arrive(piece), piece
                 else:
                     player.do(piece)
         player.close()
@@ -229,7 +277,8 @@ class _Rank:
     def __init__(self, rank: int, of: Job, *, recorded: bool) -> None:
         self.rank, self.job, self.recorded = rank, of, recorded
         self.now = 1_000
-        self.free = {_COMPUTE_STREAM: 0, _COMMUNICATION_STREAM: 0}
+        self.free = {_COMPUTE_STREAM: 0, _COMMUNICATION_STREAM: 0, _SEND_STREAM: 0, _RECEIVE_STREAM: 0}
+        self.calls: dict[int, tuple[int, Piece]] = {}
         self.rows: list[_Row] = []
         self.marked: tuple[int, int] | None = None
         self.launched = 0
@@ -273,17 +322,28 @@ class _Rank:
         else:
             self._launch_unseen(piece)
 
-    def arrive(self) -> int:
-        """Launch a collective after the queued compute, and return when it starts on this rank."""
-        self._wait_event()
+    def arrive(self, piece: Piece) -> int:
+        """Launch communication after the queued compute, and return when it starts on this rank.
+
+        A receive does not wait for compute.
+        """
+        if piece.what != "recv":
+            self._wait_event()
         self.launched += 1
         self._call(Role.LAUNCH, "cudaLaunchKernelExC", 8_000, self.launched)
-        return max(self.now + _LATENCY_NS, *(free + _GAP_NS for free in self.free.values()))
+        after = [_RECEIVE_STREAM] if piece.what == "recv" else [_COMPUTE_STREAM, _STREAM_OF[piece.what]]
+        return max(self.now + _LATENCY_NS, *(self.free[stream] + _GAP_NS for stream in after))
 
     def leave(self, start: int, piece: Piece, end: int) -> None:
-        where = (_COMMUNICATION_STREAM, 0, self.launched, piece.size_bytes)
-        self.rows.append(_Row(EventKind.KERNEL, Role.COMMUNICATION, _COLLECTIVE, start, end, *where))
-        self.free[_COMMUNICATION_STREAM] = end
+        stream = _STREAM_OF[piece.what]
+        name = _COLLECTIVE if piece.what == "all_reduce" else _MESSAGE
+        self.calls[self.launched] = (stream, piece)
+        where = (stream, 0, self.launched, piece.size_bytes)
+        self.rows.append(_Row(EventKind.KERNEL, Role.COMMUNICATION, name, start, end, *where))
+        self.free[stream] = end
+        if piece.what == "recv":
+            self._wait_event()
+            self.free[_COMPUTE_STREAM] = max(self.free[_COMPUTE_STREAM], end)
 
     def trace(self) -> Trace:
         rows = sorted(self.rows, key=lambda row: (row.start, -row.end))
@@ -313,16 +373,9 @@ class _Rank:
             host="example",
             device_names={0: self.job.device_name},
             collectives=tuple(
-                CollectiveCall(
-                    row=index,
-                    operation="all_reduce",
-                    group="default_pg",
-                    group_ranks=tuple(range(self.job.ranks)),
-                    size_bytes=row.size_bytes,
-                )
-                for index, row in enumerate(rows)
-                if row.role == Role.COMMUNICATION
+                self._collective(index, row) for index, row in enumerate(rows) if row.role == Role.COMMUNICATION
             ),
+            groups=self._groups(),
             step_marks=(
                 StepMarks(
                     source="ProfilerStep",
@@ -332,6 +385,27 @@ class _Rank:
             ),
             dropped_events=self.job.dropped_events if self.rank == 0 else 0,
         )
+
+    def _collective(self, index: int, row: _Row) -> CollectiveCall:
+        _, piece = self.calls[row.correlation]
+        group = "default_pg" if self.job.stages == 1 else "dp" if piece.what == "all_reduce" else "pp"
+        return CollectiveCall(
+            row=index,
+            operation=piece.what,
+            group=group,
+            group_ranks=self._groups()[group].ranks,
+            size_bytes=row.size_bytes,
+            peer=None if piece.peer == NO_NUMBER else piece.peer,
+        )
+
+    def _groups(self) -> dict[str, ProcessGroup]:
+        everyone = tuple(range(self.job.ranks))
+        if self.job.stages == 1:
+            return {"default_pg": ProcessGroup(everyone, "default_pg")}
+        peers = self.job.peers_of(self.rank)
+        place = peers.index(self.rank)
+        stages = tuple(rank for rank in everyone if self.job.peers_of(rank).index(rank) == place)
+        return {"pp": ProcessGroup(stages, "mesh_pp"), "dp": ProcessGroup(peers, "mesh_dp")}
 
     def _on_host(self, ns: int) -> int:
         return round(ns * self.host_pace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.analysis.diagnosis.rule_examples.jobs import DDP, Job, fetch, kernels, python, read_back, silence
+from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
 FIRES: tuple[tuple[str, Job], ...] = (
     ("the loader of one rank is late", Job(ranks=4, step=DDP, extra={2: (fetch(30),)})),
@@ -14,6 +15,8 @@ FIRES: tuple[tuple[str, Job], ...] = (
         "one rank reads its weights back and writes each to a file",
         Job(ranks=4, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 40}),
     ),
+    ("one pipeline stage has more layers", pipeline(4, 2, 8, pace={4: 1.5, 5: 1.5})),
+    ("one replica of a pipeline has longer sequences", pipeline(2, 2, 4, lengths={1: 1.5})),
     (
         "a different rank in each step has more to compute",
         Job(ranks=4, step=DDP, rotating=(kernels(8, count=4),), steps=10),
@@ -24,6 +27,7 @@ SILENT: tuple[tuple[str, Job], ...] = (
     ("all ranks are equal", Job(ranks=4, step=DDP)),
     ("one loader is later, but its host runs far enough ahead", Job(ranks=4, step=DDP, extra={2: (fetch(10),)})),
     ("all loaders are late", Job(ranks=4, step=(fetch(30), *DDP))),
+    ("a pipeline is even", pipeline(2, 2, 4)),
     ("ranks have no common collectives", Job(ranks=4, step=(kernels(20),), extra={2: (kernels(8),)})),
 )
 

@@ -1,0 +1,152 @@
+"""Tell why a rank that computes longer has more work: longer sequences, or an expert that gets more tokens."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.rules.rule import Advice
+from gpudiag.analysis.diagnosis.simulation.components import amount
+from gpudiag.analysis.diagnosis.simulation.graph import NONE, Times
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.model.timeline import OpClass
+
+Cause = Literal["sequence", "experts"]
+
+#: A rank with this many times its peers' FLOPs or bytes has longer sequences or more of them.
+_MORE = 1.1
+#: A segment in which a late rank takes this many times its peers' time is one that makes it late.
+_LONGER = 1.25
+#: Least share of the excess within such segments, and of the late rank's other work outside of them.
+_MOST_OF_EXCESS, _LEAST_ELSEWHERE = 0.7, 0.15
+
+_SEQUENCE_ADVICE: Advice = (
+    "Distribute sequences so that every rank gets the same cost: attention costs the square of a length.",
+    "Pack sequences by cost rather than by number of samples, and assign them within a whole global batch.",
+    "Limit the longest sequence, or split it over ranks (context parallelism).",
+)
+_EXPERTS_ADVICE: Advice = (
+    "Balance the router: an auxiliary load-balancing loss, or a bias per expert that follows the load.",
+    "Limit the capacity of an expert (capacity factor), so that one rank cannot get most tokens.",
+    "Place often chosen experts on different ranks, or replicate them.",
+)
+
+
+class MoreWork(msgspec.Struct, frozen=True):
+    """The cause, with its evidence and advice."""
+
+    cause: Cause
+    evidence: dict[str, Any]
+    advice: Advice
+
+
+def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
+    """Return why late ranks have more work than their peers; None if nothing shows that.
+
+    Experts are tried first, because more tokens also need more FLOPs.
+    """
+    return _experts(case, what_if, late) or _sequences(case, what_if, late)
+
+
+def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
+    """Compare the FLOPs that the run counted, else the bytes of messages between stages."""
+    ranks = () if case.run is None else case.run.ranks
+    flops = {rank.rank: sum(rank.flops.by_precision.values()) for rank in ranks if rank.flops is not None}
+    for name, amounts in (("flops", flops), ("message_bytes", _message_bytes(case))):
+        ratios = _ratios_to_peers(what_if, amounts, late)
+        if ratios and min(ratios.values()) >= _MORE:
+            beside = {str(rank): ratio for rank, ratio in ratios.items()}
+            return MoreWork("sequence", {f"{name}_beside_peers": beside}, _SEQUENCE_ADVICE)
+    return None
+
+
+def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
+    """Return the amount of each late rank divided by the mean of its other peers; empty if one is unknown."""
+    ratios = {}
+    for peers in what_if.graph.peers:
+        ranks = [what_if.graph.ranks[process] for process in peers]
+        others = [amounts[rank] for rank in ranks if rank not in late and amounts.get(rank)]
+        for rank in set(ranks) & set(late):
+            if not others or not amounts.get(rank):
+                return {}
+            ratios[rank] = amounts[rank] / (sum(others) / len(others))
+    return ratios
+
+
+def _message_bytes(case: Case) -> dict[int, int]:
+    """Return the bytes that each rank sent to and received from other stages, if the trace has them."""
+    total: dict[int, int] = {}
+    for track in case.tracks:
+        counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
+        for (operation, _, _, size), count in zip(track.collectives.kinds, counts.tolist(), strict=True):
+            if operation in {"send", "recv"} and size is not None:
+                total[track.rank] = total.get(track.rank, 0) + size * count
+    return total
+
+
+def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
+    """Return `experts` if late ranks are late only in segments beside an all-to-all, and not in others.
+
+    A slow device is slower everywhere, and long sequences lengthen every layer.
+    """
+    work = _work_by_segment(case, what_if)
+    beside = _beside_all_to_alls(case, what_if)
+    if work is None or beside is None or work.shape != beside.shape:
+        return None
+    of_late = [process for process, rank in what_if.graph.ranks.items() if rank in late]
+    others = [process for process in what_if.graph.ranks if process not in of_late]
+    if not of_late or not others:
+        return None
+    own, usual = work[of_late].mean(axis=0), np.median(work[others], axis=0)
+    excess = np.maximum(own - usual, 0.0)
+    longer = (own >= _LONGER * usual) & beside[of_late].any(axis=0) & (excess > 0)
+    if not excess.sum() or excess[longer].sum() < _MOST_OF_EXCESS * excess.sum():
+        return None
+    if own[~longer].sum() < _LEAST_ELSEWHERE * own.sum():
+        return None
+    expert_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
+    usual_ms = float(usual[longer].sum()) / what_if.graph.steps / 1e6
+    evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
+    return MoreWork("experts", evidence, _EXPERTS_ADVICE)
+
+
+def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
+    """Return float64[processes, segments], ns: work between consecutive collectives of a step."""
+    component = "launch" if case.tracks[0].is_cpu else "compute"
+    graph = what_if.graph
+    process = graph.host.process if component == "launch" else what_if.model.process_of_op
+    segment = what_if.model.segments[0 if component == "launch" else 1]
+    amounts = amount(what_if, what_if.corrected, component)
+    if not len(segment):
+        return None
+    processes, segments = max(graph.ranks) + 1, int(segment.max()) + 1
+    sums = np.bincount(process * segments + segment, weights=amounts, minlength=processes * segments)
+    table: Times = sums.reshape(processes, segments)
+    return table
+
+
+def _beside_all_to_alls(case: Case, what_if: WhatIf) -> NDArray[np.bool_] | None:
+    """Return bool[processes, segments]: whether a segment begins or ends with an all-to-all of its process."""
+    graph = what_if.graph
+    device = graph.device
+    segment_of_node, segment_of_op = what_if.model.segments
+    segment = segment_of_node if case.tracks[0].is_cpu else segment_of_op
+    processes, segments = max(graph.ranks) + 1, int(segment.max(initial=0)) + 1
+    is_all_to_all = np.zeros(len(device.start), np.bool_)
+    for index, track in enumerate(case.tracks):
+        kinds = np.array([kind[0] == "all_to_all" for kind in track.collectives.kinds], np.bool_)
+        if kinds.any():
+            rows = track.collectives.row[kinds[track.collectives.kind]]
+            is_all_to_all |= (device.track == index) & np.isin(device.row, rows)
+    if not is_all_to_all.any():
+        return None
+    ends = np.zeros((processes, int(segment_of_node.max(initial=0)) + 2), np.bool_)
+    launched = (device.launch != NONE) & (device.op_class == OpClass.COMMUNICATION) & is_all_to_all
+    ends[what_if.model.process_of_op[launched], segment_of_node[device.launch[launched]]] = True
+    begins = np.concatenate([np.zeros((processes, 1), np.bool_), ends[:, :-1]], axis=1)
+    either: NDArray[np.bool_] = (ends | begins)[:, :segments]
+    return either

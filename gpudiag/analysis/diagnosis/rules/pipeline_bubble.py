@@ -1,0 +1,150 @@
+"""pipeline-bubble: the schedule of a pipeline leaves its stages idle, however even they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import msgspec
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.rules.rule import severity_of
+from gpudiag.analysis.diagnosis.rules.uneven_stages import balance_stages, work_of_processes
+from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
+    equalize_ranks,
+    without_input,
+    without_transfer,
+    without_untraced,
+)
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.analysis.parallelism.layout import messages_per_step
+from gpudiag.model.analysis import Finding
+from gpudiag.units import milliseconds
+
+#: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
+_MIN_PERCENT = 1.0
+#: The measured bubble confirms the theoretical one if they differ by at most this many percent of the step.
+_CLOSE_PERCENT = 5.0
+
+
+class Bubble(msgspec.Struct, frozen=True, kw_only=True):
+    """The idle time that a pipeline's schedule alone causes.
+
+    Attributes:
+        stages, microbatches: of the schedule.
+        ms: per step and stage, in a step in which ranks and stages compute equally long and transfers take no time.
+        step_ms: such a step.
+        longest_idle_ms: idle time of the process that computes longest, if all stay as uneven as they are.
+    """
+
+    stages: int
+    microbatches: int
+    ms: float
+    step_ms: float
+    longest_idle_ms: float
+
+    @property
+    def percent(self) -> float:
+        """Share of the even step."""
+        return min(100 * self.ms / self.step_ms, 100.0) if self.step_ms else 0.0
+
+    @property
+    def theoretical_percent(self) -> float:
+        """The share that p stages idle with m microbatches: (p - 1) / (m + p - 1)."""
+        return 100 * (self.stages - 1) / (self.microbatches + self.stages - 1)
+
+
+def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
+    """Return the bubble; None without a pipeline."""
+    stages, count = len(what_if.graph.peers), messages_per_step(case.timeline)
+    if stages < 2 or not count:
+        return None
+    uneven = what_if.corrected
+    for edit in (without_input, without_untraced, without_transfer):
+        uneven = edit(what_if, uneven)
+    even = balance_stages(what_if, equalize_ranks(what_if, uneven))
+    step_ms = milliseconds(what_if.model.simulate(even).step_ns)
+    uneven_ms = milliseconds(what_if.model.simulate(uneven).step_ns)
+    processes = list(what_if.graph.ranks)
+    compute_ms = milliseconds(float(work_of_processes(what_if, even)[processes].mean()))
+    longest_ms = milliseconds(float(work_of_processes(what_if, uneven)[processes].max()))
+    return Bubble(
+        stages=stages,
+        microbatches=count,
+        ms=max(step_ms - compute_ms, 0.0),
+        step_ms=step_ms,
+        longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
+    )
+
+
+class PipelineBubble:
+    """Stages of a pipeline wait for its first microbatch to arrive and for its last to return.
+
+    The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
+    transfers take no time and the host never waits for data. It is compared with (p - 1) / (m + p - 1) for p stages and
+    m microbatches. Twice as many microbatches of half the size halve the idle time of the rank that computes longest,
+    which is the reported saving.
+    """
+
+    code: ClassVar[str] = "pipeline-bubble"
+    title: ClassVar[str] = "The pipeline's schedule leaves stages idle"
+
+    @classmethod
+    def findings(cls, case: Case, findings: Sequence[Finding]) -> list[Finding]:
+        """Return the findings with that about the bubble before the first one that saves less."""
+        bubbles = list(cls._examine(case))
+        if not bubbles:
+            return list(findings)
+        saved = bubbles[0].recoverable_ms_per_step or 0.0
+        at = next(
+            (
+                index
+                for index, finding in enumerate(findings)
+                if finding.severity == "info" or (finding.recoverable_ms_per_step or 0.0) < saved
+            ),
+            len(findings),
+        )
+        return [*findings[:at], *bubbles, *findings[at:]]
+
+    @classmethod
+    def _examine(cls, case: Case) -> Iterator[Finding]:
+        what_if = case.what_if
+        bubble = None if what_if is None else bubble_of(case, what_if)
+        if what_if is None or bubble is None:
+            return
+        saved, step_ms = bubble.longest_idle_ms / 2, what_if.now_ms
+        percent = min(100 * saved / step_ms, 100.0) if step_ms > 0 else 0.0
+        if percent < _MIN_PERCENT:
+            return
+        stages, count = bubble.stages, bubble.microbatches
+        yield Finding(
+            code=cls.code,
+            severity=severity_of(percent),
+            ranks=case.timeline.ranks_present,
+            recoverable_ms_per_step=saved,
+            recoverable_percent=percent,
+            confidence="high" if abs(bubble.percent - bubble.theoretical_percent) <= _CLOSE_PERCENT else "medium",
+            title=(
+                f"the pipeline's schedule leaves each stage idle for {bubble.ms:.1f} ms per step; twice as many "
+                f"microbatches save about {saved:.1f} ms"
+            ),
+            evidence={
+                "bubble_ms": bubble.ms,
+                "bubble_percent": bubble.percent,
+                "theoretical_percent": bubble.theoretical_percent,
+                "stages": stages,
+                "microbatches": count,
+            },
+            advice=(
+                (
+                    f"Train {2 * count} microbatches of half the size instead of {count}: the bubble becomes "
+                    f"{_share(stages, 2 * count)} instead of {_share(stages, count)} of the step."
+                ),
+                "Interleave: two parts of the model per stage have the same effect, for more transfers.",
+                "Use fewer stages where the memory allows.",
+            ),
+        )
+
+
+def _share(stages: int, microbatches: int) -> str:
+    return f"{100 * (stages - 1) / (microbatches + stages - 1):.0f} %"

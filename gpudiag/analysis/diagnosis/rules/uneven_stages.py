@@ -1,0 +1,114 @@
+"""straggler, cause `stage`: a pipeline stage computes longer than the mean of the stages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, severity_of
+from gpudiag.analysis.diagnosis.simulation.components import amount
+from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
+from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
+from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
+from gpudiag.model.analysis import Finding
+from gpudiag.model.timeline import OpClass
+
+#: A stage that computes this much more than the mean of the stages is named. As for tables of operations.
+_LONG_STAGE = 1.03
+
+_ADVICE: Advice = (
+    "Stage {longest} computes {times} times the mean of the stages: move about {moved} % of its work to others.",
+)
+_LAST: Advice = (
+    (
+        "The last stage also computes the output layer and the loss: give it fewer layers (Megatron-LM: "
+        "--decoder-last-pipeline-num-layers or --account-for-loss-in-pipeline-split)."
+    ),
+)
+_FIRST: Advice = (
+    (
+        "The first stage also computes the embedding: give it fewer layers (Megatron-LM: "
+        "--decoder-first-pipeline-num-layers or --account-for-embedding-in-pipeline-split)."
+    ),
+)
+_ALONE: Advice = ("With one rank per stage a slow device looks the same: check the clocks of the stage's devices.",)
+
+
+def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
+    """Propose a pipeline in which each stage computes as long as their mean."""
+    relative = _relative_work(what_if, what_if.corrected)
+    long = [stage for stage, times in enumerate(relative) if times >= _LONG_STAGE]
+    if long:
+        yield Proposal(edit=balance_stages, describe=partial(_describe, case, what_if, relative, long))
+
+
+def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
+    """Scale the compute of each stage to the mean of the stages."""
+    share = np.ones(max(what_if.graph.ranks) + 1)
+    for times, peers in zip(_relative_work(what_if, scenario), what_if.graph.peers, strict=True):
+        share[peers] = 1 / max(times, 1e-9)
+    if what_if.timeline.tracks[0].is_cpu:
+        kept = np.fmin(scenario.busy, what_if.model.communication.busy)
+        return replace(scenario, busy=kept + (scenario.busy - kept) * share[what_if.graph.host.process])
+    compute = what_if.graph.device.op_class == OpClass.COMPUTE
+    shares = np.where(compute, share[what_if.model.process_of_op], 1.0)
+    return replace(scenario, duration=scenario.duration * shares)
+
+
+def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
+    """Return float64[processes], ns per step: compute of each process."""
+    component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
+    work = amount(what_if, scenario, component)
+    if component == "launch":
+        work = work + amount(what_if, scenario, "operators") + amount(what_if, scenario, "allocation")
+        process = what_if.graph.host.process
+    else:
+        process = what_if.model.process_of_op
+    count = max(what_if.graph.ranks) + 1
+    total: Times = np.bincount(process, weights=work, minlength=count) / max(what_if.graph.steps, 1)
+    return total
+
+
+def _relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
+    """Return the compute of each stage divided by their mean; a single slow rank does not count for its stage."""
+    work = work_of_processes(what_if, scenario)
+    stages = np.array([lower_median(work[peers]) for peers in what_if.graph.peers])
+    relative: list[float] = (stages / max(float(stages.mean()), 1.0)).tolist()
+    return relative
+
+
+def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal
+    case: Case, what_if: WhatIf, relative: list[float], long: list[int], gain: float, percent: float
+) -> Finding:
+    peers = what_if.graph.peers
+    stage_of = {process: stage for stage, members in enumerate(peers) for process in members}
+    longest = int(np.argmax(relative))
+    ranks = tuple(sorted(what_if.graph.ranks[process] for process in stage_of if stage_of[process] in long))
+    last = longest == len(peers) - 1
+    where = "the last stage" if last else "the first stage" if longest == 0 else f"stage {longest}"
+    advice = (*_ADVICE, *(_LAST if last else _FIRST if longest == 0 else ()), *(_ALONE if len(peers[0]) == 1 else ()))
+    return Finding(
+        code="straggler",
+        severity=severity_of(percent),
+        ranks=ranks,
+        cause="stage",
+        recoverable_ms_per_step=gain,
+        recoverable_percent=percent,
+        confidence="high" if len(peers[0]) > 1 else "medium",
+        title=f"the partition into stages is uneven: {where} computes longest, which costs {gain:.1f} ms per step",
+        evidence={
+            "stages": long,
+            "relative_time": {str(stage): round(times, 3) for stage, times in enumerate(relative)},
+        },
+        advice=advice_for(
+            case.timeline.framework,
+            advice,
+            longest=str(longest),
+            times=f"{relative[longest]:.2f}",
+            moved=f"{100 * (1 - 1 / relative[longest]):.0f}",
+        ),
+    )

@@ -1,0 +1,158 @@
+"""Find a job's grid of ranks: the roles of its process groups, and the place of each rank in them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from gpudiag.analysis.parallelism.roles import described_role, role_in_use, words_of
+from gpudiag.model.parallelism import ROLES, GroupRole
+from gpudiag.model.timeline import DeviceTrack, Timeline
+
+_Ranks = tuple[int, ...]
+_MESSAGES = ("send", "recv", "send_recv")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The grid of a job.
+
+    Attributes:
+        sizes: size by role, without those of size 1, from the outermost to the innermost.
+        stated: whether descriptions state all roles in use.
+        role_of_group: role by the group's name, for each rank.
+        position: index of each rank in its group, by role.
+    """
+
+    sizes: dict[GroupRole, int]
+    stated: bool
+    role_of_group: dict[int, dict[str, GroupRole]]
+    position: dict[int, dict[GroupRole, int]]
+
+    @property
+    def stages(self) -> int:
+        """Number of pipeline stages; 1 without a pipeline."""
+        return self.sizes.get("pipeline", 1)
+
+    def stage(self, rank: int) -> int:
+        """Return the pipeline stage of a rank; 0 without a pipeline."""
+        return self.position.get(rank, {}).get("pipeline", 0)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A process group with its description and its numbers of calls by operation, over all its recorded ranks."""
+
+    ranks: _Ranks
+    description: str
+    operations: Counter[str]
+
+    @property
+    def role(self) -> GroupRole:
+        return role_in_use(described_role(self.description), self.operations)
+
+
+def find_layout(timeline: Timeline) -> Layout | None:
+    """Return the grid; None if the job only divides its batches, or nothing is known of its groups."""
+    if not timeline.divides_work:
+        return None
+    groups = _groups(timeline)
+    role_of_group: dict[int, dict[str, GroupRole]] = defaultdict(dict)
+    position: dict[int, dict[GroupRole, int]] = defaultdict(dict)
+    sizes: dict[GroupRole, int] = {}
+    simplest: dict[GroupRole, int] = {}
+    stated = True
+    for (name, ranks), group in groups.items():
+        for rank in ranks:
+            role_of_group[rank][name] = group.role
+        if group.role == "unknown":
+            continue
+        stated &= described_role(group.description) is not None
+        # A group along one dimension tells its size; one along several is their product.
+        dimensions = sum(words_of(group.description).values()) or len(ROLES)
+        if dimensions < simplest.setdefault(group.role, dimensions):
+            simplest[group.role] = dimensions
+            sizes.pop(group.role, None)
+        if dimensions == simplest[group.role]:
+            sizes[group.role] = max(sizes.get(group.role, 1), len(ranks))
+            for index, rank in enumerate(ranks):
+                position[rank][group.role] = index
+    for role in _of_all_ranks(groups, timeline.world_size):
+        # A group of all ranks holds the other dimensions too.
+        others = prod(size for other, size in sizes.items() if other != role)
+        if sizes.get(role) == timeline.world_size and others > 1 and timeline.world_size % others == 0:
+            sizes[role] = timeline.world_size // others
+    sizes = {role: size for role, size in sizes.items() if size > 1}
+    in_order = sorted(sizes, key=lambda role: -_stride(role, groups))
+    if not sizes or (set(sizes) <= {"data", "shard", "unknown"} and prod(sizes.values()) >= timeline.world_size):
+        return None
+    return Layout(
+        sizes={role: sizes[role] for role in in_order},
+        stated=stated,
+        role_of_group=dict(role_of_group),
+        position=dict(position),
+    )
+
+
+def _groups(timeline: Timeline) -> dict[tuple[str, _Ranks], _Group]:
+    """Return the groups of two ranks or more in which something travels, by name and ranks.
+
+    A process also lists groups that it no longer uses.
+    """
+    description: dict[tuple[str, _Ranks], str] = {}
+    operations: dict[tuple[str, _Ranks], Counter[str]] = defaultdict(Counter)
+    for track in timeline.tracks:
+        known = {name: group for name, group in timeline.traces[track.trace].groups.items() if len(group.ranks) > 1}
+        for name, group in known.items():
+            description[name, group.ranks] = group.description
+        for (operation, name), count in calls_by_group(track).items():
+            if name in known:
+                operations[name, known[name].ranks][operation] += count
+    return {key: _Group(key[1], text, operations[key]) for key, text in description.items() if operations[key]}
+
+
+def _of_all_ranks(groups: dict[tuple[str, _Ranks], _Group], world_size: int) -> list[GroupRole]:
+    """Return the roles of groups of all ranks that no description states."""
+    return [
+        group.role
+        for (_, ranks), group in groups.items()
+        if len(ranks) == world_size and described_role(group.description) is None
+    ]
+
+
+def calls_by_group(track: DeviceTrack) -> dict[tuple[str, str], int]:
+    """Return the number of recorded calls by operation and name of the group."""
+    counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
+    calls: Counter[tuple[str, str]] = Counter()
+    for (operation, group, _, _), count in zip(track.collectives.kinds, counts.tolist(), strict=True):
+        calls[operation, group] += count
+    return calls
+
+
+def _stride(role: GroupRole, groups: dict[tuple[str, _Ranks], _Group]) -> int:
+    """Return the distance between neighbours in the groups of a role."""
+    return max((ranks[1] - ranks[0] for (_, ranks), group in groups.items() if group.role == role), default=0)
+
+
+def stages_by_process(timeline: Timeline) -> dict[int, int]:
+    """Return the pipeline stage of each process, by the index of its trace; empty without a pipeline."""
+    layout = find_layout(timeline)
+    if layout is None or layout.stages < 2:
+        return {}
+    return {track.trace: layout.stage(track.rank) for track in timeline.tracks}
+
+
+def messages_per_step(timeline: Timeline) -> int:
+    """Return the sends or receives per step of the rank with fewest: one per microbatch and part of the model."""
+    counts = []
+    for track in timeline.tracks:
+        table = track.collectives
+        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
+        calls = Counter(table.kinds[kind][0] for kind in table.kind[inside].tolist())
+        most = max(calls[operation] for operation in _MESSAGES)
+        if most and len(track.window_steps):
+            counts.append(most / len(track.window_steps))
+    return round(min(counts)) if counts else 0

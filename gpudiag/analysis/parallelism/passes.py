@@ -1,0 +1,128 @@
+"""Cut a step of each stage into the forward and backward passes of its microbatches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from gpudiag.analysis.parallelism.layout import Layout
+from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
+from gpudiag.model.event import EventKind
+from gpudiag.model.parallelism import Pass, PassOfStage
+from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
+from gpudiag.units import milliseconds
+
+
+class _Part(NamedTuple):
+    """Compute from `start` to `stop`, in ns."""
+
+    direction: Pass
+    start: int
+    stop: int
+
+
+_BACKWARD = "autograd::engine::evaluate_function"
+#: A stretch of compute between two messages that is shorter than this share of the longest one is no pass.
+_SHORT = 0.1
+
+
+def passes_of_step(
+    timeline: Timeline, attribution: Attribution, layout: Layout, microbatches: int
+) -> tuple[PassOfStage, ...]:
+    """Return the passes of the step whose length is the median, on one rank of each stage.
+
+    Compute after the passes of all microbatches, as the update, is left out.
+    """
+    shown: dict[int, tuple[DeviceTrack, TrackAttribution]] = {}
+    for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
+        if len(attributed.step_ns):
+            shown.setdefault(layout.stage(track.rank), (track, attributed))
+    if not shown:
+        return ()
+    lengths = next(iter(shown.values()))[1].step_ns
+    step = int(np.argsort(lengths, kind="stable")[len(lengths) // 2])
+    passes: list[PassOfStage] = []
+    for stage, (track, attributed) in sorted(shown.items()):
+        window = track.bounds[step : step + 2]
+        inside = Intervals(window[:1], window[1:]) if len(window) > 1 else EMPTY
+        compute = intersect(attributed.parts["compute"], inside)
+        if len(compute):
+            passes += _passes(timeline, track, compute, stage)
+    first = min((one.start_ms for one in passes), default=0.0)
+    replace = msgspec.structs.replace
+    return tuple(
+        replace(one, start_ms=one.start_ms - first, end_ms=one.end_ms - first)
+        for one in passes
+        if one.microbatch < microbatches
+    )
+
+
+def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:
+    """Return the passes in a step's compute on one rank; times are in ms on the common clock."""
+    messages = np.array([kind[0] in {"send", "recv", "send_recv"} for kind in track.collectives.kinds], np.bool_)
+    chosen = messages[track.collectives.kind]
+    times = np.concatenate([track.collectives.start[chosen], track.collectives.end[chosen]])
+    edges = distinct(np.concatenate([compute.start[:1], times, compute.end[-1:]]))
+    edges = edges[(edges >= compute.start[0]) & (edges <= compute.end[-1])]
+    backward = _backward(timeline, track)
+    parts: list[_Part] = []
+    for start, stop in pairwise(edges.tolist()):
+        parts += _joined(_directions(intersect(compute, _span(start, stop)), backward, known=track.is_cpu))
+    longest = max((part.stop - part.start for part in parts), default=0)
+    numbers: Counter[str] = Counter()
+    passes = []
+    for part in parts:
+        if part.stop - part.start < _SHORT * longest:
+            continue
+        passes.append(
+            PassOfStage(
+                rank=track.rank,
+                stage=stage,
+                direction=part.direction,
+                microbatch=numbers[part.direction],
+                start_ms=milliseconds(part.start),
+                end_ms=milliseconds(part.stop),
+            )
+        )
+        numbers[part.direction] += 1
+    return passes
+
+
+def _span(start: int, stop: int) -> Intervals:
+    return Intervals(np.array([start]), np.array([stop]))
+
+
+def _backward(timeline: Timeline, track: DeviceTrack) -> Intervals:
+    """Return the backward passes of a CPU track on the common clock; empty for devices, whose kernels have no pass."""
+    if not track.is_cpu:
+        return EMPTY
+    events = timeline.traces[track.trace].events
+    rows = events.rows_of(EventKind.OPERATOR)
+    names = np.array([name.startswith(_BACKWARD) for name in events.names], np.bool_)
+    rows = rows[names[events.name[rows]]]
+    return union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
+
+
+def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list[_Part]:
+    """Return the stretches of compute between two messages, in order, each within one pass."""
+    if not known:
+        return [_Part("both", int(compute.start[0]), int(compute.end[-1]))] if len(compute) else []
+    parts = [_Part("backward", *pair) for pair in intersect(compute, backward).pairs()]
+    parts += [_Part("forward", *pair) for pair in subtract(compute, backward).pairs()]
+    return sorted(parts, key=lambda part: part.start)
+
+
+def _joined(parts: list[_Part]) -> list[_Part]:
+    """Join consecutive stretches of one direction, without regard to short ones between them."""
+    longest = max((part.stop - part.start for part in parts), default=0)
+    joined: list[_Part] = []
+    for part in parts:
+        if joined and (part.direction == joined[-1].direction or part.stop - part.start < _SHORT * longest):
+            joined[-1] = joined[-1]._replace(stop=part.stop)
+        else:
+            joined.append(part)
+    return joined

@@ -1,0 +1,56 @@
+"""Find the role of a process group: from its description, else from what travels in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpudiag.model.parallelism import GroupRole
+
+#: Words of descriptions (PyTorch's meshes, torchtitan, Megatron-LM, DeepSpeed) by role.
+_WORDS: dict[GroupRole, frozenset[str]] = {
+    "pipeline": frozenset({"pp", "pipe", "pipeline", "stage", "stages"}),
+    "data": frozenset({"dp", "ddp", "data", "replicate", "replica", "batch"}),
+    "shard": frozenset({"fsdp", "shard", "zero"}),
+    "tensor": frozenset({"tp", "tensor"}),
+    "context": frozenset({"cp", "context", "sp", "sequence", "ulysses", "ring"}),
+    "expert": frozenset({"ep", "expert", "experts", "moe"}),
+}
+
+
+def words_of(description: str) -> dict[GroupRole, int]:
+    """Return the roles that a description names, each with the number of its words; empty if it names none."""
+    words = re.split(r"[^a-z]+", description.lower())
+    counts = {role: sum(word in known for word in words) for role, known in _WORDS.items()}
+    return {role: count for role, count in counts.items() if count}
+
+
+def described_role(description: str) -> GroupRole | None:
+    """Return the role that a description states.
+
+    A group along several dimensions replicates the model along them, as `mesh_dp_cp` and Megatron-LM's
+    `DATA_PARALLEL_GROUP_WITH_CP` do.
+    """
+    named = words_of(description)
+    for role in ("pipeline", "shard", "data"):
+        if role in named:
+            return role
+    return next(iter(named), None)
+
+
+def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
+    """Return the role of a group without description from its numbers of calls by operation."""
+    if operations.get("all_to_all"):
+        return "expert"
+    if operations.get("send") or operations.get("recv") or operations.get("send_recv"):
+        return "pipeline"
+    if operations.get("all_gather"):
+        return "shard"
+    return "data" if operations.get("all_reduce") or operations.get("reduce_scatter") else "unknown"
+
+
+def role_in_use(described: GroupRole | None, operations: Mapping[str, int]) -> GroupRole:
+    """Return the role of a group: of a data-parallel group that gathers parameters, `shard`."""
+    if described is None:
+        return role_of_traffic(operations)
+    return "shard" if described == "data" and operations.get("all_gather") else described

@@ -1,0 +1,141 @@
+"""The layout of a job that divides its work in more ways than by batches, as `analysis.json` has it."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import msgspec
+
+from gpudiag.model.quantities import Bytes, Count, Milliseconds, Ordinal, Percentage, Rate
+
+GroupRole = Literal["data", "shard", "tensor", "pipeline", "expert", "context", "unknown"]
+ROLES: tuple[GroupRole, ...] = get_args(GroupRole)
+Pass = Literal["forward", "backward", "both"]
+
+
+class RoleTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """Communication of all groups of one role, per step.
+
+    Attributes:
+        role: the role.
+        operations: calls per step and rank, by operation.
+        transfer_ms: exposed transfer on the rank with most.
+        wait_ms: exposed waiting for other ranks, on the rank with most.
+        hidden_ms: communication during compute, on the rank with most.
+        size_bytes: bytes per step and rank; None if the trace has no sizes.
+    """
+
+    role: GroupRole
+    operations: dict[str, Rate]
+    transfer_ms: Milliseconds
+    wait_ms: Milliseconds
+    hidden_ms: Milliseconds
+    size_bytes: Bytes | None = None
+
+
+class RankPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """Position of a rank in the grid, and its work.
+
+    Attributes:
+        rank: global rank.
+        position: index of the rank in its group, by role.
+        compute_ms: compute per step.
+        relative: compute divided by the mean of its peers, which have the same stage.
+    """
+
+    rank: Ordinal
+    position: dict[GroupRole, Ordinal]
+    compute_ms: Milliseconds
+    relative: Rate
+
+
+class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
+    """Computation between two messages of one rank in the shown step: a microbatch's forward or backward pass.
+
+    Attributes:
+        rank, stage: the rank and its stage.
+        direction: `both` if the trace does not show where the backward pass begins.
+        microbatch: number of the pass among those of its direction on this rank, from 0.
+        start_ms, end_ms: since the first pass of the step.
+    """
+
+    rank: Ordinal
+    stage: Ordinal
+    direction: Pass
+    microbatch: Ordinal
+    start_ms: Milliseconds
+    end_ms: Milliseconds
+
+
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """The pipeline of a job.
+
+    Attributes:
+        stages: number of stages (p).
+        microbatches: passes of each direction per step and rank (m); of an interleaved schedule, those of all chunks.
+        bubble_ms: idle time per step and stage that remains if all ranks and stages compute equally long and transfer
+            in no time; None if it cannot be simulated.
+        bubble_percent: its share of the step.
+        theoretical_percent: (p - 1) / (m + p - 1).
+        passes: the passes of one step.
+    """
+
+    stages: Count
+    microbatches: Count
+    bubble_ms: Milliseconds | None = None
+    bubble_percent: Percentage | None = None
+    theoretical_percent: Percentage
+    passes: tuple[PassOfStage, ...] = ()
+
+
+class ImbalanceCause(msgspec.Struct, frozen=True, kw_only=True):
+    """Effect of one cause of imbalance.
+
+    Attributes:
+        slowdown: simulated step time divided by that without this cause alone.
+        saved_ms: the same as a difference, per step.
+    """
+
+    slowdown: Rate
+    saved_ms: Milliseconds
+
+
+class Imbalance(msgspec.Struct, frozen=True, kw_only=True):
+    """Slowdown by operations that differ from their peers.
+
+    Attributes:
+        slowdown: simulated step time divided by that of the ideal step. In tables of operations each computation of
+            the ideal step takes the mean and each transfer the median of its kind. In traces ranks compute as long as
+            the lower median of their peers, and stages as long as their mean.
+        ideal_ms: step time of the ideal step.
+        by: effect of removing each cause alone (`rank`, `stage`, `sequence`, `experts`); effects may overlap.
+    """
+
+    slowdown: Rate
+    ideal_ms: Milliseconds
+    by: dict[str, ImbalanceCause]
+
+
+class Parallelism(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job divides its work.
+
+    Attributes:
+        sizes: size of the grid by role, without those of size 1.
+        stated: whether descriptions of process groups state all roles; False if some follow from what travels.
+        traffic: communication by role.
+        ranks: all recorded ranks.
+        pipeline: None without stages.
+        imbalance: None if the steps cannot be simulated.
+    """
+
+    sizes: dict[GroupRole, Count]
+    stated: bool
+    traffic: tuple[RoleTraffic, ...] = ()
+    ranks: tuple[RankPlace, ...] = ()
+    pipeline: Pipeline | None = None
+    imbalance: Imbalance | None = None
+
+    @property
+    def words(self) -> str:
+        """Return the grid in words, as in "pipeline 2, data 2"."""
+        return ", ".join(f"{role} {size}" for role, size in self.sizes.items()) or "one rank"

@@ -1,0 +1,142 @@
+"""Show communication by role, pipeline stages and the passes of one step in a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
+
+from rich.console import Console, Group, JustifyMethod, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gpudiag.model.analysis import Analysis
+from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, Pipeline
+from gpudiag.report import parallel_rows
+from gpudiag.report.console import and_more, drop_columns, plain_table
+from gpudiag.report.palette import Fill, fills
+from gpudiag.report.rank_rows import OVERLAPPED
+
+#: Buckets whose colors the passes have.
+_COLORS: dict[Pass, str] = {"forward": "launch", "backward": "compute", "both": "communication_transfer"}
+_GLYPHS: dict[Pass, str] = {"forward": "▒", "backward": "█", "both": "▓"}
+_ASCII_GLYPHS: dict[Pass, str] = {"forward": "+", "backward": "#", "both": "%"}
+_NAMES: dict[Pass, str] = {"forward": "forward", "backward": "backward", "both": "forward or backward"}
+_IDLE, _ASCII_IDLE = "·", "."
+#: Longer rows show no more detail.
+_WIDEST = 180
+_FEW_RANKS = 64
+#: Narrower terminals show calls below each role's times.
+_WIDE = 70
+
+
+def parallel_sections(
+    analysis: Analysis, parallelism: Parallelism, console: Console, *, full: bool, all_ranks: bool
+) -> list[tuple[str, RenderableType | None]]:
+    """Return the sections; only a full report has the ranks' places."""
+    pipeline = parallelism.pipeline
+    stages = None if pipeline is None else _stages(analysis, parallelism, pipeline, console)
+    return [
+        (parallel_rows.TRAFFIC_HEADING, _traffic(parallelism, console.width) if parallelism.traffic else None),
+        (parallel_rows.STAGES_HEADING, stages),
+        (parallel_rows.RANKS_HEADING, _ranks(parallelism, console.width, all_ranks=all_ranks) if full else None),
+    ]
+
+
+def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
+    """Return a table of the roles; narrow terminals have their calls in lines below it."""
+    columns, note = parallel_rows.traffic_columns(parallelism), Text(parallel_rows.TRAFFIC_NOTE, style="dim")
+    if width >= _WIDE:
+        return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), note)
+    calls = columns.pop(parallel_rows.CALLS)
+    lines = [Text(f"{role}: {words}") for role, words in zip(columns["role"], calls, strict=True)]
+    drop_columns(columns, ("data", "size", f"{OVERLAPPED} ms"), width)
+    return Group(_table(columns, left=("role",)), *lines, note)
+
+
+def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
+    return {heading: [row[index] for row in rows] for index, heading in enumerate(headings)}
+
+
+def _table(columns: Mapping[str, Sequence[str]], *, left: Collection[str] = (), folded: str = "") -> Table:
+    """Return a table of columns; only the cells of `folded` may have several lines."""
+    table = plain_table()
+    for heading in columns:
+        justify: JustifyMethod = "left" if heading in left else "right"
+        table.add_column(heading, justify=justify, no_wrap=heading != folded, overflow="fold")
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _stages(analysis: Analysis, parallelism: Parallelism, pipeline: Pipeline, console: Console) -> RenderableType:
+    """Return a line per stage, the bubble, and the passes of one step."""
+    columns = _columns(parallel_rows.STAGE_COLUMNS, parallel_rows.stage_rows(analysis, parallelism))
+    drop_columns(columns, ("to its peers", "slowest rank", "ranks", "to mean"), console.width)
+    timeline = _timeline(pipeline, console)
+    below = [Text(), *timeline] if timeline else []
+    return Group(_table(columns), Text(parallel_rows.bubble_line(pipeline)), *below)
+
+
+def _timeline(pipeline: Pipeline, console: Console) -> list[Text]:
+    """Return the passes of one step, a row per stage, with the number of each microbatch where it fits."""
+    rows, length_ms = parallel_rows.passes_by_stage(pipeline)
+    if not rows:
+        return []
+    labels = [f"stage {row.stage} " for row in rows]
+    margin = max(map(len, labels))
+    cells = max(min(console.width - margin, _WIDEST), 1)
+    filled, idle = _fills(console)
+    lines = [Text(parallel_rows.shown_step(rows, length_ms))]
+    for label, row in zip(labels, rows, strict=True):
+        line = Text(label.ljust(margin))
+        lines.append(line.append_text(timeline_row(row.passes, length_ms, cells, filled, idle)))
+    return [*lines, _legend({each.direction for row in rows for each in row.passes}, filled, idle)]
+
+
+def timeline_row(
+    passes: Sequence[PassOfStage], length_ms: float, cells: int, filled: Mapping[Pass, Fill], idle: str
+) -> Text:
+    """Return a row of `cells` characters, in which a later pass covers the end of an earlier one.
+
+    Worked example: in 10 cells of 10 ms each, a forward pass from 0 to 30 ms is `0▒▒`, and one from 95 to 100 ms is
+    `▒` without its number, because one cell has room for the direction only.
+    """
+    drawn = [(idle, "dim")] * cells
+    for each in passes:
+        first = min(round(each.start_ms / length_ms * cells), cells - 1)
+        last = max(round(each.end_ms / length_ms * cells), first + 1)
+        fill, number = filled[each.direction], str(each.microbatch)
+        drawn[first:last] = [(fill.glyph, fill.style)] * (last - first)
+        if len(number) < last - first:
+            style = f"black on {fill.style}" if fill.style else ""
+            drawn[first : first + len(number)] = [(digit, style) for digit in number]
+    row = Text()
+    for style, run in groupby(drawn, key=lambda cell: cell[1]):
+        row.append("".join(sign for sign, _ in run), style=style)
+    return row
+
+
+def _fills(console: Console) -> tuple[dict[Pass, Fill], str]:
+    """Return the fill of each direction and the sign of idle time."""
+    unicode = console.encoding.lower().startswith("utf")
+    glyphs = _GLYPHS if unicode else _ASCII_GLYPHS
+    styles = {direction: fills(console)[bucket].style for direction, bucket in _COLORS.items()}
+    colored = {direction: Fill(glyph=glyphs[direction], style=styles[direction]) for direction in glyphs}
+    return colored, _IDLE if unicode else _ASCII_IDLE
+
+
+def _legend(directions: Collection[Pass], filled: Mapping[Pass, Fill], idle: str) -> Text:
+    """Return the meaning of the signs in use."""
+    line = Text()
+    for direction, fill in filled.items():
+        if direction in directions:
+            line.append(fill.glyph, style=fill.style).append(f" {_NAMES[direction]}  ")
+    return line.append(f"{idle} idle  0 1 2 microbatch", style="dim")
+
+
+def _ranks(parallelism: Parallelism, width: int, *, all_ranks: bool) -> RenderableType:
+    """Return the place of each rank; narrow terminals lose the comparison with peers."""
+    most = len(parallelism.ranks) if all_ranks else _FEW_RANKS
+    columns = _columns(parallel_rows.rank_columns(parallelism), parallel_rows.rank_rows(parallelism, most))
+    drop_columns(columns, ("to its peers", "compute ms"), width)
+    return Group(_table(columns), *and_more([], len(parallelism.ranks) - most))
