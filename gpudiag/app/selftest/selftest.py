@@ -44,7 +44,7 @@ from gpudiag.model.job import MemoryFormat, ParallelLayout, Precision, RunOption
 from gpudiag.model.run import RUN_SCHEMA, RunRecord
 from gpudiag.model.run_directory import RUN_FILE, locked, read_json, write_json
 from gpudiag.training.frameworks.registry import framework_named
-from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD
+from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD, SEQUENCES
 from gpudiag.training.session.progress import Progress
 
 #: Called with each message of a training process and the faults of its launch, in order.
@@ -306,7 +306,7 @@ def _launch_divided(
     """Train divided jobs, on CPUs in more processes than there are cores."""
     processes = processes_of(entries[0], device=device, world_size=world_size)
     run = msgspec.structs.replace(request.run, devices=processes, parallel=ParallelLayout(dp=processes))
-    training = Training(workload=PARALLEL_WORKLOAD, batch_size=1, precision="fp32")
+    training = Training(workload=PARALLEL_WORKLOAD, batch_size=SEQUENCES, precision="fp32")
     _launch(msgspec.structs.replace(request, run=run), training, entries, observer, p2p=True)
 
 

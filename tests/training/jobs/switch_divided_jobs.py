@@ -42,7 +42,7 @@ def main(rank: str, world: str, meeting: str, _: str) -> None:
         warm_up_s=0.0,
     )
     waits: list[float] = []
-    time.sleep = waits.append
+    time.sleep = lambda seconds: waits.append(float(seconds))
     trainer = ParallelTrainer(plan)
 
     def waited_ms() -> float:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_ranks
+from gpudiag.training.jobs.parallel.artificial import artificial_work
 from tests.training.strategies.processes import Job
 
 PROGRAM = Path(__file__).with_name("switch_divided_jobs.py")
@@ -47,6 +50,18 @@ def test_divided_job_has_the_work_of_the_job_alone(answers: list[dict[str, Any]]
         off, on, rest = answer[kind]
         assert off == pytest.approx(on)
         assert rest == pytest.approx(on)
+
+
+def test_artificial_work_waits_twice_as_long_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    x = torch.ones(3, requires_grad=True)
+    y = artificial_work(x, 8.0)
+    assert waits == [0.008]
+    (2 * y).sum().backward()  # type: ignore[no-untyped-call]  # torch's own
+    assert waits == [0.008, 0.016]
+    assert x.grad is not None
+    assert (y.tolist(), x.grad.tolist()) == ([1.0] * 3, [2.0] * 3)
 
 
 @pytest.mark.parametrize("kind", ["pipeline", "tensor-and-data-parallel", "uneven-stages", "long-sequences"])

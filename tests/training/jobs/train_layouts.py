@@ -58,9 +58,10 @@ def undivided(layout: ParallelLayout, stages: int) -> list[GptStage]:
         part = GptStage(SIZES, number, stages)
         if layout.ep > 1:
             for block in part.blocks:
-                turns = TakingTurns(layout.ep)
+                turns, feed = TakingTurns(layout.ep), block.feed
+                assert isinstance(feed, nn.Module)
                 for expert in turns.experts:
-                    expert.load_state_dict(block.feed.state_dict())
+                    expert.load_state_dict(feed.state_dict())
                 block.feed = turns
         parts.append(part)
     model = nn.Sequential(*parts)

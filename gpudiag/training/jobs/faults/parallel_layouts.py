@@ -10,6 +10,8 @@ from gpudiag.model.job import ParallelLayout
 PARALLEL_WORKLOAD = "gpt-parallel"
 #: CPU processes of these jobs. They wait instead of computing, so they may be more than the cores.
 CPU_PROCESSES = 4
+#: Sequences per process and step. A process with fewer layers than the model has more of them.
+SEQUENCES = 2
 #: Pipeline stages if the number of processes is a multiple; otherwise two.
 _STAGES = 4
 #: The dimension of the layout along which one position is slow, by kind of fault.

@@ -26,14 +26,15 @@ class GatheredSequence(torch.autograd.Function):
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         """Return float[n, heads, whole t, width of a head] from this rank's part of t."""
         ctx.group = group
+        part = part.contiguous()
         parts = [torch.empty_like(part) for _ in range(group.size())]
-        dist.all_gather(parts, part.contiguous(), group=group)
+        dist.all_gather(parts, part, group=group)
         return torch.cat(parts, dim=2)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         """Return the gradient of this rank's part."""
-        summed = gradients[0].contiguous()
+        summed = gradients[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(summed, group=ctx.group)
         return summed.chunk(ctx.group.size(), dim=2)[ctx.group.rank()], None
 

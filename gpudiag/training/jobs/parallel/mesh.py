@@ -17,7 +17,8 @@ class ParallelMesh:
     Attributes:
         mesh: dimensions larger than one, in the layout's order; None if there is one process.
         replicas: the processes that average the gradients of layers without experts; None if this is one process.
-        expert_replicas: the processes that average the gradients of the same expert; None if this is one process.
+        expert_replicas: the processes that average the gradients of the same expert; None if this is one process, or
+            there are no experts.
         batch_index: number of this process's batch, the same for processes that train on one batch together.
     """
 
@@ -25,7 +26,7 @@ class ParallelMesh:
         sizes = {name: size for name, size in layout.sizes.items() if size > 1}
         self.mesh = init_device_mesh(device_type, tuple(sizes.values()), mesh_dim_names=tuple(sizes)) if sizes else None
         self.replicas = self._flat(*_REPLICAS)
-        self.expert_replicas = self._flat("dp", "cp")
+        self.expert_replicas = self._flat("dp", "cp") if layout.ep > 1 else None
         self.batch_index = self.coordinate("dp") * layout.ep + self.coordinate("ep")
 
     def dimension(self, name: str) -> DeviceMesh | None:

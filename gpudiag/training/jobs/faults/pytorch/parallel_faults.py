@@ -55,7 +55,7 @@ class DividedJob(Fault[ParallelTrainer]):
         return self.amount_ms / self.trainer.clean_ms
 
 
-class Pipeline(DividedJob):
+class PipelineJob(DividedJob):
     """A pipeline of equal stages."""
 
     kind = "pipeline"
@@ -109,5 +109,5 @@ class HotExpert(DividedJob):
 
 
 PARALLEL_KINDS: dict[str, type[Fault[ParallelTrainer]]] = {
-    job.kind: job for job in (Pipeline, TensorAndDataParallel, UnevenStages, LongSequences, HotExpert)
+    job.kind: job for job in (PipelineJob, TensorAndDataParallel, UnevenStages, LongSequences, HotExpert)
 }

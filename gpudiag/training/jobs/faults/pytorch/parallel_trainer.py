@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import distributed as dist
 from gpudiag.model.benchmarks.selftest import SelftestPlan
 from gpudiag.model.job import ParallelLayout
 from gpudiag.training.frameworks.pytorch.runtime import clock_for
+from gpudiag.training.jobs.faults.parallel_layouts import SEQUENCES
 from gpudiag.training.jobs.faults.trainer import Trainer
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 from gpudiag.training.jobs.parallel.gpt_stage import SplitBlock
@@ -26,8 +27,6 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 LAYERS, TOKENS = 4, 64
 #: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
 LAYER_MS = 8.0
-#: Sequences of a process that has all layers. With fewer layers it has more, so that its work is the same.
-_SEQUENCES = 2
 
 
 class ParallelTrainer(Trainer):
@@ -38,6 +37,8 @@ class ParallelTrainer(Trainer):
         network: the job that is trained now.
         batch: its tokens and targets, which stay on the device.
     """
+
+    time_all_first: ClassVar[bool] = True
 
     def __init__(self, plan: SelftestPlan) -> None:
         on_gpu = plan.device == "cuda"
@@ -66,7 +67,7 @@ class ParallelTrainer(Trainer):
     def tokens(self, network: ParallelGpt, factor: float = 1.0) -> tuple[Tensor, Tensor]:
         """Make a batch for this process, of sequences `factor` times as long as usual."""
         layers = sum(len(part.blocks) for part in network.parts)
-        shape = _SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
+        shape = SEQUENCES * LAYERS // layers, round(factor * TOKENS) + 1
         generator = torch.Generator().manual_seed(network.mesh.batch_index)
         tokens = torch.randint(0, network.sizes.vocabulary, shape, generator=generator).to(network.device)
         return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
