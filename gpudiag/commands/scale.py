@@ -127,7 +127,7 @@ def scale(
         ),
     ] = 1.0,
     seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Upper limit of the timed steps of a point.")
+        float, typer.Option(min=0.1, metavar="S", help="Longest duration of the unprofiled steps of a point.")
     ] = 10.0,
     starts: Annotated[
         int | None,
