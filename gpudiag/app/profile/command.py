@@ -81,7 +81,7 @@ def profile_command(
         try:
             # With `stop` the command ends now, and its final report comes equally early.
             code, run = run_command(
-                settings, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
+                settings, heard, on_warning=said, on_measured=lambda _run: None if stop else early.begin(run_dir)
             )
         except OSError as error:
             raise GpudiagError(
