@@ -107,7 +107,9 @@ class Attachment:
         self._steps += 1
         self._entered.ours.making = True
         try:
-            if (self._session is not None or self._begin()) and not self._session_boundary():
+            if self._session is None:
+                self._begin()
+            if self._session is not None and not self._session.boundary():
                 self._finish()
         except Exception as error:
             self._report_failure(error)
@@ -115,9 +117,6 @@ class Attachment:
             raise
         finally:
             self._entered.ours.making = False
-
-    def _session_boundary(self) -> bool:
-        return self._session is not None and self._session.boundary()
 
     def _count_quietly(self, *, direct: bool) -> None:
         """Replace the handler by one that only counts, until the step of the start barrier's next check.
@@ -158,18 +157,14 @@ class Attachment:
 
         self._entered.handler = count
 
-    def _begin(self) -> bool:
-        """Open the session if this is the common first step of all ranks; return whether it is open."""
+    def _begin(self) -> None:
+        """Open the session if the common first step of all ranks is reached."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
-            if self._barrier is None:
-                return False
-        start = self._barrier.check(self._steps)
-        if start is None or self._steps < start.step:
-            return False
-        self._open(position, start)
-        return True
+        start = self._barrier.check(self._steps) if self._barrier is not None else None
+        if start is not None and self._steps >= start.step:
+            self._open(position, start)
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
         """Create the start barrier; return None if another process of this rank is measured."""

@@ -203,13 +203,9 @@ class MonitoredEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Receive events.
+        """Append events of the training thread to `entries`, and those of other threads to `others`.
 
-        Args:
-            frames: frames that contain the training loop.
-            entries: list to which events of the training thread are appended.
-            others: the same for other threads, by thread.
-            discover: also find the user's functions that are called.
+        `frames` contain the training loop. With `discover`, the user's functions that are called are found too.
         """
         self._entries, self._others, self._limit = entries, others, _MAX_STEP_EVENTS
         events = self._api.events

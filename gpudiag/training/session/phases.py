@@ -122,12 +122,7 @@ class Phases:
         return self._phase in {"lines", "profiled", "over"}
 
     def run(self) -> Iterator[None]:
-        """Run the coroutine.
-
-        Raises:
-            TimeoutError: a rank did not post its step times in time.
-            Exception: the profiler failed.
-        """
+        """Run the coroutine. A TimeoutError means that a rank did not post its step times in time."""
         for _ in self._all():
             yield
             self._ran += 1
@@ -231,12 +226,9 @@ class Phases:
                 known.extend(new)
         usable = [series for series in self._warmup_ms if series]
         if not usable:
-            unprofiled_steps = settings.steps or _DEFAULT_STEPS
-            return PhaseDecision(
-                converged=settings.warmup is not None,
-                unprofiled_steps=unprofiled_steps,
-                line_steps=step_counts.line_steps(math.inf, unprofiled_steps),
-            )
+            steps = settings.steps or _DEFAULT_STEPS
+            line_steps = step_counts.line_steps(math.inf, steps)
+            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
         # The slowest rank determines the duration of a step.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])
@@ -246,12 +238,9 @@ class Phases:
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
             converged = True  # too few steps to decide, but a trend would show in the unprofiled steps
-        unprofiled_steps = self._choose_steps(step_ms)
-        return PhaseDecision(
-            converged=converged,
-            unprofiled_steps=unprofiled_steps,
-            line_steps=step_counts.line_steps(step_ms, unprofiled_steps),
-        )
+        steps = self._choose_steps(step_ms)
+        line_steps = step_counts.line_steps(step_ms, steps)
+        return PhaseDecision(converged=converged, unprofiled_steps=steps, line_steps=line_steps)
 
     def _at_limit(self) -> bool:
         limits = self._settings.limits

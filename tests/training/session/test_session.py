@@ -191,7 +191,7 @@ def test_session_prints_run_directory_and_next_command(tmp_path: Path, capsys: p
         for _ in prof.steps(range(23)):
             work()
     said = capsys.readouterr().err.splitlines()
-    assert "gpudiag: 5 steps of " in said[-2]
+    assert "gpudiag: timed 5 steps of " in said[-2]
     assert said[-1] == f"  next: gpudiag analyze '{tmp_path}/my run'"
 
 
