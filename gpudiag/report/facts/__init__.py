@@ -1,4 +1,4 @@
-"""Terminal reports of a machine: `topology` (with `links`), and measured `bandwidth`.
+"""Print a machine in the terminal: `topology` (with `links`), and measured `bandwidth`.
 
-`tables` and `words` serve the HTML pages too.
+The HTML pages use `tables` and `words` too.
 """
