@@ -152,7 +152,10 @@ def default_unprofiled_steps(step_ms: float) -> int:
 
 
 def line_steps(step_ms: float, unprofiled_steps: int) -> int:
-    """Return the number of steps that time lines: about one second of steps, at most a third of the unprofiled ones."""
+    """Return the number of steps in which source lines are timed.
+
+    They take about one second, and are at most a third of the unprofiled steps.
+    """
     fewest, most = _LINE_STEPS
     wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
     return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
@@ -163,7 +166,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
 
     Args:
         steps: number of steps of the loop, without recorded steps.
-        lines: leave the remaining steps for timing lines; otherwise use all.
+        lines: True if source lines are timed too; the remaining steps are left for this.
     """
     if not lines:
         warmup = max(1, steps // 3)
