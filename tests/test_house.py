@@ -21,15 +21,15 @@ MOST_LINES = 400
 #: Maximum number of lines per folder, including blank ones. To allow more lines for a folder, reduce the limit of a
 #: different folder.
 BUDGET = {
-    "analysis": 18_650,
-    "app": 5_390,
-    "commands": 2_830,
+    "analysis": 18_665,
+    "app": 5_310,
+    "commands": 2_815,
     "machine": 2_890,
     "model": 5_250,
     "prediction": 820,
     "report": 7_700,
     "trace": 6_080,
-    "training": 19_360,
+    "training": 19_440,
     "": 650,
 }
 #: Decisions in one function: branches, loops, handlers, ternaries, boolean operators, conditions of comprehensions.

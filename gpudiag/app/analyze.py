@@ -39,9 +39,6 @@ def analyze(
         paths: traces, directories of traces, a run directory, or patterns.
         world_size: number of ranks, if the traces do not contain it.
         limits: limits on the traces that are read; None for the default limits.
-
-    Raises:
-        UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
     """
     return _analyse(paths, world_size, limits).analysis
 
@@ -51,7 +48,7 @@ def analyze_with_step(
 ) -> tuple[Analysis, StepView | None]:
     """Return the analysis, and a typical step of all ranks to draw; None if there are no step windows.
 
-    Arguments and errors are those of `analyze`.
+    The arguments are those of `analyze`.
     """
     return _with_step(_analyse(paths, world_size, limits))
 
@@ -59,12 +56,7 @@ def analyze_with_step(
 def analyze_operation_table(
     paths: Sequence[Path | str], *, limits: ReadLimits | None = None
 ) -> PipelineAnalysis | None:
-    """Analyse the table of operations among the paths; return None if there is none.
-
-    Raises:
-        ExtraMissingError: pyarrow is not installed.
-        UnreadableInputError: there are several tables, or the table is damaged or has no complete step.
-    """
+    """Analyse the table of operations among the paths; return None if there is none."""
     path = find_operation_table(paths)
     if path is None:
         return None
@@ -169,9 +161,6 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
 
     A single path may be a saved analysis, which is read. Otherwise the traces are analysed. If a run directory has no
     traces any more, its saved analysis is read.
-
-    Raises:
-        UnreadableInputError: no path exists.
     """
     return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 

@@ -69,11 +69,6 @@ def bandwidth(
         workload: also measure all-reduces of this model's buckets.
         require_gpu: fail if there is no GPU.
         save: file to which the facts are written.
-
-    Raises:
-        UsageError: the workload does not exist, or options conflict.
-        HardwareMissingError: there is no GPU although `require_gpu` is set.
-        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     if workload is not None:
         training_entry(workload, "--like")  # refuse an unknown workload before measuring
@@ -106,10 +101,6 @@ def measure_gradient_bandwidth(
     """Measure each transport on the buckets that DistributedDataParallel makes of this workload's gradients.
 
     On GPUs, NCCL without peer access needs a second launch, because NCCL reads that setting when it starts.
-
-    Raises:
-        UsageError: there is only one device.
-        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()

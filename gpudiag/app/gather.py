@@ -30,10 +30,6 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     Args:
         run_dir: the run directory of rank 0's node, with `run.json`.
         others: run directories of the other nodes of the same run.
-
-    Raises:
-        UnreadableInputError: `run_dir` has no run, or another directory has no rank of this run.
-        GpudiagError: a file cannot be written.
     """
     if not (run_dir / RUN_FILE).is_file():
         raise UnreadableInputError(f"{one_line(str(run_dir))}: holds no {RUN_FILE}", _FIRST_HINT)

@@ -38,10 +38,6 @@ def report(
         paths: traces, a run directory or a saved analysis, or the directory of a scaling benchmark.
         html, markdown, csv: report files.
         world_size, limits: as for `analyze`.
-
-    Raises:
-        UnreadableInputError: the paths have nothing to draw.
-        GpudiagError: a file cannot be written.
     """
     scaling_result = read_scaling(paths)
     if scaling_result is not None:
@@ -78,11 +74,7 @@ def _analysis_with_page(
 
 
 def read_scaling(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
-    """Return the scaling result at a single path and its directory; None if the path has another content.
-
-    Raises:
-        UnreadableInputError: the result is damaged or of another version.
-    """
+    """Return the scaling result at a single path and its directory; None if the path has another content."""
     if len(paths) != 1:
         return None
     path = Path(paths[0])

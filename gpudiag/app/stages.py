@@ -74,9 +74,6 @@ def analysis_of_traces(
         paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
         world_size: number of ranks, if the traces do not contain it.
         unused: warnings about traces that are not used.
-
-    Raises:
-        UnreadableInputError: nothing in the traces can be analysed.
     """
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)

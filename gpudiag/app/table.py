@@ -51,10 +51,6 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
     Args:
         runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The table lists unreadable ones.
         markdown, csv: files for the table.
-
-    Raises:
-        UnreadableInputError: no directory has results.
-        GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, read_points)
     rows = [(name, point) for name, points in results for point in points]
@@ -77,10 +73,6 @@ def forms(
         runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The tables list unreadable ones.
         names: names of forms; only one if `csv` is given.
         markdown, csv: files for the tables.
-
-    Raises:
-        UnreadableInputError: none of the paths has results.
-        GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, _read_scaling)
     if not results:
@@ -150,9 +142,6 @@ def read_points(path: Path) -> list[PointRecord]:
 
     Args:
         path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
-
-    Raises:
-        UnreadableInputError: the path has no results that this version reads.
     """
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
@@ -167,11 +156,7 @@ def read_points(path: Path) -> list[PointRecord]:
 
 
 def point_of_run(directory: Path) -> PointRecord:
-    """Return a single run as a point.
-
-    Raises:
-        UnreadableInputError: its record cannot be read.
-    """
+    """Return a single run as a point."""
     run = read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
     batch = run.batch_size_per_device or 0
     devices = len(run.ranks) or run.world_size

@@ -19,10 +19,6 @@ def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
     Args:
         source: saved facts of any machine.
         save: file for the facts.
-
-    Raises:
-        UnreadableInputError: `source` contains no facts.
-        GpudiagError: `save` cannot be written.
     """
     return with_findings(gather_inventory() if source is None else load_facts(source), save)
 

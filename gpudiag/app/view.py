@@ -44,12 +44,6 @@ def view(
         host, port: the address of the server; port 0 for any free port.
         python: the interpreter that has TensorBoard.
         world_size, limits: as for `analyze`.
-
-    Raises:
-        FrameworkMissingError: the interpreter has no TensorBoard.
-        UnreadableInputError: no run can be shown.
-        GpudiagError: the port is taken, or TensorBoard has ended.
-        KeyboardInterrupt: interrupted; temporary files are removed before.
     """
     versions = check_interpreter(python)
     free_port(host, port)  # check the port before the runs are converted

@@ -281,20 +281,14 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return the communication that is no collective: copies and, on CPU tracks, calls that enqueue a collective.
-
-    The intervals may overlap.
-    """
+    """Return all other communication, which may overlap: copies and, on CPU tracks, calls that enqueue collectives."""
     ops = track.ops
     other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
     return Intervals(ops.start[other], ops.end[other])
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return by rank how long this track waited for it: int64[windows] in ns.
-
-    Where waits for two ranks overlap, the time counts for the lower rank.
-    """
+    """Return the waits by late rank, int64[windows] in ns. Where two overlap, only that for the lower rank counts."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

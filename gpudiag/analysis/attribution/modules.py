@@ -24,10 +24,7 @@ _NO_WORK = ModuleWork(
 
 
 class _TrackWork(NamedTuple):
-    """Mean work per analysed step of one track, as columns float64[modules + 1].
-
-    The last element of a column is work outside of all modules.
-    """
+    """Mean work per analysed step of a track: columns float64[modules + 1]; the last element is outside of modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]

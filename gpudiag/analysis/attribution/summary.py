@@ -117,10 +117,7 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives in the analysed windows by operation, group and size, most time first.
-
-    The result is empty if the traces come from different runs.
-    """
+    """Return the collectives in the analysed windows by kind, most time first; none if the traces mix several runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
     # Operation, group, ranks of the group and size in bytes → (transfers, waits) of each track in ns.

@@ -200,10 +200,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether two points differ only in the strategy.
-
-    On one device the strategy changes the step time by a few percent at most.
-    """
+    """Return whether only the strategy differs. On one device it changes the step time by a few percent at most."""
     same_curve = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same_curve and a.strategy != b.strategy and a.device_indices == b.device_indices
 

@@ -66,9 +66,6 @@ def profile_command(
         on_warning: called with each warning for the user.
         on_analysis: called in another thread with the analysis and the run directory when the measurement is complete,
             if the command continues.
-
-    Raises:
-        UsageError: there is no such command, or the directory cannot be written or another gpudiag uses it.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(

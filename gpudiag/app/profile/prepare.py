@@ -52,13 +52,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(options: RunOptions) -> Prepared:
-    """Choose what the options leave open, and refuse what is impossible.
-
-    Raises:
-        UsageError: a name does not exist, or options conflict.
-        HardwareMissingError: there are fewer devices than requested, or a strategy needs GPUs and there are none.
-        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
-    """
+    """Choose what the options leave open, and refuse what is impossible."""
     options = check_options(options)
     framework = framework_named(options.framework)
     entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
@@ -75,12 +69,7 @@ def prepare(options: RunOptions) -> Prepared:
 
 
 def prepare_program(options: RunOptions) -> Prepared:
-    """Prepare one process per device for one of gpudiag's training programs, whose plan determines what is trained.
-
-    Raises:
-        HardwareMissingError: there are fewer devices than requested.
-        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
-    """
+    """Prepare one process per device for one of gpudiag's training programs, whose plan determines what is trained."""
     interpreter, facts = _inspect(options)
     devices = _devices(options, facts)
     return _prepared(options, interpreter, facts, strategy=OWN_STRATEGY, devices=devices, processes=devices)

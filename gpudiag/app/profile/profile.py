@@ -48,14 +48,7 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
-    """Train, record and analyse. After a failure the run directory keeps what was measured.
-
-    Raises:
-        UsageError, HardwareMissingError, FrameworkMissingError: as `prepare`, before anything starts; UsageError also
-            if another gpudiag is writing to the run directory.
-        WorkerFailedError: as `gpudiag.training.launch.launch`.
-        UnreadableInputError: the recording cannot be analysed.
-    """
+    """Train, record and analyse. After a failure the run directory keeps what was measured."""
     prepared = prepare(options)
     watcher.prepared(prepared)
     jobs, reasons = fitting(prepared.plan.job)

@@ -11,11 +11,7 @@ from gpudiag.training.models.registry import is_own, workload_entry
 
 
 def check_options(options: RunOptions) -> RunOptions:
-    """Return the options, with the strategy that the workload implies.
-
-    Raises:
-        UsageError: the workload does not exist, or options conflict.
-    """
+    """Return the options, with the strategy that the workload implies."""
     framework_named(options.framework).check(options)
     _check_tries(options)
     if is_own(options.workload):
@@ -57,10 +53,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse.
-
-    Return the options, with the strategy that a prediction implies.
-    """
+    """Refuse options of training for a prediction, and the reverse. Return options with the predicted strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

@@ -24,7 +24,7 @@ def train(prepared: Prepared, observer: Callable[[Progress], None], program: Pro
         observer: called with each message of each process.
         program: the program to run instead of the job's workload, if the run was prepared by `prepare_program`.
 
-    Raise the same errors as `gpudiag.training.launch.launch`. Measurements made before an error are kept.
+    Measurements made before an error are kept.
     """
     plan = msgspec.structs.replace(prepared.plan, program=program)
     plan.run_dir.mkdir(parents=True, exist_ok=True)

@@ -51,13 +51,7 @@ def code_change(candidate: Candidate) -> str:
 
 
 def check_possible(chosen: tuple[Candidate, ...], refused: dict[str, str], devices: int) -> None:
-    """Raise HardwareMissingError if there is only one device, or if no candidate can run.
-
-    Args:
-        chosen: the candidates.
-        refused: reasons of those that cannot run, by label.
-        devices: number of devices.
-    """
+    """Raise HardwareMissingError if there is only one device, or if all candidates are refused (label → reason)."""
     if devices < 2:
         raise HardwareMissingError(
             "one device does not communicate, so there is no strategy to choose",

@@ -53,12 +53,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
-    """List the gradients of a built-in workload, in a process that imports the framework.
-
-    Raises:
-        FrameworkMissingError: the interpreter has no framework.
-        WorkerFailedError: the process fails or takes too long.
-    """
+    """List the gradients of a built-in workload, in a process that imports the framework."""
     command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
         process = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
@@ -86,11 +81,7 @@ def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
 
 
 def read_gradients(path: Path) -> Model:
-    """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
-
-    Raises:
-        UnreadableInputError: the file has an unknown format, or its sizes are out of range.
-    """
+    """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes."""
     data = read_bounded(path)
     try:
         if data.lstrip()[:1] == b"[":
@@ -148,11 +139,6 @@ def recommend_offline(
         facts: file with the machine's facts; None for this machine, with measurements of the last day.
         gradients: file for `read_gradients`; None for the request's workload.
         compute_ms: the step without communication, if it is known.
-
-    Raises:
-        UsageError: a name does not exist, or there are fewer devices than requested.
-        HardwareMissingError: no strategy can run.
-        UnreadableInputError: a file cannot be read.
     """
     run = request.run
     candidates = considered(request)

@@ -50,10 +50,6 @@ def recommend(
     """Predict all candidates, measure the best few in alternation, and choose one.
 
     Measurements are kept in the run directory. `on_probe` is called from several threads.
-
-    Raises:
-        UsageError: a name does not exist, or the workload is a user-defined function.
-        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
     """
     began = time.time()  # wall-clock time, because the training processes compare it with their own
     run = request.run

@@ -125,9 +125,6 @@ def from_predictions(
         workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
         notes: further notes of the result.
         failed: reasons why candidates could not be measured, by label.
-
-    Raises:
-        HardwareMissingError: no candidate can run.
     """
     failed = failed or {}
     possible = [

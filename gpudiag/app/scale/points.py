@@ -86,12 +86,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def all_points(request: ScaleRequest, site: Site) -> list[Point]:
-    """Return all requested points, most important first. The record of an impossible point has an error.
-
-    Raises:
-        UsageError: a name does not exist, or options conflict.
-        HardwareMissingError: more devices were requested than the machine has.
-    """
+    """Return all requested points, most important first. The record of an impossible point has an error."""
     sizes = _sizes(request, site)
     requested = _strategies(request, site)
     points: dict[str, Point] = {}

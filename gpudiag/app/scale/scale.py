@@ -48,13 +48,6 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
     """Measure the requested points that are missing, draw conclusions, and write `scaling.json`.
 
     With `measure_only`, draw no conclusions and return None.
-
-    Raises:
-        UsageError: a name does not exist, or the output directory has points of another machine.
-        HardwareMissingError: more devices were requested than the machine has.
-        FrameworkMissingError: the interpreter cannot train.
-        GpudiagError: results cannot be written; measurements are kept.
-        WorkerFailedError: no point could be measured.
     """
     store = Store(request.output)
     with locked(request.output):
@@ -70,11 +63,7 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
 
 
 def conclude_again(request: ScaleRequest) -> Scaling:
-    """Draw conclusions from the points in `request.output`, without training. This needs no GPU.
-
-    Raises:
-        UnreadableInputError: there are no points.
-    """
+    """Draw conclusions from the points in `request.output`, without training. This needs no GPU."""
     store = Store(request.output, reading=True) if (request.output / POINTS).is_dir() else None
     points = store.points() if store is not None else {}
     if store is None or not points:

@@ -45,10 +45,6 @@ class Store:
     Args:
         output: created if it does not exist.
         reading: create, rename and write nothing; omit points that cannot be read.
-
-    Raises:
-        UsageError: `output` is a file.
-        GpudiagError: `output` cannot be created.
     """
 
     def __init__(self, output: Path, *, reading: bool = False) -> None:
@@ -63,11 +59,7 @@ class Store:
                 below(output, POINTS).mkdir(parents=True, exist_ok=True)
 
     def directory(self, point_id: str, *, profile: bool = False, start: int = 1) -> Path:
-        """Return the run directory of a point. Later starts and profiled steps have their own directories.
-
-        Raises:
-            UnreadableInputError: the directory would be outside of the output directory.
-        """
+        """Return the run directory of a point. Later starts and profiled steps have their own directories."""
         return below(self.output, self.relative(point_id, profile=profile, start=start))
 
     @staticmethod
@@ -99,11 +91,7 @@ class Store:
                 self.notes.append(f"{path}: belongs to point {point.id[:100]!r}, not to its directory; left out")
 
     def save(self, point: PointRecord) -> None:
-        """Write one point.
-
-        Raises:
-            GpudiagError: the disk is full, or the directory cannot be written.
-        """
+        """Write one point."""
         directory = self.directory(point.id)
         with writing(self.output):
             directory.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,4 @@
-"""Compare diagnoses with the true costs of faults, measured on unprofiled steps.
-
-"On" is a step, or a block of steps, with the fault; "off" is one without it.
-"""
+"""Compare diagnoses with the true costs of faults, which blocks of unprofiled steps with and without the fault give."""
 
 from __future__ import annotations
 
@@ -214,10 +211,7 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and, if it is `wrong`, the reasons.
-
-    If a fault costs no more than the alarm level and no finding reports it, the verdict is `too small`.
-    """
+    """Return the verdict and, if it is `wrong`, the reasons; `too small` for a missed fault below the alarm level."""
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
@@ -246,10 +240,8 @@ def compare(
 
 
 def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
-    """Count the right diagnoses by aspect, and the false alarms.
-
-    A row counts as a fault only if the fault costs more than the alarm level and the tolerance.
-    """
+    """Count the right diagnoses of faults by aspect, and the false alarms."""
+    # A fault counts if it costs more than the alarm level and the tolerance.
     rows = tuple(rows)
     faults = [
         row for row in rows if row.expected.code is not None and row.true.ms > max(row.alarm_ms, row.tolerance_ms)

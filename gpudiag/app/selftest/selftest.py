@@ -51,10 +51,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, and settings with which a step without a fault has no finding.
-
-    If the memory format is None, the framework's default is used.
-    """
+    """A workload, and settings with which its clean step has no finding. None is the framework's memory format."""
 
     workload: str
     batch_size: int
@@ -92,14 +89,7 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
-    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure.
-
-    Raises:
-        UsageError: a name does not exist, or no fault can run here.
-        HardwareMissingError: the requested devices are missing.
-        FrameworkMissingError: the framework is not installed.
-        WorkerFailedError: a training process failed.
-    """
+    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure."""
     first = _prepared(request, request.output, p2p=True)
     device, world_size = first.plan.job.device, first.plan.world_size
     trainings = _trainings(request, device)
@@ -134,9 +124,6 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     Args:
         output: the directory of the selftest.
         left_out: the faults that could not run; None to take them from the earlier result.
-
-    Raises:
-        UnreadableInputError: the directory has no runs of a selftest, or its files are broken.
     """
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]

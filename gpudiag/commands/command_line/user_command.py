@@ -1,7 +1,4 @@
-"""`gpudiag profile -- COMMAND`: profile the user's own command.
-
-The report goes to standard error, because the command writes to standard output.
-"""
+"""`gpudiag profile -- COMMAND`. The report goes to standard error; the command writes to standard output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Print a machine in the terminal: `topology` (with `links`), and measured `bandwidth`.
-
-The HTML pages use `tables` and `words` too.
-"""
+"""Print a machine in the terminal: `topology` and `bandwidth`. The HTML pages also use `tables` and `words`."""

@@ -1,7 +1,4 @@
-"""Make SVG drawings. Colors are the page's CSS variables.
-
-Drawings are built with ElementTree, so that no string of a trace or facts file can become markup.
-"""
+"""Make SVG drawings with ElementTree, so that no string of an input can become markup. Colors are CSS variables."""
 
 from __future__ import annotations
 

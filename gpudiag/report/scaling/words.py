@@ -73,10 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group points by setting, because only points of one setting are ranked together.
-
-    Only points on the first devices of the machine are included.
-    """
+    """Group the points on the first devices by setting, because only points of one setting are ranked together."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):

@@ -90,10 +90,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
-    """Return a row for the step without each cause, and one for the ideal step.
-
-    The slowdown is omitted in narrow terminals.
-    """
+    """Return a row for the step without each cause, and for the ideal step; no slowdown in narrow terminals."""
     simulated = analysis.simulated_ms
     wide = width >= _WIDE
     columns = ("step ms", "slowdown", "saves", "without") if wide else ("step ms", "saves", "without")

@@ -211,10 +211,7 @@ class Attachment:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """End the session after its last step: write its remaining files in the background.
-
-        With `settings.stop`, write them now and end the command.
-        """
+        """End the session and write its files in the background. With `stop`, write them now and end the command."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:

@@ -127,10 +127,7 @@ def environment(
 
 
 def _write_request(plan: Plan, private: Path) -> Path:
-    """Write the request that the training processes read.
-
-    It is a file, because a sweep's request may exceed the size limit of an argument.
-    """
+    """Write the request that the training processes read. A sweep's is too long for an argument, hence the file."""
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
     return path

@@ -56,10 +56,7 @@ Entry = tuple[int, CodeType | None, int]
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's.
-
-    That is a notebook cell, or a file outside the standard library, installed packages and gpudiag.
-    """
+    """Return whether a file is the user's: a notebook cell, or not of the standard library, a package or gpudiag."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:
@@ -237,10 +234,7 @@ class MonitoredEvents:
         self._api.free_tool_id(self._tool)
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Begin a step; after the discovery steps, disable events that cost too much.
-
-        `entries` are those of the last step.
-        """
+        """Begin a step. After the discovery steps, disable costly events. `entries` are those of the last step."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering:
             return

@@ -312,10 +312,7 @@ class Phases:
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace.
-
-        If the kernel-only trace fails, its steps still run, so that this rank stays in the same phase as the others.
-        """
+        """Record one trace. If the kernel-only trace fails, its steps still run, to keep all ranks in one phase."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]

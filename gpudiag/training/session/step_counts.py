@@ -90,10 +90,7 @@ def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
 
 
 def has_converged(step_ms: Sequence[float], block: int) -> bool:
-    """Return whether the last two blocks of `block` steps agree, with no trend through them.
-
-    The result is False if there are fewer than two blocks.
-    """
+    """Return whether the last two blocks of `block` steps agree without a trend; False for fewer than two blocks."""
     if len(step_ms) < 2 * block:
         return False
     recent = step_ms[-2 * block :]
@@ -152,10 +149,7 @@ def default_unprofiled_steps(step_ms: float) -> int:
 
 
 def line_steps(step_ms: float, unprofiled_steps: int) -> int:
-    """Return the number of steps in which source lines are timed.
-
-    They take about one second, and are at most a third of the unprofiled steps.
-    """
+    """Return the number of steps that time lines: about one second, but at most a third of the unprofiled steps."""
     fewest, most = _LINE_STEPS
     wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
     return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
