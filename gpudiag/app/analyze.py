@@ -67,7 +67,7 @@ def analyze_operation_table(
 
 
 def analyze_run(run_dir: Path) -> Analysis:
-    """Analyse a run directory, and save analysis.json and step.json in it. Errors are those of `analyze`."""
+    """Analyse a run directory, and save analysis.json and step.json in it."""
     return analyze_run_traces(run_dir).analysis
 
 
@@ -168,7 +168,7 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return the result of `load_analysis` and, if it comes from traces, a step to draw. Errors are the same."""
+    """Return the result of `load_analysis` and, if it comes from traces, a step to draw."""
     return _saved_or(paths, lambda: analyze_with_step(paths, world_size=world_size, limits=limits))
 
 

@@ -128,7 +128,7 @@ def _saved_verdict(source: str) -> str:
 
 
 def _read_scaling(path: Path) -> Scaling:
-    """Return a benchmark's result. Without one, return the points of the path. Errors are those of `read_points`."""
+    """Return a benchmark's result. Without one, return the points of the path."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)
@@ -190,7 +190,7 @@ def point_of_run(directory: Path) -> PointRecord:
 
 
 def _workload(run: RunRecord) -> str:
-    """Return the workload. If it is the first word of the command, such as `torchrun`, return the script instead."""
+    """Return the workload. If the record has only the command's program, such as `torchrun`, return the script."""
     if run.command and run.workload == Path(run.command[0]).name:
         scripts = [Path(word).name for word in run.command if word.endswith(".py")]
         modules = [after for before, after in pairwise(run.command) if before == "-m"]

@@ -42,7 +42,7 @@ def table(
 ) -> None:
     """Compare many runs in one table.
 
-    Ranks results only if they differ in nothing but the strategy; otherwise the table names the differences. Names
+    Ranks results that differ only in the strategy, and names the differences of all others. Names
     directories that cannot be read, and shows the others.
     """
     from gpudiag.app.table import forms

@@ -8,13 +8,13 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: The slope beyond the largest measured size is that to the next size that is at most this share of it.
+#: Above the largest measured size, the slope is that from the next size which is at most this share of the largest.
 _FAR = 0.7
 #: µs to start a ring all-reduce, µs per hop over NVLink, and µs per hop over PCIe or host memory. The values are from
 #: the tables by which NCCL chooses its algorithm (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple;
 #: the same since 2.8).
 _RING_US, _NVLINK_HOP_US, _PCIE_HOP_US = 8.4, 3.4, 5.7
-#: Number of bytes up to which the duration of an all-reduce is its latency on any link.
+#: An all-reduce of at most this many bytes takes only its latency, on any link.
 _SMALL = 1 << 15
 
 

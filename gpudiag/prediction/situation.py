@@ -74,10 +74,9 @@ class Situation:
         """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
         Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
-        an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once, and a rooted
-        collective saves time, because the first GPU in its chain only sends and the last only receives. With owners on
-        all n GPUs, it takes (n - 1) / n of the time at an all-reduce's rate. With one owner and rings in every order,
-        it takes (2n - 3) / (2n - 2) of it.
+        an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once. There a reduction or
+        broadcast is faster than this, because the first GPU in its chain only sends and the last only receives. It
+        takes (n - 1) / n of the time if all n GPUs are owners, and (2n - 3) / (2n - 2) if one GPU is the owner.
 
         Args:
             size: bytes of all parameters.

@@ -91,7 +91,7 @@ def _table(key: str, table: dict[str, Any], unit: str) -> str:
 
 
 def _without(key: str, words: str) -> str:
-    """Return `step_now` for `step_ms_now` without `_ms`."""
+    """Remove a unit from a key: `step_ms_now` without `_ms` is `step_now`."""
     return f"{key}_".replace(f"{words}_", "_", 1).removesuffix("_")
 
 

@@ -16,11 +16,11 @@ from gpudiag.report import figures
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
-#: Profiler overhead, as a share of the step, above which the estimated step is shown too.
+#: The estimated step is shown too if the profiler's overhead exceeds this share of the step.
 _NEGLIGIBLE_SHARE = 0.01
-#: Relative difference between recorded and unprofiled steps above which a note reports it.
+#: A note reports that recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
-#: Queued work, as a share of the step, below which the launch queue becomes empty at every pause of the host.
+#: If less work than this share of the step is queued, the launch queue becomes empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6

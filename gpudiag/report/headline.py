@@ -15,9 +15,9 @@ from gpudiag.report.rank_rows import largest_collectives
 
 #: Rate of the fastest PCIe slot, one way (PCIe 5, 16 lanes). Faster collectives use a direct link.
 _FASTEST_SLOT_GB_PER_S = 63.0
-#: Share of a link's rate, or of the rate measured by a probe, up to which a collective uses the link badly.
+#: A collective uses a link badly if its rate is at most this share of the link's rate, or of the probe's.
 _WELL_USED = 0.6
-#: Share of the possible rate below which the title states the possible rate too.
+#: The title also states the possible rate if a collective's rate is below this share of it.
 _FAR_BELOW = 0.8
 _LONGEST = 400
 #: Title for each hardware finding that can slow communication.

@@ -14,7 +14,7 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import shorten_middle
 from gpudiag.report.rank_rows import duration
 
-#: Smallest share of all modules' time with which a row is shown.
+#: A row is shown if it has at least this share of all modules' time.
 _SEEN_SHARE = 0.01
 #: Maximum length of a label.
 _LONGEST = 80

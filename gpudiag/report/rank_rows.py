@@ -22,7 +22,7 @@ UNLIKE_SHARE = 0.05
 #: If step times differ by more than this share, the slowest and the fastest rank are shown. Usually they differ less,
 #: because ranks that train together end their steps together.
 SPREAD_SHARE = 0.02
-#: Smallest time with which a bucket gets a column. Smaller times would be shown as zeros.
+#: A bucket gets a column if its time is at least this. Smaller times would be shown as zeros.
 _SEEN_MS = 0.005
 #: Heading of communication that runs during compute, which is no bucket, and its explanation.
 OVERLAPPED = "overlapped"

@@ -35,9 +35,9 @@ _LIMITS = {
     "launch": "kernel launches",
     "idle": "idle time",
 }
-#: Largest difference between two calculations of the step after a fix with which they agree, as a share of the step.
+#: Two calculations of the step after a fix agree if they differ by at most this share of the step.
 _AGREE = 0.1
-#: Smallest share of the savings with which a part is named. Smaller parts are summed as indirect.
+#: Parts with at least this share of the savings are named. The others are summed as indirect.
 _MAIN_PART = 0.25
 _PARTS = {"exposed": "not overlapped with compute", "CPU calls": "in CPU calls"}
 _SEPARATOR = " · "

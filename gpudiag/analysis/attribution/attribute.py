@@ -10,9 +10,9 @@ At each instant, the first bucket of this list that applies gets the time:
 6. The device is idle. The bucket is the cause: `input`, `sync`, `launch` or `idle`.
 
 An idle stretch is called a gap. It ends with an op. If the op had been launched before the gap began, the host is not
-the cause, and the gap is `idle`: queued kernels follow each other about 1 µs apart, and streams wait for each other.
-Otherwise the device waited for the host. The cause is then what the launching thread did before the launch, or the
-training thread while the launching thread has no trace:
+the cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
+other. Otherwise the device waited for the host. The cause is then the activity of the launching thread before the
+launch. While this thread has no trace, it is the activity of the training thread:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
@@ -182,7 +182,7 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
-    # When the device has completed all ops that started before this one.
+    # Time at which the device has completed all earlier ops, for each op.
     free_from = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
     ahead = ops.start[known & (ops.launch_end < free_from - _AHEAD_NS)]
     never = np.iinfo(np.int64).max
@@ -242,7 +242,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
     known = collectives.last_arrival != UNKNOWN
     transfer_start = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(track.ops.intervals(OpClass.COMPUTE))
-    # With and without the time hidden behind compute.
+    # Both include the time that is hidden behind compute.
     all_transfer = within(Intervals(transfer_start, collectives.end), _other_communication(track))
     all_wait = subtract(within(Intervals(collectives.start, collectives.end)), all_transfer)
     transfer = subtract(all_transfer, compute)
@@ -288,7 +288,7 @@ def _other_communication(track: DeviceTrack) -> Intervals:
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Return the waits by late rank, int64[windows] in ns. Where two overlap, only that for the lower rank counts."""
+    """Return the waits by the rank waited for, int64[windows] in ns. Of overlapping waits, the lower rank's counts."""
     collectives = track.collectives
     waited = collectives.last_arrival > collectives.start
     waits = {}

@@ -50,9 +50,9 @@ _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: A straggler can be the cause if waiting is at least this share of the difference. With two ranks it is half.
+#: A straggler can be the cause if waiting is at least this share of the difference. With two ranks, waiting is half.
 _WAIT_SHARE = 0.4
-#: A part is the main part from this share on.
+#: A part with at least this share of the whole is its main part.
 _MOST = 0.5
 
 
@@ -211,7 +211,8 @@ def find_cause(
         ranks: change of every device of both runs; empty if the runs have different devices.
         waits: changes of waits.
     """
-    sign = 1.0 if difference_ms > 0 else -1.0  # times a change: positive if it has the direction of the difference
+    # A change times this sign is positive if it has the direction of the difference.
+    sign = 1.0 if difference_ms > 0 else -1.0
     waiting = sign * next(bucket.difference_ms for bucket in buckets if bucket.bucket == WAIT)
     if ranks and waiting > 0 and waiting >= _WAIT_SHARE * abs(difference_ms):
         straggler = _straggler(sign, ranks, waits)

@@ -9,9 +9,9 @@ from math import fsum
 from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: Two runs train different models if the kernels that both have take less than this share of one run's compute. They
-#: took at least 80 % in recordings of one model (4 x H200, with various faults and strategies), and mostly under 50 %
-#: of one of the two in recordings of different models.
+#: Two runs train different models if the kernels that both have take less than this share of one run's compute. In
+#: recordings of one model (4 x H200, with various faults and strategies) they took at least 80 %, in recordings of
+#: different models mostly less than 50 %.
 SAME_KERNELS = 0.5
 #: What a difference means for the comparison, by `RunDifference.what`.
 _MESSAGES = {
@@ -60,7 +60,7 @@ def _devices(side: ComparedAnalysis) -> str:
 def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
     """Yield a difference if the runs have mostly different kernels.
 
-    Traces do not name the model; its kernels are a sign of it. Precision and layout change the kernels too.
+    Kernels are compared because traces do not name the model. Precision and layout change the kernels too.
     """
     times = [_compute(side) for side in (before, after)]
     common = times[0].keys() & times[1].keys()

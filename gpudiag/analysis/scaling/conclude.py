@@ -27,7 +27,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: Largest half-width of a confidence interval, as a share of its figure, that causes no warning.
+#: A warning reports a confidence interval whose half-width is a larger share of its figure.
 _UNSURE = 0.05
 
 

@@ -45,7 +45,7 @@ from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
-#: Largest relative difference between the simulated and the unprofiled step at which the parts are not scaled.
+#: The parts are scaled if the simulated step differs from the unprofiled one by more than this share.
 _NEAR = 0.03
 #: Parts that are caused by the host or by peers, and may be scaled on GPUs.
 _SCALABLE_PARTS = ("waiting", "exposed_transfer", "input", "launch")
@@ -66,7 +66,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         return None
     on_cpu = timeline.tracks[0].is_cpu
     costs = what_if.corrected
-    # In the order of `STEP_PARTS`: the first has all causes, and each other one lacks one more.
+    # In the order of `STEP_PARTS`. The first scenario has all causes, and each later one has one cause less.
     scenarios = [costs]
     if len(what_if.graph.ranks) > 1:
         costs = equalize_ranks(what_if, costs, each_step=True)

@@ -31,13 +31,13 @@ _LOSS_OF = {
     "launch": "launch",
     "compute": "slower_compute",
 }
-#: Residual, in percent of the ideal, above which a note reports it.
+#: A note reports a residual above this, in percent of the ideal.
 _NOTABLE_REST = 1.0
-#: Largest residual, in percent of the ideal, with which the parts explain the unprofiled steps.
+#: If the residual is larger than this, in percent of the ideal, the parts do not explain the unprofiled steps.
 _MOST_REST = 5.0
-#: Smallest scale factor of the parts with which they explain the unprofiled steps.
+#: If the scale factor of the parts is smaller than this, they do not explain the unprofiled steps.
 _LEAST_SCALE = 0.5
-#: Ratio of recorded to unprofiled steps above which a note mentions the profiler's cost.
+#: A note mentions the profiler's cost if recorded steps are longer than unprofiled ones by more than this factor.
 _NOTABLE_RECORDING = 1.25
 
 

@@ -85,7 +85,7 @@ def profile_command(
                 settings,
                 on_message,
                 on_warning=on_warning,
-                # With `stop` the command ends when it is measured, so that the final analysis comes as early.
+                # With `stop` the command ends when it is measured, so the final analysis is equally early.
                 on_measured=lambda _run: None if stop else early.begin(run_dir),
             )
         except OSError as error:

@@ -28,7 +28,7 @@ _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import 
 
 
 class EarlyAnalysis:
-    """An analysis in a second process. `ready` is called with it in a thread of this process, unless `end` is first."""
+    """An analysis in a second process. A thread of this process calls `ready` with it, unless `end` was called."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready

@@ -53,7 +53,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of training for a prediction, and the reverse. Return options with the predicted strategy."""
+    """Refuse options of training for a prediction, and the reverse. Return options with a prediction's strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,

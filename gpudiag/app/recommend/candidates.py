@@ -12,7 +12,7 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Return two candidates for each strategy that supports compressed gradients: without and with them; else one."""
+    """Return each strategy without compressed gradients and, if it supports them, also with them."""
     by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 
@@ -30,7 +30,7 @@ def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
 
 
 def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[str, str]:
-    """Return the candidates that cannot run on this number of devices of the machine: label → reason."""
+    """Return the reasons why candidates cannot run on this number of devices of the machine, by label."""
     reasons = {
         candidate.label: strategy_entry(candidate.strategy, candidate.framework).why_not(facts, candidate, devices)
         for candidate in chosen
@@ -51,7 +51,7 @@ def code_change(candidate: Candidate) -> str:
 
 
 def check_possible(chosen: tuple[Candidate, ...], refused: dict[str, str], devices: int) -> None:
-    """Raise HardwareMissingError if there is only one device, or if all candidates are refused (label → reason)."""
+    """Raise HardwareMissingError if there is only one device, or if `refused` has a reason for every candidate."""
     if devices < 2:
         raise HardwareMissingError(
             "one device does not communicate, so there is no strategy to choose",

@@ -16,13 +16,13 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
 from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
-#: Largest relative difference of two measured strategies that are always a tie, because repeated runs differ as much.
+#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ as much.
 TIE_MEASURED = 0.005
-#: Largest relative difference of two predictions that are a tie, because predictions are not more accurate.
+#: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
-#: Width of an interval, in percent of the step, above which a note reports that turns scattered.
+#: A note reports that turns scattered if an interval is wider than this, in percent of the step.
 _SCATTERED = 10.0
-#: Largest relative half width of the interval of a mean that is steady enough to be ranked.
+#: A mean is steady enough to be ranked if its interval's half-width is at most this share of it.
 _STEADY = 0.10
 
 

@@ -28,7 +28,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.run_directory import ANALYSIS_FILE, TRACES_DIR, read_json, readable_json, write_json
 from gpudiag.training.strategies.registry import strategies
 
-#: Largest relative difference between the step time of saved parts and the unprofiled step time that they are used for.
+#: Saved parts are used for an unprofiled step time that differs from theirs by at most this share.
 _SAME = 0.001
 
 

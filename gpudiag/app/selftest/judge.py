@@ -1,4 +1,4 @@
-"""Compare diagnoses with the true costs of faults, which blocks of unprofiled steps with and without the fault give."""
+"""Compare diagnoses with the true costs of faults, measured on unprofiled steps with and without the fault."""
 
 from __future__ import annotations
 
@@ -193,8 +193,8 @@ def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None
 def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
     """Return the clean job's loss that fixing the first finding also removes, in ms per step.
 
-    To remove all launch overhead or all communication removes the clean job's part too. If communication is the fault,
-    the true cost already contains this part.
+    A fix of all launch overhead or of all communication also removes the clean job's part. If communication is the
+    fault, the true cost already contains this part.
     """
     if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
         return 0.0

@@ -51,7 +51,7 @@ Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload, and settings with which its clean step has no finding. None is the framework's memory format."""
+    """A workload, and settings with which its clean step has no finding. Memory format None is the framework's."""
 
     workload: str
     batch_size: int

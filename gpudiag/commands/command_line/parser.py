@@ -60,7 +60,7 @@ class VerbGroup(TyperGroup):
 
 
 def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
-    """Insert `--` before the user's own command, if it lacks, so that its options are not parsed as gpudiag's."""
+    """Insert a missing `--` before the user's own command, so that its options are not parsed as gpudiag's."""
     from gpudiag.commands.command_line.without_separator import with_separator
     from gpudiag.training.models.registry import WORKLOADS
 

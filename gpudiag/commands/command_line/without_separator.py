@@ -30,8 +30,8 @@ def with_separator(words: Sequence[str], parameters: Sequence[Parameter], worklo
         workloads: names of workloads.
 
     Raises:
-        UsageError: the first word that is no option is a script without its interpreter, a file that does not exist or
-            is not executable, or unknown and followed by unknown options.
+        UsageError: the command's first word is a script without its interpreter, or a file that does not exist or is
+            not executable; or it is unknown, and unknown options follow it.
     """
     if SEPARATOR in words:
         return list(words)
@@ -82,7 +82,7 @@ def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | 
 
 
 def _takes_value(parameters: Sequence[Parameter]) -> dict[str, bool]:
-    """Return name of an option → whether a value follows it."""
+    """Return whether a value follows each option, by the option's name."""
     return {
         name: not getattr(parameter, "is_flag", False)
         for parameter in parameters

@@ -55,7 +55,7 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
     a, b = scaled / scale
     if a >= 0 and b >= 0:
         return float(a), float(b)
-    # With one of both at 0, the other is the solution of least squares with one column.
+    # One of the two is 0 then. The other is the solution of least squares with its column alone.
     single = (columns @ root) / (columns * columns).sum(axis=1)
     only_a, only_b = (float(single[0]), 0.0), (0.0, float(single[1]))
 

@@ -109,7 +109,7 @@ def islands_tree(facts: Facts) -> RenderableType:
         )
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
-            # A switch gets no branch if it has the whole island, or only one GPU.
+            # Only a switch with several GPUs, but not all of the island, gets its own branch of the tree.
             parent = branch
             if 1 < len(group) < len(island):
                 parent = branch.add(Text("one PCIe switch", style="green"))

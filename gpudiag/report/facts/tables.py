@@ -24,7 +24,7 @@ STRATEGIES = {
 AT_ONCE = "all at once"
 #: Size from which collectives are described by their bandwidth. Smaller ones are described by their time.
 LATENCY_BOUND_BYTES = 1 << 20
-#: Ratio of a measured rate to its ceiling above which the ceiling is wrong; 3 % are tolerated as measurement errors.
+#: A ceiling is wrong if a measured rate exceeds it by more than this factor. Smaller excesses are measurement errors.
 _ABOVE = 1.03
 #: Sizes in the table of collectives, which show the shape of the curve. The JSON has all sizes.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))

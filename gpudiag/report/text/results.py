@@ -24,7 +24,7 @@ HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficie
 _WORDS = {"strategy", "machine", "from", VERDICT}
 #: Name of an environment whose machine is unknown.
 _UNKNOWN_MACHINE = "unknown machine"
-#: Maximum number of tables and of rows in a terminal, because 200 tables take a second. Files have all.
+#: Maximum number of tables and of rows in a terminal, because 200 tables take a second. Files have no such limit.
 _MOST_GROUPS, _MOST_ROWS = 500, 1000
 
 

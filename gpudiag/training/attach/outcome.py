@@ -217,7 +217,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. Of several, the minimum is the cause: the first that is no consequence of another end."""
+    """The end of a rank. The minimum of several ends is the cause: the first end that no other end caused."""
 
     consequence: bool
     ended_s: float

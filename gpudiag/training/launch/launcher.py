@@ -188,10 +188,8 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make a directory that only this user can read. It is removed at the end, by the guard if this process is killed.
-
-    The directory has a short path, because the address of a Unix socket has at most 108 bytes.
-    """
+    """Make a directory that only this user can read. If this process is killed, the guard removes the directory."""
+    # The path is short, because the address of a Unix socket has at most 108 bytes.
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
         prefix="gpudiag-",

@@ -87,7 +87,7 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def loop_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return those of a frame and its callers that are the user's or a library's that drives loops, outermost first."""
+    """Return the stack's frames that belong to the user or to a library that drives loops, outermost first."""
     frames: list[FrameType] = []
     while frame is not None:
         if is_own(frame.f_code.co_filename) or drives_loops(frame.f_code.co_filename):
@@ -97,7 +97,7 @@ def loop_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the functions of PyTorch that do a known kind of work → value in `WORK`; empty without PyTorch."""
+    """Return the kind of work (a value in `WORK`) of PyTorch's functions that do such work; empty without PyTorch."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}

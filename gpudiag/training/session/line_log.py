@@ -244,7 +244,7 @@ def _texts(
     sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
     stack: list[tuple[CodeType, int]],
 ) -> dict[str, dict[str, str]]:
-    """Return file → line number → text of each line that occurs, and of its neighbours in its function."""
+    """Return the text of each line that occurs, and of its neighbours in its function, by file and line number."""
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)
     positions = [*stack]

@@ -54,7 +54,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time. At the same time, ends come first, except those of events without duration."""
+        """Write begins and ends by time. An event that ends when another begins is ended first."""
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:
