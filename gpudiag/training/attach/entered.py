@@ -131,7 +131,7 @@ def _watch_closures() -> None:
         with contextlib.suppress(Exception):
             optimizer.register_step_pre_hook(_before_step)
 
-    LBFGS.__init__ = initialize  # type: ignore[method-assign]
+    LBFGS.__init__ = initialize  # type: ignore[method-assign, assignment]
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
