@@ -1,4 +1,4 @@
-"""Read clocks and PCIe links through NVML while the GPU works; everything is optional."""
+"""Read clocks and PCIe links through NVML while the GPUs work. All values are optional."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
+#: Longest and shortest duration of warming up.
 _LONGEST_S = 0.6
 _SHORTEST_S = 0.1
 
 
 class Sensors:
-    """NVML handles of the GPUs by CUDA ordinal; empty, with a reason, if NVML does not answer."""
+    """NVML handles of the GPUs by CUDA ordinal; none, with a reason, if NVML cannot be used."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.reason: str | None = None
@@ -71,9 +72,9 @@ def warm_up(
 
     Args:
         gpus: the GPUs.
-        sensors: to read their clocks.
-        buffers: source and target address on each.
-        size: bytes of each.
+        sensors: reads the clocks of these GPUs.
+        buffers: source and target address on each GPU.
+        size: bytes of each buffer.
 
     Returns:
         The clocks of each GPU.

@@ -1,6 +1,6 @@
-"""Use GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels. Check the result of every call.
+"""Use GPUs through NVIDIA's cuda-bindings: contexts, buffers, streams, kernels.
 
-Primary contexts are shared with NCCL, which uses them too.
+The result of every call is checked. The contexts are primary contexts, because NCCL uses these too.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from _protocol import Probe, ProbeError
 
 try:
     from cuda.bindings import driver
-except ImportError:  # Without cuda-bindings, `open_gpus` reports that they are missing.
+except ImportError:  # `open_gpus` reports that cuda-bindings is missing
     driver = None
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 MIB = 1 << 20
-#: Kernel arguments by type: pointers and 64-bit counts, and 32-bit counts.
+#: Types of kernel arguments: pointers and 64-bit counts, and 32-bit counts.
 _LONG, _INT = ctypes.c_uint64, ctypes.c_uint32
+#: Default number of blocks of a kernel, and of threads of a block.
 _BLOCKS, _THREADS = 1024, 256
 
 
@@ -136,7 +137,7 @@ class Gpu:
     def launch(
         self, kernel: str, stream: Any, *arguments: ctypes._SimpleCData, grid: int = _BLOCKS, block: int = _THREADS
     ) -> None:
-        """Queue a kernel; the arguments are ctypes values."""
+        """Queue a kernel with ctypes values as its arguments."""
         if self.kernels_missing:
             raise ProbeError(self.kernels_missing)
         self.use()
@@ -151,7 +152,7 @@ class Gpu:
         call("cuCtxSynchronize")
 
     def fill_pattern(self, address: int, size: int, seed: int) -> None:
-        """Write the test pattern into device memory, and wait for it."""
+        """Write the test pattern into device memory, and wait until that is done."""
         self.launch("fill_pattern", self.stream, _LONG(address), _LONG(size // 8), _LONG(seed))
         self.wait()
 
@@ -162,7 +163,7 @@ class Gpu:
         self.wait()
 
     def count_wrong(self, address: int, size: int, seed: int) -> int:
-        """Count the 8-byte words of device memory that are not the test pattern."""
+        """Count the 8-byte words of device memory that differ from the test pattern."""
         return self._count("count_wrong_words", _LONG(address), _LONG(size // 8), _LONG(seed))
 
     def fill_summands(self, address: int, count: int, seed: int, rank: int) -> None:
@@ -171,11 +172,11 @@ class Gpu:
         self.wait()
 
     def count_wrong_sums(self, address: int, count: int, seed: int, ranks: int) -> int:
-        """Count the fp32 values of device memory that are not the sum of all ranks' summands."""
+        """Count the fp32 values of device memory that differ from the sum of all ranks' summands."""
         return self._count("count_wrong_sums", _LONG(address), _LONG(count), _LONG(seed), _INT(ranks))
 
     def chase(self, table: int, loads: int, stream: Any) -> None:
-        """Queue `loads` dependent loads through a table of positions that starts at `table`."""
+        """Queue `loads` dependent loads through a table of positions at address `table`."""
         arguments = (_LONG(table), _LONG(0), _INT(loads), _LONG(self._counter))
         self.launch("chase_pointers", stream, *arguments, grid=1, block=1)
 
@@ -200,7 +201,7 @@ def _text(value: bytes) -> str:
 
 
 def open_gpus(probe: Probe) -> list[Gpu]:
-    """Open every visible GPU, with contexts created in parallel; end the program with the reason if there is none."""
+    """Open every visible GPU, and create the contexts in parallel. Without a GPU, report the reason and exit."""
     if driver is None:
         probe.unavailable("cuda-bindings is not installed (pip install cuda-bindings)")
     try:
@@ -226,7 +227,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
         for ordinal, future in enumerate([pool.submit(Gpu, i) for i in range(count)]):
             with probe.attempt(f"GPU {ordinal}"):
                 gpus.append(future.result())
-    # If contexts are created one at a time, the total is much longer than the slowest GPU's seconds.
+    # If the phase is much longer than the slowest GPU's time, the driver creates contexts sequentially.
     probe.phases["slowest context"] = max((gpu.context_s for gpu in gpus), default=0.0)
     probe.phases["slowest kernels"] = max((gpu.kernels_s for gpu in gpus), default=0.0)
     if not gpus:
@@ -239,7 +240,7 @@ def open_gpus(probe: Probe) -> list[Gpu]:
 
 
 def buffer_bytes(gpus: Sequence[Gpu], wanted: int, share: float) -> int:
-    """Return `wanted` bytes, or at most `share` of the free memory on the fullest GPU, in whole MiB.
+    """Return the size of a buffer in whole MiB: `wanted` bytes, or `share` of the free memory of any GPU if less.
 
     Raises:
         ProbeError: not even 16 MiB are free.

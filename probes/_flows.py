@@ -1,9 +1,9 @@
-"""Measure concurrent copies, timed by the GPU, with verified data.
+"""Measure concurrent copies, timed by the GPU, and verify their data.
 
 A gate (a kernel that waits for the host) holds each flow's stream while its copies are queued, so that launch time is
-not measured. The gate opens, and events around the copies are read. With one flow, the rate is n copies over the time
-between two events. With several flows there is an event after each copy, and bytes count only while all flows run. The
-first run does not count: its data arrives in poisoned memory and is compared in full.
+not measured. Then the gate opens, and events around the copies record their times. With one flow, the rate is n copies
+over the time between two events. With several flows there is an event after each copy, and bytes count only while all
+flows run. The first run verifies the data: its target is overwritten before, and compared in full after.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from _cuda import Gpu
 
-#: The gate opens after this long if the host does not open it, because the host must be blocked by a queued call.
+#: Time after which the gate opens by itself, because a call that queues a copy may block the host.
 _GATE_LIMIT_NS = 500_000_000
 #: Size of the copy whose time predicts the duration of a run.
 _TRIAL = 8 * MIB
@@ -35,15 +35,20 @@ class GateGaveUpError(ProbeError):
 
 @dataclass(frozen=True)
 class Flow:
-    """One direction of copying: the issuing GPU, its stream, and functions to copy and to verify."""
+    """One direction of copying.
+
+    Attributes:
+        gpu, stream: the GPU that issues the copies, and its stream.
+        copy: queues one copy of a number of bytes on `stream`; the context of `gpu` must be current.
+        poison: overwrites this number of bytes of the target.
+        count_wrong: counts the wrong words in this number of bytes of the target.
+    """
 
     gpu: Gpu
     stream: Any
     copy: Callable[[int], None]
-    """Queue one copy of a number of bytes on `stream`; the context of `gpu` is current."""
     poison: Callable[[int], None]
     count_wrong: Callable[[int], int]
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ class Transfer:
     gated: bool
 
     def describe(self, **fields: Any) -> dict[str, Any]:
-        """Return the fields of a probe's result; GB/s are sums over the flows."""
+        """Return the fields of a probe's result. `gb_per_s` is the sum over the flows."""
         return {
             "gb_per_s": self.settled.median / 1e9,
             "each_gb_per_s": [rate / 1e9 for rate in self.settled.each],
@@ -72,7 +77,7 @@ class Transfer:
 
 
 class Gate:
-    """Two words of host memory that every GPU can read, which hold streams until `open`."""
+    """Hold streams until `open`, by means of two words of host memory that every GPU can read."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self._words = gpus[0].allocate_pinned(4096).view("uint32")
@@ -84,7 +89,7 @@ class Gate:
         self._words[:2] = 0
 
     def hold(self, gpu: Gpu, stream: Any) -> None:
-        """Hold work that is queued on `stream` from now on until the gate opens."""
+        """Let all work that is later queued on `stream` wait until the gate opens."""
         if self.kernels:
             gpu.launch("wait_for_host", stream, c_uint64(self._address), c_uint64(_GATE_LIMIT_NS), grid=1, block=1)
         else:
@@ -101,19 +106,21 @@ class Gate:
 
 
 def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gated: bool = True) -> list[list[float]]:
-    """Return when each flow had finished 0, 1, … of its copies, in seconds; with one flow only 0 and all.
+    """Run the copies of all flows, and return for each flow the times at which 0, 1, … copies had finished, in seconds.
+
+    With one flow, return only the times of 0 and of all copies.
 
     Raises:
         GateGaveUpError: queueing the copies blocked the host.
     """
     gate.close()
-    stops = copies if len(flows) > 1 else 1
+    marks_per_flow = 1 + (copies if len(flows) > 1 else 1)
     used: dict[int, int] = {}
     events = []
     for flow in flows:
         first = used.get(flow.gpu.ordinal, 0)
-        used[flow.gpu.ordinal] = first + stops + 1
-        events.append(flow.gpu.events(first, stops + 1))
+        used[flow.gpu.ordinal] = first + marks_per_flow
+        events.append(flow.gpu.events(first, marks_per_flow))
     try:
         for flow, marks in zip(flows, events, strict=True):
             flow.gpu.use()
@@ -141,7 +148,7 @@ def run_on_gpu(gate: Gate, flows: Sequence[Flow], size: int, copies: int, *, gat
 
 
 def run_on_host(flows: Sequence[Flow], size: int, copies: int) -> list[list[float]]:
-    """Run copies that block the host as `run_on_gpu` does, with a thread per flow, timed by the host's clock."""
+    """Run copies that block the host, in a thread per flow, timed by the host's clock. Return as `run_on_gpu`."""
     barrier = threading.Barrier(len(flows))
     finished: list[list[float]] = [[] for _ in flows]
     failures: list[BaseException] = []
@@ -191,21 +198,21 @@ def measure(
     """Measure concurrent flows: choose size and copies for runs of about `target_s`, verify, repeat until stable.
 
     Args:
-        run: function that runs the flows, e.g. `run_on_gpu` with its gate.
-        flows: at least one.
-        most_bytes: size on links that are fast enough for it.
+        run: runs the flows with a number of bytes and of copies, e.g. `run_on_gpu` with its gate.
+        flows: one or more flows.
+        most_bytes: size of a copy; on slow links it is smaller.
         target_s: approximate duration of a run.
-        most_copies: bound on the copies of one run.
-        gated: recorded in the result.
-        least: repeats that must agree.
-        most: most repeats.
+        most_copies: maximum number of copies of a run.
+        gated: field of the result.
+        least: number of repeats that must agree.
+        most: maximum number of repeats.
     """
     trial = min(_TRIAL, most_bytes)
     run(flows, trial, 1)
     copy_s = max(times[-1] for times in run(flows, trial, 1)) * most_bytes / trial
     size, copies = most_bytes, max(1 if len(flows) == 1 else 2, min(most_copies, int(target_s / copy_s)))
     if copy_s > target_s:
-        # Smaller copies over a slow link still take milliseconds each.
+        # Over such a slow link, smaller copies also take milliseconds, which is long enough to measure.
         size = max(trial, int(most_bytes * target_s / copy_s / 2) // MIB * MIB)
         copies = 2
     wrong: int | None = None
@@ -223,6 +230,6 @@ def measure(
 def measure_gated(gate: Gate, flows: Sequence[Flow], **options: Any) -> Transfer:
     """Measure behind the gate, or without it if queueing the copies blocks the host."""
     try:
-        return measure(lambda *given: run_on_gpu(gate, *given), flows, **options)
+        return measure(lambda *arguments: run_on_gpu(gate, *arguments), flows, **options)
     except GateGaveUpError:
-        return measure(lambda *given: run_on_gpu(gate, *given, gated=False), flows, gated=False, **options)
+        return measure(lambda *arguments: run_on_gpu(gate, *arguments, gated=False), flows, gated=False, **options)

@@ -1,4 +1,4 @@
-"""Measure latencies: of a copy of 16 bytes, and of a load that depends on the previous load."""
+"""Measure the latency of a copy of 16 bytes, and of a load that depends on the previous load."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from _flows import Flow, Gate
 
 SMALL_BYTES = 16
-#: 2 MiB in lines of 128 bytes exceed any L1 cache, but not the range of one TLB entry.
+#: Lines of a table, and 8-byte words of a line. 2 MiB exceed any L1 cache, but not the range of one TLB entry.
 _LINES, _WORDS_PER_LINE = 16384, 16
 _REPEATS = 3
-#: Loads of a timed walk, which takes milliseconds over any link after the whole cycle was walked once.
+#: Number of loads of a timed walk, which takes milliseconds over any link.
 _TIMED_LOADS = 4096
 
 
 def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
-    """Return µs and coefficient of variation per copy of 16 bytes, with `copies` queued back to back."""
+    """Measure `copies` of 16 bytes that are queued together. Return µs per copy, and the coefficient of variation."""
     gated = True
     try:
         run_on_gpu(gate, [flow], SMALL_BYTES, copies)
@@ -35,7 +35,7 @@ def small_copy(gate: Gate, flow: Flow, copies: int) -> dict[str, Any]:
 
 
 def chase_table(seed: int) -> np.ndarray:
-    """Return a table for `Gpu.chase`: one random cycle through every line, which no prefetcher predicts."""
+    """Return a table for `Gpu.chase`: one random cycle through all lines, which no prefetcher can predict."""
     order = np.random.default_rng(seed).permutation(_LINES)
     table = np.zeros(_LINES * _WORDS_PER_LINE, dtype=np.uint64)
     table[order * _WORDS_PER_LINE] = np.roll(order, -1) * _WORDS_PER_LINE
@@ -43,10 +43,10 @@ def chase_table(seed: int) -> np.ndarray:
 
 
 def dependent_load(gate: Gate, gpu: Gpu, table: int) -> dict[str, Any]:
-    """Return µs and coefficient of variation per load while `gpu` walks a quarter of the table at address `table`.
+    """Measure loads while `gpu` walks a quarter of the table at address `table`.
 
-    A first walk through the whole table does not count. It brings the table into the memory's cache (the remote GPU's
-    L2), which also holds the flags and buffers of communication.
+    Return µs per load, and the coefficient of variation. A first walk through the whole table is not timed. It brings
+    the table into the memory's cache (the remote GPU's L2), because flags and buffers of communication are there too.
     """
     if gpu.kernels_missing:
         raise ProbeError(gpu.kernels_missing)

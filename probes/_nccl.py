@@ -1,6 +1,6 @@
-"""Use NCCL through its C interface: one process, all GPUs, as nccl-tests does by default.
+"""Use NCCL through its C interface: one process drives all GPUs, as nccl-tests does by default.
 
-Without a framework, a communicator is ready within a second after CUDA.
+Without a framework, communicators are ready within a second after the CUDA contexts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class NcclError(ProbeError):
 
 
 def find_library() -> Path | str:
-    """Find libnccl.so.2 of the nvidia-nccl wheel that PyTorch also loads, else leave it to the loader."""
+    """Return the path of libnccl.so.2 in the nvidia-nccl wheel, which PyTorch also loads; else only its name."""
     with contextlib.suppress(ImportError, ValueError):
         spec = importlib.util.find_spec("nvidia.nccl")
         for directory in (spec.submodule_search_locations if spec else None) or ():
@@ -51,17 +51,16 @@ class Nccl:
     """NCCL's library.
 
     Raises:
-        OSError: it is missing, or the loader refuses it.
+        OSError: the library is missing, or cannot be loaded.
     """
 
     def __init__(self) -> None:
-        # NVLink multicast (NVLS) is off unless the user set it: it can exceed a link's rate, so that its bandwidth has
-        # no ceiling, and it fails for every user of the machine if the fabric's state is bad.
+        # NVLink multicast (NVLS) is off unless the user has set the variable. It can exceed a link's rate, so that its
+        # bandwidth has no ceiling, and it fails for every user of the machine if the fabric's state is bad.
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         path = str(find_library())
         self._library = ctypes.CDLL(path)
-        # The timed calls keep the interpreter's lock, because releasing and reacquiring it costs time, and they only
-        # queue work.
+        # The timed calls only queue work. They keep the interpreter's lock (PyDLL), because releasing it takes time.
         queueing = ctypes.PyDLL(path)
         self._library.ncclGetErrorString.restype = ctypes.c_char_p
         self._library.ncclCommInitAll.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
@@ -86,7 +85,7 @@ class Nccl:
             raise NcclError(f"{name}: {reason} (NCCL_DEBUG=WARN says more)")
 
     def communicators(self, gpus: Sequence[Gpu], algorithm: str | None) -> list[ctypes.c_void_p]:
-        """Create one communicator per GPU, with ranks 0, 1, …, and with this algorithm (Ring, Tree) if given."""
+        """Create one communicator per GPU, with ranks 0, 1, …, using this algorithm (Ring, Tree; None for any)."""
         with _environment("NCCL_ALGO", algorithm):
             pointers = (ctypes.c_void_p * len(gpus))()
             devices = (ctypes.c_int * len(gpus))(*(gpu.ordinal for gpu in gpus))
@@ -97,8 +96,8 @@ class Nccl:
 class AllReduce:
     """Queue all-reduces of `count` fp32 values over all GPUs from one thread, as nccl-tests does.
 
-    All arguments are prepared in advance: an all-reduce over 4 GPUs takes under two microseconds of Python, while NCCL
-    takes 15 to 20 to launch its kernels.
+    All arguments are prepared in advance, so that an all-reduce over 4 GPUs takes under 2 µs of Python. NCCL takes 15
+    to 20 µs to launch its kernels.
     """
 
     def __init__(
@@ -138,21 +137,21 @@ class AllReduce:
             self._nccl.check("ncclAllReduce", status)
 
     def wait(self) -> None:
-        """Wait until all GPUs are done."""
+        """Wait until the work on all GPUs is complete."""
         for gpu in self._gpus:
             call("cuStreamSynchronize", gpu.stream)
 
     def launched_s(self, times: int) -> float:
-        """Return seconds per all-reduce, with `times` launched back to back, by the host's clock."""
+        """Launch `times` all-reduces one after another, and return the seconds per all-reduce by the host's clock."""
         began = time.perf_counter()
         self.queue(times)
         self.wait()
         return (time.perf_counter() - began) / times
 
     def queued_s(self, gate: Gate, times: int) -> float:
-        """Return seconds per all-reduce, with `times` queued behind the gate, by the slowest GPU's clock.
+        """Queue `times` all-reduces behind the gate, and return the seconds per all-reduce by the slowest GPU's clock.
 
-        All launches end before the first all-reduce starts, so this is the device time.
+        All launches end before the first all-reduce starts, so that only device time is measured.
 
         Raises:
             GateGaveUpError: NCCL blocked the host during the launches.
@@ -182,21 +181,21 @@ class AllReduce:
 
 @contextlib.contextmanager
 def fastest_cpu(step: AllReduce, candidates: int = 8) -> Iterator[None]:
-    """Pin this thread to the CPU that launches fastest, among a few CPUs spread over the usable ones.
+    """Within the block, run this thread on the CPU that launches fastest, of a few CPUs spread over the usable ones.
 
-    Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer, and a thread that moves
-    between such cores gives alternating results. A VM does not show which core is which, so each candidate launches a
-    few all-reduces.
+    Launching from a core of the other socket, or beside a busy hyper-thread, takes 50 % longer. A thread that moves
+    between such cores gives alternating results. In a VM the sockets of cores are unknown. Therefore a few all-reduces
+    are launched from each candidate.
     """
     before = os.sched_getaffinity(0)
     usable = sorted(before)
-    chosen = sorted({usable[i * len(usable) // candidates] for i in range(candidates)})
-    if len(chosen) < 2:
+    cpus = sorted({usable[i * len(usable) // candidates] for i in range(candidates)})
+    if len(cpus) < 2:
         yield
         return
     try:
         seconds = {}
-        for cpu in chosen:
+        for cpu in cpus:
             os.sched_setaffinity(0, {cpu})
             step.launched_s(5)
             seconds[cpu] = min(step.launched_s(10) for _ in range(3))

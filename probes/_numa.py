@@ -1,6 +1,6 @@
-"""List NUMA nodes, find the node of a PCI device, and keep a thread and its memory on a node.
+"""List NUMA nodes, find the node of a PCI device, and bind a thread and its memory to a node.
 
-Memory policy uses set_mempolicy(2) directly, because libnuma may not be installed.
+The memory policy is set by set_mempolicy(2) directly, because libnuma may not be installed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def nodes() -> dict[int, set[int]]:
-    """Return the NUMA nodes that have memory, with the CPUs that this process may use; {0: all} if unknown."""
+    """Return NUMA node → CPUs that this process may use, of nodes with memory; {0: all CPUs} if they are unknown."""
     usable = os.sched_getaffinity(0)
     root = Path("/sys/devices/system/node")
     with contextlib.suppress(OSError, ValueError):
@@ -60,7 +60,9 @@ def available_bytes() -> int:
 
 @contextlib.contextmanager
 def memory_on(node: int | None) -> Iterator[None]:
-    """Allocate pages that this thread first touches in this context on `node`; no effect with one or an unknown node.
+    """Within the block, allocate pages that this thread touches first on `node`.
+
+    This has no effect if there is only one node, or if `node` is unknown.
 
     Raises:
         OSError: the kernel refuses the policy (a container's seccomp filter, a node outside this cpuset).
@@ -77,7 +79,7 @@ def memory_on(node: int | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def thread_on(node: int | None) -> Iterator[None]:
-    """Run this thread on `node`'s CPUs; no effect with one node or an unknown one."""
+    """Within the block, run this thread on the CPUs of `node`. This has no effect if the node is unknown."""
     cpus = nodes().get(node, set()) if node is not None else set()
     before = os.sched_getaffinity(0)
     if cpus and cpus != before:

@@ -11,13 +11,14 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-#: Words per chunk: 2 MiB fits into a core's cache.
+#: Words per chunk: 2 MiB, which fit into a core's cache.
 _CHUNK = 1 << 18
+#: Byte that overwrites old data; it rarely occurs in the pattern.
 POISON_BYTE = 0xA5
 
 
 def fresh_seed() -> int:
-    """Return 64 random bits, so that data left by a previous run counts as wrong."""
+    """Return 64 random bits. With a new seed, data from a previous run counts as wrong."""
     return int.from_bytes(os.urandom(8), "little")
 
 
@@ -31,7 +32,7 @@ def pattern_words(first: int, count: int) -> np.ndarray:
 
 
 class HostPattern:
-    """The pattern of seed 0 in memory; an exclusive-or gives the pattern of any other seed.
+    """The pattern of seed 0 in memory. Its exclusive-or with another seed is the pattern of that seed.
 
     Args:
         size: bytes, a multiple of 8.
@@ -48,7 +49,7 @@ class HostPattern:
         self._each_chunk(target.size, lambda at, end: np.bitwise_xor(self._words[at:end], word, out=target[at:end]))
 
     def count_wrong(self, words: np.ndarray, seed: int) -> int:
-        """Count the `words` (uint64) that are not the pattern of `seed`."""
+        """Count the `words` (uint64) that differ from the pattern of `seed`."""
         word = np.uint64(seed)
         return sum(
             self._each_chunk(
@@ -57,7 +58,7 @@ class HostPattern:
         )
 
     def poison(self, target: np.ndarray) -> None:
-        """Overwrite `target` (uint64) with bytes that rarely occur in the pattern."""
+        """Overwrite `target` (uint64) with `POISON_BYTE`."""
         word = np.uint64(int.from_bytes(bytes([POISON_BYTE]) * 8, "little"))
         self._each_chunk(target.size, lambda at, end: target[at:end].fill(word))
 
@@ -70,6 +71,7 @@ class HostPattern:
         self._words[at:end] = pattern_words(at, end - at)
 
     def _each_chunk(self, count: int, work: Callable[[int, int], Any]) -> list[Any]:
-        # NumPy releases the interpreter lock inside each operation, so the chunks run in parallel.
+        """Call `work` with begin and end of each chunk of `count` words, in parallel threads."""
+        # NumPy releases the interpreter lock inside each operation.
         chunks = [(at, min(count, at + _CHUNK)) for at in range(0, count, _CHUNK)]
         return list(self._workers.map(lambda chunk: work(*chunk), chunks))

@@ -1,14 +1,14 @@
 """Communicate between a probe program and the process that started it.
 
-Standard output has one JSON object per line, the result of each part, and nothing else: output of libraries
-(NCCL_DEBUG=INFO) is redirected to standard error. A program of several parts writes each result at once, so that a
-later part that hangs does not lose it. Standard error has progress, one JSON object per line: {"event": "ready"} when
+Standard output has one JSON object per line: the result of each part. Output of libraries (NCCL_DEBUG=INFO) is
+redirected to standard error. A program of several parts writes each result as soon as it is complete, so that it is not
+lost if a later part hangs. Standard error has progress, also as one JSON object per line: {"event": "ready"} when
 everything is loaded and allocated, {"event": "progress", "schema", "what", "done", "of"} while measuring,
 {"event": "done"} after the last result.
 
-With --wait-for-go the program measures only after a line arrives on standard input, and stays until standard input
-ends. So many probes can load at the same time and measure in sequence, and no probe destroys its contexts while another
-measures.
+With --wait-for-go the program begins to measure when it reads a line from standard input, and exits when standard input
+ends. So several probes can load at the same time and measure in sequence, and no probe destroys its contexts while
+another measures.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 
 def _age() -> float:
-    """Return the seconds since this process started, which are mostly imports; 0 if unknown."""
+    """Return the seconds since this process started, mostly spent on imports; 0 if unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # Field 22 of proc(5)'s stat, in clock ticks since boot; the name in field 2 may hold blanks and brackets.
+        # Field 22 of `stat` (proc(5)) is the start in clock ticks since boot. The name in field 2 may contain blanks.
         began = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
         return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began)
     return 0.0
@@ -44,7 +44,7 @@ class ProbeError(Exception):
 
 
 class Probe:
-    """One run of one probe program: its options, its progress, its result.
+    """One run of a probe program: its options, progress and result.
 
     Args:
         schema: name and version of the result, e.g. `gpudiag/probe-copy-host/1`.
@@ -72,7 +72,7 @@ class Probe:
         return self.given
 
     def part(self, schema: str) -> Probe:
-        """Return a probe for one of several results, with separate errors and times."""
+        """Return a probe for one of several results, which has separate errors and times."""
         part = copy.copy(self)
         part.schema = schema
         part.errors, part.skipped, part.versions, part.phases = [], [], dict(self.versions), {}
@@ -106,7 +106,7 @@ class Probe:
 
     @contextlib.contextmanager
     def attempt(self, what: str) -> Iterator[None]:
-        """Record a failure in the result's `errors` and continue with the other measurements."""
+        """Within the block, record a failure in the result's `errors`, so that other measurements continue."""
         try:
             yield
         except (ProbeError, OSError, MemoryError, ValueError, RuntimeError) as error:
@@ -133,7 +133,7 @@ class Probe:
             data = data[os.write(self._output, data) :]
 
     def exit(self, *, linger: bool = True) -> NoReturn:
-        """Exit immediately, or when standard input ends, without destroying contexts."""
+        """Exit without destroying contexts. With `linger` and --wait-for-go, wait until standard input ends."""
         sys.stderr.flush()
         if linger and self.given.wait_for_go:
             os.close(self._output)

@@ -17,7 +17,14 @@ CV_BOUND = 0.01
 
 @dataclass(frozen=True)
 class Settled:
-    """Median of repeated rates per flow and of their sum, coefficient of variation, and number of repeats."""
+    """Result of repeated measurements of rates.
+
+    Attributes:
+        median: median of the sum over flows.
+        each: median of each flow.
+        cv: coefficient of variation of the sum.
+        repeats: number of measurements.
+    """
 
     median: float
     each: tuple[float, ...]
@@ -31,10 +38,10 @@ def coefficient_of_variation(values: Sequence[float]) -> float:
 
 
 def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int = 4, most: int = 10) -> Settled:
-    """Repeat until the sum of rates varies by less than CV_BOUND over the last `least` repeats.
+    """Repeat until the coefficient of variation of the sum of rates over the last `least` repeats is below CV_BOUND.
 
-    Early disturbances are thus ignored. If `most` is reached, all repeats count. `measure` returns one rate per flow;
-    `each` is the median rate of each flow.
+    The result has only these last repeats, so that early disturbances are ignored. If `most` repeats are reached, it
+    has all. `measure` returns one rate per flow.
     """
     rows: list[Sequence[float]] = []
     recent: list[Sequence[float]] = []
@@ -53,8 +60,8 @@ def repeat_until_settled(measure: Callable[[], Sequence[float]], *, least: int =
 def rates_while_all_run(finished_s: Sequence[Sequence[float]], size: int) -> list[float]:
     """Return the bytes per second of each flow until the first of them ends.
 
-    `finished_s[f][k]` is the time at which flow f had finished k copies of `size` bytes; it is 0 at k = 0. Copies after
-    the first flow's end do not count, because the others then have the link to themselves.
+    `finished_s[f][k]` is the time at which flow f had finished k copies of `size` bytes (0 for k = 0). Copies after
+    the end of the first flow do not count, because fewer flows share the link then.
 
     >>> rates_while_all_run([[0, 1, 2], [0, 2, 4]], 10)   # up to 2 s: 20 bytes and 10
     [10.0, 5.0]

@@ -1,7 +1,7 @@
 """Measure all-reduce between processes with gloo, of host tensors and of GPU tensors staged through host memory.
 
-Start one process per rank (this file, with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB until the
-time is up; omitted sizes are reported. Print one JSON object, gpudiag/probe-allreduce/1.
+The program starts one process per rank (this file with --rank), which imports PyTorch. Sizes grow from 1 KiB to 512 MiB
+until the time is over; omitted sizes are reported. It prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from _stopwatch import coefficient_of_variation
 if TYPE_CHECKING:
     import torch
 
-#: Every power of two from 1 MiB on; below, the time hardly depends on the size.
+#: Bytes of the messages: a few small ones, for which the time hardly depends on the size, then powers of two.
 _SIZES = [1 << 10, 1 << 13, 1 << 16, 1 << 18, *(1 << power for power in range(20, 30))]
 _QUICK = [1 << 10, 1 << 16, 1 << 20, 1 << 24]
-#: Values are integers below this, so that sums with weights up to a few hundred ranks are exact in fp32.
+#: Number of different values: small integers, so that weighted sums over a few hundred ranks are exact in fp32.
 _VALUES = 64
-#: Smallest buffers in values: 4 MiB.
+#: Smallest number of values of a buffer: 4 MiB.
 _LEAST_COUNT = 1 << 20
 
 
@@ -48,7 +48,7 @@ def make_parser(probe: Probe) -> argparse.ArgumentParser:
 
 
 class Rank:
-    """One process. Buffers grow with the sizes, because few machines reach the largest in time."""
+    """One process. Its buffers grow with the sizes, because few machines reach the largest size in the time."""
 
     def __init__(self, rank: int, ranks: int) -> None:
         import torch  # noqa: PLC0415 # only ranks import it
@@ -75,9 +75,9 @@ class Rank:
         self.seed = int(self.agree(float(time.time_ns() % (1 << 30))))
 
     def prepare(self, strategy: str) -> str | None:
-        """Prepare a strategy; return the reason if any rank cannot.
+        """Prepare a strategy; return the reason if it cannot be used on any rank.
 
-        A GPU's context is created here, because creating it during loading would disturb other measurements.
+        A GPU's context is created here and not during loading, because that would disturb other measurements.
         """
         self.staged = strategy == "host-staged"
         self.base = self.host = self.torch.empty(0)
@@ -92,11 +92,11 @@ class Rank:
         return (reason or "another rank cannot use its GPU") if failed[0] else None
 
     def grow(self, count: int) -> None:
-        """Make room for `count` values. Every rank uses the same base values times its weight, plus its rank."""
+        """Allocate buffers for `count` values, and make the base values, which are the same on every rank."""
         if count <= self.base.numel():
             return
         count = max(count, _LEAST_COUNT)
-        # The values follow from the position and the common seed, so ranks need not send them.
+        # The values are computed from the position and the common seed, so that ranks need not send them.
         mixed = (self.torch.arange(count, dtype=self.torch.int32) + self.seed) * 0x1E3779B1
         self.base = ((mixed ^ (mixed >> 15)) & (_VALUES - 1)).float()
         self.host = self.torch.empty(count, dtype=self.torch.float32, pin_memory=self.staged)
@@ -109,7 +109,7 @@ class Rank:
         return f"cuda:{self.rank % count}"
 
     def run(self, strategy: str, count: int) -> None:
-        """All-reduce the first `count` values, like a training step."""
+        """All-reduce the first `count` values as in a training step."""
         host = self.host[:count]
         if strategy == "gloo":
             self.distributed.all_reduce(host)
@@ -123,7 +123,10 @@ class Rank:
         self.torch.cuda.synchronize(tensor.device)
 
     def wrong(self, strategy: str, count: int) -> int:
-        """Run once on fresh values, and count the wrong results on all ranks."""
+        """Run once on new values, and count the wrong results on all ranks.
+
+        The values of a rank are the base values times its weight, plus its rank.
+        """
         weight = self.rank + 1
         fresh = float(count % 7)
         tensor = self.host if strategy == "gloo" else self.on_gpu
@@ -152,13 +155,13 @@ class Rank:
 
 
 def measure(probe: Probe, rank: Rank, strategy: str, sizes: list[int], seconds: float) -> list[dict[str, Any]]:
-    """Measure one strategy's sizes, smallest first, for `seconds`; every rank makes the same decisions."""
+    """Measure the sizes of one strategy, smallest first, for `seconds`. Every rank makes the same decisions."""
     collectives: list[dict[str, Any]] = []
     began = time.perf_counter()
     last_s = 0.0
     for done, size in enumerate(sizes):
         count = size // 4
-        # Verifying takes about two all-reduces and measuring at least four; time grows with the size.
+        # Verifying takes about two all-reduces, and measuring at least four. Their time is proportional to the size.
         growth = size / sizes[done - 1] if done else 1
         if rank.agree(float(time.perf_counter() - began + 6 * last_s * growth > seconds and done > 0)):
             probe.skip(
@@ -250,7 +253,7 @@ def run_ranks(ranks: int, arguments: list[str]) -> dict[str, Any]:
             started.append(subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE if rank == 0 else 2))
         reader = threading.Thread(target=lambda: output.append(started[0].stdout.readline()), daemon=True)  # type: ignore[union-attr]  # it is a pipe
         reader.start()
-        # The result arrives before the ranks end, and destroying their contexts takes long, so do not wait for that.
+        # The result arrives before the ranks end. Do not wait for their end, because destroying contexts takes long.
         while reader.is_alive():
             failed = [rank for rank, process in enumerate(started) if process.poll() not in {None, 0}]
             if failed:

@@ -1,10 +1,10 @@
 """Measure all-reduce over all GPUs with NCCL, from 1 KiB to 512 MiB, for each requested algorithm.
 
-The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched back to back after
-warm-up, and the host's time until all GPUs are done, divided by 20. Up to 1 MiB launching takes longer than the
-all-reduce, so these sizes are measured a second time, launched beforehand and held behind a gate (strategy
-`<name>-queued`). Each size is verified. For peer access off, start this program with NCCL_P2P_DISABLE=1. Prints one
-JSON object, gpudiag/probe-allreduce/1.
+The method is that of nccl-tests: one process, fp32 sums out of place, 20 all-reduces launched one after another after
+warm-up. The result is the host's time until all GPUs have finished, divided by 20. Up to 1 MiB launching takes longer
+than the all-reduce. Therefore these sizes are also measured with all launches queued behind a gate (strategy
+`<name>-queued`). Each size is verified. To measure without peer access, start this program with NCCL_P2P_DISABLE=1. It
+prints one JSON object, gpudiag/probe-allreduce/1.
 """
 
 from __future__ import annotations
@@ -30,22 +30,23 @@ if TYPE_CHECKING:
 SCHEMA = "gpudiag/probe-allreduce/1"
 _LARGEST = 512 * MIB
 _ITERATIONS = 20
-#: Largest size for which launching takes longer than reducing, so that both are measured.
+#: Largest size for which launching takes longer than reducing, so that it is also measured queued.
 _LARGEST_QUEUED = MIB
 #: Strategies whose queued times are measured, because training steps use them.
 _QUEUED = {"nccl", "nccl-no-p2p"}
-#: Minimum number of all-reduces of a run; with fewer, the start of the first one matters (2 % at 128 MiB without peer
+#: Minimum number of all-reduces of a run. With fewer, the start of the first one matters (2 % at 128 MiB without peer
 #: access).
 _FEWEST = 4
-#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
+#: NCCL's algorithm of each strategy; None lets NCCL choose.
 _ALGORITHMS = {"nccl": None, "nccl-ring": "Ring", "nccl-tree": "Tree", "nccl-no-p2p": None}
-#: Sizes to run during loading, because NCCL connects its channels at the first use of each protocol.
+#: Sizes of all-reduces during loading, because NCCL connects its channels at the first use of each protocol.
 _CONNECT = (1024, 64 * 1024, MIB, 8 * MIB, 64 * MIB)
 
 
 def sizes(largest: int, *, quick: bool) -> list[int]:
-    """Return the bytes to measure: powers of two from 1 KiB; five of them if quick."""
+    """Return the sizes to measure in bytes: powers of two from 1 KiB on, or five of them with `quick`."""
     powers = [1 << power for power in range(10, 30) if 1 << power <= largest]
     return [size for size in powers if size in {1 << 10, 1 << 16, 1 << 20, 1 << 25, 1 << 28}] if quick else powers
 
@@ -59,7 +60,7 @@ class Bench:
         gpus: the GPUs.
         strategies: names of the strategies to measure.
         buffers: source and target address on each GPU, to be overwritten.
-        largest: bytes of each.
+        largest: bytes of each buffer.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Bench:
                             step.wait()
 
     def all_reduce(self, strategy: str, size: int) -> AllReduce:
-        """Return the collective of one size."""
+        """Return the all-reduce of this strategy and size."""
         return AllReduce(self.nccl, self.gpus, self.communicators[strategy], self.buffers, size // FLOAT_BYTES)
 
     def measure_all(self, probe: Probe, gate: Gate, seconds: float, *, quick: bool) -> dict[str, Any]:
@@ -134,7 +135,7 @@ class Bench:
             "wrong_values": wrong,
         }
         if size <= _LARGEST_QUEUED:
-            # Small sizes take little time, and launching varies most.
+            # More repeats are possible, because small sizes take little time; and necessary, because launches vary.
             repeats = (repeats[0], 2 * repeats[1])
         yield {**record, "strategy": strategy, **_settled(lambda: step.launched_s(iterations), repeats)}
         if size <= _LARGEST_QUEUED and gate.kernels and strategy in _QUEUED and strategy not in self._not_queued:
@@ -143,7 +144,7 @@ class Bench:
                 queued = _settled(lambda: step.queued_s(gate, iterations), repeats)
                 yield {**record, "strategy": f"{strategy}-queued", **queued}
             except GateGaveUpError as error:
-                # Detecting this takes the gate's whole time limit, so it is tried only once.
+                # Detecting this takes the gate's whole time limit, so other sizes are not tried.
                 self._not_queued.add(strategy)
                 probe.skip(f"{strategy} all-reduce, queued", str(error))
 
@@ -160,7 +161,7 @@ class Bench:
 
 
 def _settled(measure: Callable[[], float], repeats: tuple[int, int]) -> dict[str, Any]:
-    """Repeat until the last few results agree; return median, coefficient of variation and count."""
+    """Repeat until the last results agree. Return the median in µs, the coefficient of variation and the repeats."""
     least, most = repeats
     times: list[float] = []
     while len(times) < least or (len(times) < most and coefficient_of_variation(times[-least:]) >= CV_BOUND):

@@ -1,7 +1,8 @@
 """Measure copies between host and GPUs, and within each GPU: bandwidth, latency, PCIe link under load.
 
-Host memory is pinned and pageable, in one direction and in both at once, with each GPU alone and all GPUs at once.
-Prints one JSON object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` has their PCI ids.
+Copies with the host use pinned and pageable memory, one direction and both at once, each GPU alone and all GPUs at
+once. The program prints one JSON object, gpudiag/probe-copy-host/1. GPUs are named by CUDA ordinal; `gpus` has their
+PCI ids.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SCHEMA = "gpudiag/probe-copy-host/1"
-#: Quick uses less pinned memory, because allocating it takes longest.
+#: Sizes of the buffers. With --quick there is less pinned memory, because allocating it takes longest.
 _DEVICE_BYTES, _PINNED_BYTES, _QUICK_PINNED_BYTES, _PAGEABLE_BYTES = 512 * MIB, 512 * MIB, 128 * MIB, 64 * MIB
-#: Flows of several GPUs take turns on shared uplinks and memory, so longer runs give a better average.
+#: Duration of a run with several GPUs. It is long, because their flows alternate on shared uplinks and memory.
 _ALL_AT_ONCE_S = 0.04
-#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
+#: Direction in the result, and the ways that are used at once, by the name of a measurement.
 _DIRECTIONS = {
     "host_to_device": ("one_way", ("h2d",)),
     "device_to_host": ("one_way", ("d2h",)),
@@ -39,7 +41,7 @@ _DIRECTIONS = {
 
 @dataclass(frozen=True)
 class HostSide:
-    """One GPU's buffers: two on the device, two pinned and two pageable on the host, with the data's seeds."""
+    """One GPU's buffers: two on the device, two pinned and two pageable ones on the host; and the seeds of the data."""
 
     gpu: Gpu
     source: int
@@ -52,7 +54,7 @@ class HostSide:
 
 
 def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int, pageable_bytes: int) -> HostSide:
-    """Allocate one GPU's buffers and fill those that copies read from."""
+    """Allocate one GPU's buffers, and fill those from which copies read."""
     with _numa.thread_on(gpu.numa_node):
         pageable = (np.zeros(pageable_bytes // 8, dtype=np.uint64), np.zeros(pageable_bytes // 8, dtype=np.uint64))
         pattern.poison(pageable[1])
@@ -74,11 +76,11 @@ def prepare(gpu: Gpu, pattern: HostPattern, device_bytes: int, pinned_bytes: int
 
 
 def host_flow(side: HostSide, way: str, memory: str, pattern: HostPattern, *, spread: bool = False) -> Flow:
-    """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers; each way has its stream.
+    """Return the flow `way` ("h2d" or "d2h") between one GPU and its host buffers. Each way has its own stream.
 
-    With `spread`, copies to the host alternate between both pinned buffers, including the source of other copies. The
-    memory that all GPUs write at once must be much larger than the host's cache. On a host with 300 MiB of cache, four
-    GPUs seemed 10 % faster into 512 MiB than into 1 GiB (179 and 163 GB/s).
+    With `spread`, copies to the host alternate between both pinned buffers, and overwrite the source of other copies.
+    The reason is that the memory to which all GPUs copy must be much larger than the host's cache. On a host with
+    300 MiB of cache, four GPUs seemed 10 % faster with 512 MiB than with 1 GiB (179 and 163 GB/s).
     """
     gpu = side.gpu
     source, target = side.pinned if memory == "pinned" else side.pageable
@@ -115,7 +117,7 @@ def device_flow(side: HostSide) -> Flow:
 
 
 def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] | None]:
-    """Read each GPU's PCIe generation and width while it copies from the host: an idle link trains down."""
+    """Read each GPU's PCIe generation and width while it copies from the host, because an idle link reduces them."""
     best: list[dict[str, int] | None] = [None] * len(sides)
     for i, side in enumerate(sides):
         gpu = side.gpu
@@ -136,13 +138,13 @@ def read_links(sides: list[HostSide], sensors: Sensors) -> list[dict[str, int] |
 
 
 def paths(sides: list[HostSide], *, quick: bool) -> Iterator[tuple[str, str, str, list[HostSide]]]:
-    """Yield (memory, name of the direction, label, GPUs) of every host path to measure."""
+    """Yield (memory, key of `_DIRECTIONS`, label, GPUs) of every measurement with the host."""
     for memory in ("pinned",) if quick else ("pinned", "pageable"):
         groups = [[side] for side in sides] + ([sides] if len(sides) > 1 else [])
         for group in groups:
             alone = len(group) == 1
             subject = f"GPU {group[0].gpu.ordinal}" if alone else "all GPUs"
-            # All GPUs to the host come last, because they overwrite the sources of the others.
+            # Copies of all GPUs to the host come last, because they overwrite the sources of other copies.
             for name in _DIRECTIONS if alone else sorted(_DIRECTIONS, key=lambda name: name == "device_to_host"):
                 yield memory, name, f"{name.replace('_', ' ')}, {memory}, {subject}", group
 
@@ -187,7 +189,7 @@ class HostBench:
         latency: list[dict[str, Any]] = []
         todo = list(paths(self.sides, quick=self.quick))
         count = len(todo) + len(self.sides)
-        # Each path takes its repeats, and about two runs for trial and verification.
+        # Each path takes about seven runs: the repeats, a trial, and a verification.
         target_s = max(0.002, min(0.015, seconds / (len(todo) + 1) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
         for done, (memory, name, label, group) in enumerate(todo):

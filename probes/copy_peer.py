@@ -1,7 +1,8 @@
-"""Measure copies between every two GPUs, with peer access off (through the host) and on: bandwidth and latency.
+"""Measure bandwidth and latency of copies between every two GPUs, without peer access (through the host) and with it.
 
 Copies run in one direction, issued by the sender (write) or by the receiver (read), and in both directions at once.
-Paths without peer access are measured first, before it is enabled. Prints one JSON object, gpudiag/probe-copy-peer/1.
+Paths without peer access are measured first, before it is enabled. The program prints one JSON object,
+gpudiag/probe-copy-peer/1.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from _protocol import Probe
 SCHEMA = "gpudiag/probe-copy-peer/1"
 _DEVICE_BYTES, _STAGED_BYTES = 512 * MIB, 64 * MIB
 
-#: Share of the free device memory for one buffer: up to four programs with two each are loaded at once.
+#: Share of the free device memory for one buffer. Up to four programs with two buffers each are loaded at once.
 _SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Side:
-    """One GPU's buffers and its data's seed."""
+    """One GPU's buffers, and the seed of the data."""
 
     gpu: Gpu
     source: int
@@ -36,7 +37,7 @@ class Side:
 
 
 def prepare(gpu: Gpu, size: int) -> Side:
-    """Allocate one GPU's buffers and fill the one that copies read from."""
+    """Allocate one GPU's buffers, and fill the one from which copies read."""
     side = Side(gpu, gpu.allocate(size), gpu.allocate(size), fresh_seed())
     if not gpu.kernels_missing:
         gpu.fill_pattern(side.source, size, side.seed)
@@ -44,7 +45,7 @@ def prepare(gpu: Gpu, size: int) -> Side:
 
 
 def flow(src: Side, dst: Side, initiator: Side) -> Flow:
-    """Return the flow from one GPU to another on a stream of `initiator`, which is one of the two.
+    """Return the flow from one GPU to another. `initiator` is one of the two, and issues the copies on its stream.
 
     cuMemcpyPeerAsync copies directly if `initiator`'s context has peer access to the other GPU, else through the host.
     """
@@ -60,7 +61,7 @@ def flow(src: Side, dst: Side, initiator: Side) -> Flow:
 
 @dataclass(frozen=True)
 class Path:
-    """A path to measure: a pair of GPUs, the direction, and the issuer of the copies ("src" or "dst" of each flow)."""
+    """A path to measure. `initiator` is the GPU that issues the copies: "src" or "dst" of each flow."""
 
     src: Side
     dst: Side
@@ -83,7 +84,7 @@ class Path:
 
 
 def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> list[Path]:
-    """Return every path to measure, those with peer access off first."""
+    """Return every path to measure, first those without peer access. `allowed` has the pairs that may have it."""
     ordered = list(itertools.permutations(sides, 2))
     unordered = list(itertools.combinations(sides, 2))
     off = [Path(a, b, "one_way", "src", False) for a, b in (unordered if quick else ordered)]
@@ -104,7 +105,7 @@ def plan(sides: list[Side], allowed: set[tuple[int, int]], *, quick: bool) -> li
 
 
 def enable_peer_access(probe: Probe, sides: list[Side], allowed: set[tuple[int, int]]) -> None:
-    """Enable peer access of all allowed pairs; remove those that fail from `allowed`."""
+    """Enable peer access of all allowed pairs. Remove a pair from `allowed` if that fails."""
     for a, b in itertools.permutations(sides, 2):
         pair = (a.gpu.ordinal, b.gpu.ordinal)
         if pair not in allowed:
@@ -138,9 +139,9 @@ class PeerBench:
 
     Args:
         probe: records pairs without peer access.
-        sides: the GPUs, their buffers and what is in them.
+        sides: the GPUs and their buffers.
         size: bytes of each buffer.
-        quick: one way, issued by the receiver, few repeats.
+        quick: measure only one direction, issued by the receiver, with few repeats.
     """
 
     def __init__(self, probe: Probe, sides: list[Side], size: int, *, quick: bool) -> None:
@@ -154,7 +155,7 @@ class PeerBench:
         bandwidth: list[dict[str, Any]] = []
         target_s = max(0.002, min(0.006, seconds / max(1, len(todo)) / 7))
         repeats = {"least": 3, "most": 5} if self.quick else {"least": 4, "most": 8}
-        # Without the kernel, the gate has no time limit, which matters if staged copies block the host.
+        # Staged copies may block the host. Without its kernel the gate has no time limit, so it cannot be used then.
         enabled, gated = False, gate.kernels
         for done, path in enumerate(todo):
             if path.peer_access and not enabled:
@@ -166,7 +167,7 @@ class PeerBench:
             with probe.attempt(path.label), probe.phase(f"measuring {'direct' if path.peer_access else 'staged'}"):
                 limits = {"most_bytes": self.size if path.peer_access else min(self.size, _STAGED_BYTES)}
                 if not path.peer_access:
-                    # The driver splits a staged copy into many parts, and the queue is limited.
+                    # The driver splits a staged copy into many parts, of which its queue holds a limited number.
                     limits["most_copies"] = 4
                 try:
                     transfer = measure_path(gate, path, gated=gated, target_s=target_s, **limits, **repeats)
@@ -225,8 +226,8 @@ def main() -> None:
 
 
 def measure_path(gate: Gate, path: Path, *, gated: bool, **options: Any) -> Transfer:
-    """Measure one path's bandwidth, behind the gate or not."""
-    return measure(lambda *given: run_on_gpu(gate, *given, gated=gated), path.flows(), gated=gated, **options)
+    """Measure one path's bandwidth, with or without the gate."""
+    return measure(lambda *arguments: run_on_gpu(gate, *arguments, gated=gated), path.flows(), gated=gated, **options)
 
 
 def small_copies(

@@ -1,8 +1,9 @@
 """Run several GPU probes in one process: copies to and from the host, copies between GPUs, NCCL.
 
-CUDA contexts and pinned memory are created only once, because that takes longer than most measurements and the driver
-creates one at a time. NCCL comes last, because connecting it enables peer access. Each part's result is a separate
-line, written at once, in the format of copy_host.py, copy_peer.py or allreduce_nccl.py.
+CUDA contexts and pinned memory are created only once, because that takes longer than most measurements, and the driver
+creates contexts sequentially. NCCL comes last, because connecting it enables peer access. The result of each part is a
+separate line, which is written when the part is complete, in the format of copy_host.py, copy_peer.py or
+allreduce_nccl.py.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class GpuProbes:
             self.gate = Gate(gpus)
 
     def warm_up(self) -> list[dict[str, int]]:
-        """Raise the clocks and return them."""
+        """Keep the GPUs busy until their clocks are stable, and return the clocks."""
         return warm_up(self.gpus, self.sensors, self.host.buffers(), self.host.device_bytes)
 
     def measure_peer(self, part: Probe) -> None:

@@ -1,7 +1,7 @@
-"""Measure host memory bandwidth of NUMA nodes and between them, with buffers much larger than the caches.
+"""Measure the bandwidth of host memory within and between NUMA nodes, with buffers much larger than the caches.
 
 For each pair of nodes, threads on node i copy from memory of node i to memory of node j. Copied bytes count once
-(STREAM would count them twice, read and written). Prints one JSON object, gpudiag/probe-host-memory/1.
+(STREAM counts them twice, as read and as written). The program prints one JSON object, gpudiag/probe-host-memory/1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def allocate(size: int, node: int) -> np.ndarray:
 
 
 class CopyTeam:
-    """Threads bound to one node, each copying its own slice from `source` to `target`."""
+    """Threads bound to one node. Each copies its own slice from `source` to `target`."""
 
     def __init__(self, source: np.ndarray, target: np.ndarray, cpus: set[int], threads: int) -> None:
         bounds = np.linspace(0, source.size, threads + 1).astype(int) // 512 * 512
@@ -101,7 +101,7 @@ def main() -> None:
             seed = fresh_seed()
             pattern.fill(source, seed)
             pattern.poison(target)
-            # More than 32 copying threads are no faster on any socket, and starting them takes time.
+            # More than 32 threads copy no faster on any socket, and starting them takes time.
             team = CopyTeam(source, target, nodes[i], options.threads or min(32, len(nodes[i])))
             first = team.run(1)
             wrong = pattern.count_wrong(target, seed)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
-#: The schema is at the beginning of every JSON file that gpudiag writes.
+#: Number of bytes at the beginning of a JSON file that contain its schema.
 _HEAD_BYTES = 4096
 
 
@@ -37,11 +37,8 @@ def analyze(
 
     Args:
         paths: traces, directories of traces, a run directory, or patterns.
-        world_size: number of ranks, where the traces do not say.
-        limits: bounds on what is read; the reader's own when left out.
-
-    Raises:
-        UnreadableInputError: a file is missing, broken, too large or no trace, or has nothing to analyse.
+        world_size: number of ranks, if the traces do not contain it.
+        limits: limits on the traces that are read; None for the default limits.
     """
     return _analyse(paths, world_size, limits).analysis
 
@@ -49,9 +46,9 @@ def analyze(
 def analyze_with_step(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return the analysis and a typical step of all ranks to draw, or None if there are no step windows.
+    """Return the analysis, and a typical step of all ranks to draw; None if there are no step windows.
 
-    Take the arguments of `analyze`, and raise the same errors.
+    The arguments are those of `analyze`.
     """
     return _with_step(_analyse(paths, world_size, limits))
 
@@ -59,12 +56,7 @@ def analyze_with_step(
 def analyze_operation_table(
     paths: Sequence[Path | str], *, limits: ReadLimits | None = None
 ) -> PipelineAnalysis | None:
-    """Analyse the table of operations among the paths; None if they are traces.
-
-    Raises:
-        ExtraMissingError: pyarrow is not installed.
-        UnreadableInputError: several tables, a damaged one, or one without a complete step.
-    """
+    """Analyse the table of operations among the paths; return None if there is none."""
     path = find_operation_table(paths)
     if path is None:
         return None
@@ -75,12 +67,12 @@ def analyze_operation_table(
 
 
 def analyze_run(run_dir: Path) -> Analysis:
-    """Analyse a run directory and save analysis.json and step.json in it. Raise the same errors as `analyze`."""
+    """Analyse a run directory, and save analysis.json and step.json in it."""
     return analyze_run_traces(run_dir).analysis
 
 
 def analyze_run_traces(run_dir: Path) -> AnalysedTraces:
-    """Analyse a run directory like `analyze_run`, and return the timeline and attribution too."""
+    """Analyse a run directory like `analyze_run`, and also return the timeline and the attribution."""
     analysed = _analyse([run_dir], None, None)
     analysis, view = _with_step(analysed)
     write_json(run_dir / ANALYSIS_FILE, analysis)
@@ -100,31 +92,32 @@ def _analyse(paths: Sequence[Path | str], world_size: int | None, limits: ReadLi
 def least_disturbed(
     paths: Sequence[Path | str], full: tuple[Trace, ...], limits: ReadLimits | None = None
 ) -> tuple[tuple[Trace, ...], tuple[Validity, ...]]:
-    """Return the kernel-only traces with the full traces' operators; the full traces if a kernel-only one is unusable.
+    """Return the traces with the lowest profiler overhead, and a warning if kernel-only traces cannot be used.
 
-    On a CPU the operators are the timed work, and only full traces have them. The kernel-only traces of all ranks are
-    used, or those of none, because collectives of different recordings do not match.
+    These are the kernel-only traces with the operators of the full traces. The full traces are returned if any rank's
+    kernel-only trace is unusable, because collectives of different recordings do not match. They are also returned for
+    CPUs, where the operators are the timed work and only full traces have them.
     """
     directory = find_kernel_only_traces(paths)
     if directory is None or not all(len(trace.events.rows_of(*DEVICE_WORK)) for trace in full):
         return full, ()
     try:
-        light = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
+        kernel_only = {trace.rank: trace for trace in read_traces([directory], limits=limits)}
     except UnreadableInputError as error:
         return full, (_unused(str(error)),)
     from gpudiag.trace.with_operators import with_operators  # noqa: PLC0415  # only for runs with kernel-only traces
 
-    joined = [with_operators(light[trace.rank], trace) if trace.rank in light else None for trace in full]
+    joined = [with_operators(kernel_only[trace.rank], trace) if trace.rank in kernel_only else None for trace in full]
     usable = tuple(trace for trace in joined if trace is not None)
     if len(usable) < len(full):
-        return full, (_unused("its steps are not those of the full one"),)
+        return full, (_unused("its steps do not match those of the full trace"),)
     return usable, ()
 
 
 def _unused(reason: str) -> Validity:
     return Validity(
         code="no-light-recording",
-        message=f"the recording without operators cannot be used ({reason}): the one with them is analysed, which "
+        message=f"the kernel-only trace cannot be used ({reason}). The full trace is analysed, although recording it "
         "slowed the host more. Record again.",
     )
 
@@ -136,12 +129,12 @@ def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
 
 
 def _import_stages() -> None:
-    """Import the stages while other processes read."""
+    """Import the stages while other processes read the traces."""
     import_module("gpudiag.app.stages")
 
 
 def side_by_side(analyse: Callable[[Item], Outcome], items: Sequence[Item]) -> list[Outcome]:
-    """Analyse runs in parallel processes, because each takes one core for seconds."""
+    """Call `analyse` for each item in parallel processes, because each analysis takes a core for seconds."""
     workers = min(len(items), os.cpu_count() or 1, 8)
     if workers < 2:
         return [analyse(item) for item in items]
@@ -164,10 +157,10 @@ def _safe_path() -> Iterator[None]:
 
 
 def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None) -> Analysis:
-    """Return the saved analysis at a single path, else that of the traces, else the one kept after their deletion.
+    """Return the analysis of the paths.
 
-    Raises:
-        UnreadableInputError: no path exists.
+    A single path may be a saved analysis, which is read. Otherwise the traces are analysed. If a run directory has no
+    traces any more, its saved analysis is read.
     """
     return _saved_or(paths, lambda: (analyze(paths, world_size=world_size, limits=limits), None))[0]
 
@@ -175,28 +168,28 @@ def load_analysis(paths: Sequence[str], *, world_size: int | None = None, limits
 def analysis_with_step(
     paths: Sequence[str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> tuple[Analysis, StepView | None]:
-    """Return `load_analysis` and, if it comes from traces, a step to draw. Raise the same errors as `load_analysis`."""
+    """Return the result of `load_analysis` and, if it comes from traces, a step to draw."""
     return _saved_or(paths, lambda: analyze_with_step(paths, world_size=world_size, limits=limits))
 
 
 def _saved_or(
     paths: Sequence[str], from_traces: Callable[[], tuple[Analysis, StepView | None]]
 ) -> tuple[Analysis, StepView | None]:
-    only = Path(paths[0]) if len(paths) == 1 else None
-    if only is not None and only.is_file() and _says_analysis(only):
-        return read_json(only, Analysis, ANALYSIS_SCHEMA), None
+    single = Path(paths[0]) if len(paths) == 1 else None
+    if single is not None and single.is_file() and _is_analysis(single):
+        return read_json(single, Analysis, ANALYSIS_SCHEMA), None
     try:
         return from_traces()
     except NotATraceError:
-        if only is None or not (only / ANALYSIS_FILE).is_file():
+        if single is None or not (single / ANALYSIS_FILE).is_file():
             raise
-        return read_json(only / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA), None
+        return read_json(single / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA), None
 
 
-def _says_analysis(path: Path) -> bool:
-    """Return whether a file states that it is an analysis, of any version."""
+def _is_analysis(path: Path) -> bool:
+    """Return whether a file has the schema of an analysis, of any version."""
     try:
         with path.open("rb") as file:
             return b'"gpudiag/analysis/' in file.read(_HEAD_BYTES)
     except OSError:
-        return False  # the reader of traces reports the error
+        return False  # the reader of traces will report the error

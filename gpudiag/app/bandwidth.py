@@ -1,4 +1,4 @@
-"""`gpudiag bandwidth`: measure links, and all-reduces of a model's buckets over each transport."""
+"""`gpudiag bandwidth`: measure links, and time all-reduces of a model's buckets over each transport."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from gpudiag.training.models.registry import training_entry
 from gpudiag.training.session.progress import Progress
 from gpudiag.training.strategies.registry import transports_of
 
-#: Number of bucket sizes that are measured; others are interpolated.
+#: Maximum number of bucket sizes that are measured; others are interpolated.
 _SIZES = 8
 
 
 class MeasuredBandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts with measured links, the buckets of a named model, and the probes that failed."""
+    """The facts with measured links, the buckets of the requested model, and the names of the probes that failed."""
 
     facts: Facts
     buckets: ModelBuckets | None = None
@@ -62,14 +62,13 @@ def bandwidth(
 
     Args:
         on_probe: called from several threads with the current probe.
-        observer, say: called with each message of the processes that communicate, and with each action in words.
-        source, save: files of facts to read instead of measuring, and to write.
+        observer: called with each message of the processes that communicate.
+        say: called with each action in words.
+        source: file of facts to read instead of measuring.
+        quick, timeout_s: measure fewer sizes; time limit of each probe.
         workload: also measure all-reduces of this model's buckets.
-
-    Raises:
-        UsageError: the workload does not exist, or options conflict.
-        HardwareMissingError: there is no GPU, but `require_gpu`.
-        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
+        require_gpu: fail if there is no GPU.
+        save: file to which the facts are written.
     """
     if workload is not None:
         training_entry(workload, "--like")  # refuse an unknown workload before measuring
@@ -99,17 +98,13 @@ def bandwidth(
 def measure_gradient_bandwidth(
     workload: str, observer: Callable[[Progress], None], *, timeout_s: float
 ) -> ModelBuckets:
-    """Measure each transport on the buckets of this workload's gradients under DistributedDataParallel.
+    """Measure each transport on the buckets that DistributedDataParallel makes of this workload's gradients.
 
-    On GPUs, NCCL without peer access is a second launch, because NCCL reads that setting when it starts.
-
-    Raises:
-        UsageError: there is only one device.
-        FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
+    On GPUs, NCCL without peer access needs a second launch, because NCCL reads that setting when it starts.
     """
     measured: list[Collective] = []
     buckets: tuple[int, ...] = ()
-    wanted: list[str] = []
+    requested: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gpudiag-gradients-") as directory:
         for p2p in (True, False):
             run_dir = Path(directory) / ("p2p" if p2p else "no-p2p")
@@ -123,27 +118,27 @@ def measure_gradient_bandwidth(
                 buckets = tuple(sum(sizes[i] for i in bucket) for bucket in ddp_buckets(sizes))
             elif not on_gpu:
                 break
-            chosen = candidates()
-            refused = why_not(prepared.facts, chosen, prepared.plan.processes)
-            possible = [candidate for candidate in chosen if candidate.label not in refused]
+            all_candidates = candidates()
+            refused = why_not(prepared.facts, all_candidates, prepared.plan.processes)
+            possible = [candidate for candidate in all_candidates if candidate.label not in refused]
             used = transports_of(possible, on_gpu=on_gpu, p2p=p2p)
-            transports = {name: candidate for name, candidate in used.items() if name not in wanted}
-            wanted += transports
+            transports = {name: candidate for name, candidate in used.items() if name not in requested}
+            requested += transports
             plan = GradientBandwidthPlan(device=job.device, transports=transports, sizes=chosen_sizes(buckets, _SIZES))
             train(prepared, observer, plan)
             result = read_json(run_dir / GRADIENT_BANDWIDTH_FILE, GradientBandwidth, GRADIENT_BANDWIDTH_SCHEMA)
             measured += result.collectives
-    names = {collective.strategy for collective in measured}
+    measured_names = {collective.strategy for collective in measured}
     return ModelBuckets(
         workload=workload,
         bucket_bytes=buckets,
         collectives=tuple(measured),
-        skipped={name: "not available here" for name in wanted if name not in names},
+        skipped={name: "not available here" for name in requested if name not in measured_names},
     )
 
 
 def chosen_sizes(buckets: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Return at most `most` of the buckets' sizes, in order, that span all of them."""
+    """Return at most `most` of the buckets' sizes, evenly spaced in their order, with the smallest and the largest."""
     sizes = sorted(set(buckets))
     if len(sizes) <= most:
         return tuple(sizes)

@@ -9,9 +9,5 @@ from gpudiag.trace import ReadLimits
 
 
 def diff(before: str, after: str, *, limits: ReadLimits | None = None) -> Diff:
-    """Attribute the difference of two runs, each a run directory, traces, or a saved analysis.
-
-    Raises:
-        UnreadableInputError: a run has no step to compare, or values out of range.
-    """
+    """Attribute the difference of two runs, each a run directory, traces, or a saved analysis."""
     return compare(*(load_analysis([path], limits=limits) for path in (before, after)))

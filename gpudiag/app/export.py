@@ -42,30 +42,26 @@ def export(
     world_size: int | None = None,
     limits: ReadLimits | None = None,
 ) -> Exported:
-    """Write the traces of one job in another tool's format. Other arguments and errors are those of `analyze`.
+    """Write the traces of one job in another tool's format. The other arguments are those of `analyze`.
 
     Args:
         paths: traces.
         format_name: as on the command line.
-        output: the file; `-` for standard output; None for a new file here, named after the run.
-
-    Raises:
-        UsageError: no such format, or the new file exists already.
-        GpudiagError: the file cannot be written.
+        output: the file; `-` for standard output; None for a new file in the current directory, named after the run.
     """
-    chosen = format_named(format_name)
-    target = output or Path(f"{run_name(Path(paths[0]))}{chosen.ending}")
+    file_format = format_named(format_name)
+    target = output or Path(f"{run_name(Path(paths[0]))}{file_format.ending}")
     if output is None and target.exists():
         raise UsageError(f"{target} exists already", "Name the file to write with -o.")
     recorded = read_recorded(paths, world_size=world_size, limits=limits)
-    chosen.write(recorded.export_model, target)
-    return Exported(target=target, format=chosen, events=recorded.export_model.events())
+    file_format.write(recorded.export_model, target)
+    return Exported(target=target, format=file_format, events=recorded.export_model.events())
 
 
 def read_recorded(
     paths: Sequence[Path | str], *, world_size: int | None = None, limits: ReadLimits | None = None
 ) -> Recorded:
-    """Read the traces of one job for other tools. Arguments and errors are those of `analyze`."""
+    """Read the traces of one job to convert them. The arguments are those of `analyze`."""
     timeline = build_timeline(read_traces(paths, world_size=world_size, limits=limits, repeated=True), world_size)
     attribution = attribute(timeline)
     recordings = timeline.traces

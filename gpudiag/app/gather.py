@@ -18,22 +18,18 @@ from gpudiag.model.source_lines.log import MAX_LOG_BYTES, logs_of_rank, read_log
 from gpudiag.training.session.record import RANKS_DIR, write_rank, write_run
 
 _TRACE = re.compile(r"traces/(light/)?rank\d{1,7}\.(pt\.trace\.json|xplane\.pb)\.gz", re.ASCII)
-_FIRST_HINT = "Give the run directory of rank 0's node first; it alone has that file."
+_FIRST_HINT = "Give the run directory of rank 0's node first; only that directory has the file."
 _HINT = "Copy the other node's run directory here, and give it after that of rank 0's node."
 
 
 def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
     """Copy records, traces and line logs of other nodes' ranks into rank 0's run directory, and return the whole run.
 
-    Existing ranks are kept, so the command may be repeated. An older analysis is removed.
+    Ranks that `run_dir` already has are not replaced, so the command may be repeated. An older analysis is removed.
 
     Args:
         run_dir: the run directory of rank 0's node, with `run.json`.
         others: run directories of the other nodes of the same run.
-
-    Raises:
-        UnreadableInputError: `run_dir` has no run, or another directory has no rank of this run.
-        GpudiagError: a file cannot be written.
     """
     if not (run_dir / RUN_FILE).is_file():
         raise UnreadableInputError(f"{one_line(str(run_dir))}: holds no {RUN_FILE}", _FIRST_HINT)
@@ -65,7 +61,7 @@ def gather(run_dir: Path, others: Sequence[Path]) -> RunRecord:
 
 
 def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
-    """Return the records of a node's ranks of this run; raise UnreadableInputError if there are none."""
+    """Return the records of this run's ranks in another node's directory; raise UnreadableInputError without any."""
     name = one_line(str(other))
     records = list(_records(other))
     if not records:
@@ -77,6 +73,7 @@ def _ranks_of(run: RunRecord, other: Path) -> list[RankRecord]:
 
 
 def _records(other: Path) -> Iterator[RankRecord]:
+    """Yield the readable records of ranks in a run directory."""
     with contextlib.suppress(OSError):
         for path in sorted((other / RANKS_DIR).glob("rank*.json")):
             with contextlib.suppress(UnreadableInputError):
@@ -84,7 +81,7 @@ def _records(other: Path) -> Iterator[RankRecord]:
 
 
 def _copy(other: Path, run_dir: Path, name: str, target_name: str = "", *, max_bytes: int = 0) -> None:
-    """Copy one file atomically; skip a missing file, a link, and a file larger than `max_bytes`, if given."""
+    """Copy one file atomically. Skip a missing file, a link, and, if `max_bytes` is given, a larger file."""
     source = other / name
     if source.is_symlink() or not source.is_file() or 0 < max_bytes < source.stat().st_size:
         return

@@ -24,9 +24,10 @@ _MAY_ERR = 0.15
 def beside_other_strategies(findings: Sequence[Finding], run: RunRecord | None, facts: Facts) -> tuple[Finding, ...]:
     """Add the predicted savings of other strategies to findings of communication.
 
-    Nothing is added if the machine's links or the model's gradients were not measured, or if the cost of the job's
-    strategy cannot be predicted. The relative savings are those of the predicted costs; the absolute savings are that
-    share of the found cost. Savings are reported if they exceed the error of predictions.
+    Nothing is added if the machine's links or the model's gradients are unknown, or if the cost of the job's strategy
+    cannot be predicted. Of each strategy, the share of the exposed communication that it saves is predicted. The
+    savings are this share of the communication that the finding reports. They are added if they exceed the error of
+    predictions.
     """
     return tuple(_with_savings(finding, run, facts) for finding in findings)
 
@@ -45,7 +46,7 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
         f"Change the strategy: `--strategy {best}` is predicted to save {savings[best]:.1f} ms of a step on this "
         "machine; `gpudiag recommend` measures it."
     )
-    # Idle links come first, because most strategies are fast when they use them.
+    # Advice to use idle NVLinks comes first, because most strategies are fast over them.
     position = 1 if "nvlink_gb_per_s" in finding.evidence else 0
     return msgspec.structs.replace(
         finding,
@@ -55,17 +56,23 @@ def _with_savings(finding: Finding, run: RunRecord | None, facts: Facts) -> Find
 
 
 def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> dict[str, float]:
-    """Return the ms of a step that each candidate saves: lossless candidates first, the best of them first."""
+    """Return the ms of a step that each candidate saves, by label: lossless ones first, then the largest savings.
+
+    Args:
+        run, facts: the recorded run and its machine.
+        gain_ms: exposed communication of a step, as the finding reports it.
+        step_ms: the simulated step.
+    """
     sizes = run.model.gradient_sizes if run.model is not None else ()
     if run.nodes > 1 or run.world_size < 2 or not sizes or run.strategy not in strategies(run.framework):
         return {}
     gradients = Gradients(
         name=run.workload, sizes=sizes, compute=parts_of(step_ms - gain_ms, "found by the simulation")
     )
-    every = candidates(framework=run.framework)
-    refused = why_not(facts, every, run.world_size)
-    predictions = predict(facts, gradients, every, run.world_size, p2p=peer_access_of(run), cannot=refused)
-    exposed_now_ms = _exposed_ms(predictions, _candidate_of(run, every))
+    all_candidates = candidates(framework=run.framework)
+    refused = why_not(facts, all_candidates, run.world_size)
+    predictions = predict(facts, gradients, all_candidates, run.world_size, p2p=peer_access_of(run), cannot=refused)
+    exposed_now_ms = _exposed_ms(predictions, _candidate_of(run, all_candidates))
     if exposed_now_ms <= 0:
         return {}
     savings = {
@@ -73,9 +80,9 @@ def _savings(run: RunRecord, facts: Facts, gain_ms: float, step_ms: float) -> di
         for prediction in predictions
         if _communicates(prediction)
     }
-    certain = [(candidate, ms) for candidate, ms in savings.items() if ms >= _MAY_ERR * step_ms]
-    certain.sort(key=lambda saving: (saving[0].lossy, -saving[1], saving[0].label))
-    return {candidate.label: ms for candidate, ms in certain}
+    significant = [(candidate, ms) for candidate, ms in savings.items() if ms >= _MAY_ERR * step_ms]
+    significant.sort(key=lambda saving: (saving[0].lossy, -saving[1], saving[0].label))
+    return {candidate.label: ms for candidate, ms in significant}
 
 
 def _exposed_ms(predictions: Sequence[Prediction], candidate: Candidate | None) -> float:
@@ -90,12 +97,16 @@ def _exposed_ms(predictions: Sequence[Prediction], candidate: Candidate | None) 
     )
 
 
-def _candidate_of(run: RunRecord, every: Sequence[Candidate]) -> Candidate | None:
-    """Return the candidate that the run trained with; None if no candidate has its options."""
+def _candidate_of(run: RunRecord, all_candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate with which the run trained; None if no candidate has its options."""
     compress = run.options.get("compress")
     compress = None if compress in {None, "", "none"} else compress
     return next(
-        (candidate for candidate in every if candidate.strategy == run.strategy and candidate.compress == compress),
+        (
+            candidate
+            for candidate in all_candidates
+            if candidate.strategy == run.strategy and candidate.compress == compress
+        ),
         None,
     )
 

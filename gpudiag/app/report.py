@@ -38,10 +38,6 @@ def report(
         paths: traces, a run directory or a saved analysis, or the directory of a scaling benchmark.
         html, markdown, csv: report files.
         world_size, limits: as for `analyze`.
-
-    Raises:
-        UnreadableInputError: the paths have nothing to draw.
-        GpudiagError: a file cannot be written.
     """
     scaling_result = read_scaling(paths)
     if scaling_result is not None:
@@ -67,6 +63,7 @@ def report(
 def _analysis_with_page(
     paths: Sequence[str], html: Path, *, world_size: int | None, limits: ReadLimits | None
 ) -> Analysis:
+    """Return the analysis, and write its HTML page."""
     analysis, step = analysis_with_step(paths, world_size=world_size, limits=limits)
     path = Path(paths[0])
     directory = None if len(paths) > 1 else path if path.is_dir() else path.parent
@@ -77,15 +74,11 @@ def _analysis_with_page(
 
 
 def read_scaling(paths: Sequence[str]) -> tuple[Scaling, Path] | None:
-    """Return the scaling result that a single path names and its directory, or None if it names something else.
-
-    Raises:
-        UnreadableInputError: the result is broken or of another version.
-    """
+    """Return the scaling result at a single path and its directory; None if the path has another content."""
     if len(paths) != 1:
         return None
-    given = Path(paths[0])
-    path = given / SCALING_FILE if given.is_dir() else given
+    path = Path(paths[0])
+    path = path / SCALING_FILE if path.is_dir() else path
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -106,18 +99,19 @@ def write_scaling(result: Scaling, directory: Path) -> None:
 
 
 def _scaling_page(result: Scaling, directory: Path) -> str:
-    """Return a page with the scaling, the machine, and the recorded steps of the first point that has a waterfall."""
+    """Return a page with the scaling, the machine, and the recorded steps of the first waterfall's point."""
     by_id = {point.id: point for point in result.points}
-    shown = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
-    # `.name` prevents a hostile id from leaving the directory.
-    runs = [(point, run_dir) for point in shown if (run_dir := recorded_directory(directory, Path(point.id).name))]
+    points = [by_id[fall.point] for fall in result.waterfalls if fall.point in by_id]
+    # `.name` prevents that a manipulated id names another directory.
+    runs = [(point, run_dir) for point in points if (run_dir := recorded_directory(directory, Path(point.id).name))]
     recorded, run = runs[0] if runs else (None, None)
     analysis = readable_json(run / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA) if run is not None else None
     heading = ""
     if recorded is not None:
         heading = (
             f"Recorded steps of {recorded.workload}, {recorded.strategy}, {recorded.devices} devices. Their launches "
-            "have higher overhead, because other points were recorded before; the throughput above is the point's"
+            "have higher overhead, because other points were recorded before; the throughput above was measured "
+            "without the profiler"
         )
     return page_of(
         scaling=result,
@@ -129,13 +123,13 @@ def _scaling_page(result: Scaling, directory: Path) -> str:
 
 
 def run_html(analysis: Analysis, step: StepView | None, directory: Path | None, path: Path) -> None:
-    """Write the page of one run."""
+    """Write the HTML page of one run to `path`, with the machine's facts in `directory`, if any."""
     facts = facts_beside(directory) if directory is not None else None
     write_report(path, analysis=analysis, step=step, facts=facts)
 
 
 def step_beside(directory: Path) -> StepView | None:
-    """Read the step that a run directory keeps for drawing; None if it cannot be read."""
+    """Read the typical step that was saved in a run directory to draw it; None if it cannot be read."""
     return readable_json(directory / STEP_FILE, StepView, STEP_SCHEMA)
 
 

@@ -73,7 +73,7 @@ def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Findin
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
-    """An analysis, and the timeline and attribution that it was made from."""
+    """An analysis, and the timeline and attribution from which it was made."""
 
     analysis: Analysis
     timeline: Timeline
@@ -91,12 +91,9 @@ def analysis_of_traces(
 
     Args:
         traces: one per process.
-        paths: where they were found, and with them what else is known of the run.
-        world_size: number of ranks, where the traces do not say.
-        unused: what was not read, and why.
-
-    Raises:
-        UnreadableInputError: nothing in the traces can be analysed.
+        paths: the paths that the user gave. A run directory also has the run's record, facts and line logs.
+        world_size: number of ranks, if the traces do not contain it.
+        unused: warnings about traces that are not used.
     """
     timeline = build_timeline(traces, world_size)
     attribution = attribute(timeline)
@@ -110,7 +107,7 @@ def analysis_of_traces(
     diagnosis = diagnose(case)
     doubts = timeline.validity
     device_kind = _device_kind(timeline)
-    # A run of the input alone computes nothing; for unread devices the timeline's warning gives the reason.
+    # A run of the input alone computes nothing. If devices were not read, a warning of the timeline gives the reason.
     if _input_only(run) or device_kind == "unread":
         diagnosis = msgspec.structs.replace(diagnosis, findings=(), next=(), explained=(), validity=())
     if _input_only(run):
@@ -177,7 +174,7 @@ def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:
-    """Return the kind of device that computes: a GPU if any has recorded work, or should have."""
+    """Return the kind of device that computes; `unread` if the traces have devices that gpudiag cannot read."""
     if any(not track.is_cpu for track in timeline.tracks):
         return "gpu"
     if any(trace.unread_devices for trace in timeline.traces):
@@ -186,7 +183,7 @@ def _device_kind(timeline: Timeline) -> DeviceKind:
 
 
 def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Validity, ...]]:
-    """Return the facts in the run directory, or a warning if they cannot be read."""
+    """Return the machine's facts in the run directory; None and a warning if they cannot be read."""
     path = find_facts_file(paths)
     if path is None:
         return None, ()
@@ -199,7 +196,7 @@ def _facts_of_run(paths: Sequence[Path | str]) -> tuple[Facts | None, tuple[Vali
 
 
 def _tried_changes(paths: Sequence[Path | str], findings: Sequence[Finding]) -> tuple[TriedChange, ...]:
-    """Return the changes that were tried in a run directory."""
+    """Return the results of `--try` in a run directory."""
     directory = find_run_directory(paths)
     if directory is None or not (directory / TRIES_FILE).is_file():
         return ()
@@ -219,20 +216,24 @@ def _compute_rate(run: RunRecord | None) -> ComputeRate | None:
 
 
 def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -> Steps:
+    """Add to the recorded step times the unprofiled and the simulated ones, or the reasons why they are unknown.
+
+    `rejected`: the diagnosis did not accept the simulation.
+    """
     what_if = None if rejected else case.what_if
     corrected_ms = None if what_if is None else what_if.estimated_ms
-    unprofiled = None
-    times: tuple[float, ...] = ()
+    unprofiled_ms = None
+    times_ms: tuple[float, ...] = ()
     reasons = {}
     if corrected_ms is None:
         reasons["corrected_mean_ms"] = "it needs two or more marked steps with kernel launches"
     if run is None:
         reasons["unprofiled_mean_ms"] = "only traces were given; `gpudiag profile` times steps without the profiler too"
     else:
-        timed = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
-        if timed:
-            slowest = max(timed, key=lambda rank: rank.mean_ms)
-            unprofiled, times = slowest.mean_ms, slowest.step_ms
+        unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
+        if unprofiled:
+            slowest = max(unprofiled, key=lambda times: times.mean_ms)
+            unprofiled_ms, times_ms = slowest.mean_ms, slowest.step_ms
         elif run.steps_found is not None and run.steps_found.by == "time":
             reasons["unprofiled_mean_ms"] = "no optimizer step was seen, so no step was timed"
         else:
@@ -241,17 +242,18 @@ def _steps(steps: Steps, run: RunRecord | None, case: Case, *, rejected: bool) -
         analysed=steps.analysed,
         mean_ms=steps.mean_ms,
         median_ms=steps.median_ms,
-        unprofiled_mean_ms=unprofiled,
+        unprofiled_mean_ms=unprofiled_ms,
         corrected_mean_ms=corrected_ms,
         corrected_interval_ms=None if what_if is None else interval_ms(Significance(case, what_if)),
         reasons=reasons,
-        unprofiled_times_ms=times,
+        unprofiled_times_ms=times_ms,
         covered_percent=100 * case.timeline.covered,
         unit=case.timeline.unit,
     )
 
 
 def _input_only(run: RunRecord | None) -> bool:
+    """Return whether the run only fetched batches (`--model none`)."""
     return run is not None and run.options.get("model") == "none"
 
 

@@ -1,7 +1,8 @@
-"""`gpudiag table`: the results of scaling benchmarks and single profiled runs in one table."""
+"""`gpudiag table`: list the results of scaling benchmarks and of single profiled runs in one table."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -38,8 +39,9 @@ from gpudiag.report.verdict import in_few_words
 
 Result = TypeVar("Result")
 
-#: Options of a run that are fields of a point, and default values, which a point does not list.
-_NAMED = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
+#: Options of a run that are fields of a point, so that `options` does not list them.
+_POINT_FIELDS = frozenset({"precision", "memory_format", "data", "threads", "p2p"})
+#: Default values of options, which a point does not list.
 _DEFAULTS = {"compile": "false", "prefetch": "false", "model": "whole", "loader_workers": "0"}
 
 
@@ -47,12 +49,8 @@ def table(runs: Sequence[str], *, markdown: Path | None = None, csv: Path | None
     """Put all results into one table, and write it to the given files.
 
     Args:
-        runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The table lists unreadable ones.
         markdown, csv: files for the table.
-
-    Raises:
-        UnreadableInputError: no directory has results.
-        GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, read_points)
     rows = [(name, point) for name, points in results for point in points]
@@ -72,13 +70,9 @@ def forms(
     """Put the results into the forms of earlier benchmarks, and write them to the given files.
 
     Args:
-        runs: directories that `gpudiag scale` or `gpudiag profile` wrote; one that cannot be read is named.
-        names: of forms; only one with `csv`.
+        runs: directories that `gpudiag scale` or `gpudiag profile` wrote. The tables list unreadable ones.
+        names: names of forms; only one if `csv` is given.
         markdown, csv: files for the tables.
-
-    Raises:
-        UnreadableInputError: none of the paths has results.
-        GpudiagError: a file cannot be written.
     """
     results, left_out = _read_all(runs, _read_scaling)
     if not results:
@@ -92,7 +86,7 @@ def forms(
 
 
 def _read_all(runs: Sequence[str], read: Callable[[Path], Result]) -> tuple[list[tuple[str, Result]], list[str]]:
-    """Read every run; return the results by name, and an error for each that cannot be read."""
+    """Read every run. Return pairs of name and result, and the errors of runs that cannot be read."""
     results, left_out = [], []
     for name in runs:
         try:
@@ -112,12 +106,10 @@ def _nothing(left_out: Sequence[str]) -> UnreadableInputError:
 def _with_verdicts(result: ResultsTable) -> ResultsTable:
     """Add to each row the verdict of its saved analysis."""
     replace = msgspec.structs.replace
-    verdicts: dict[str, str] = {}
+    saved_verdict = functools.cache(_saved_verdict)
 
     def with_verdict(row: ResultRow) -> ResultRow:
-        if row.source not in verdicts:
-            verdicts[row.source] = _saved_verdict(Path(row.source))
-        return replace(row, verdict=verdicts[row.source])
+        return replace(row, verdict=saved_verdict(row.source))
 
     groups = []
     for group in result.groups:
@@ -128,15 +120,15 @@ def _with_verdicts(result: ResultsTable) -> ResultsTable:
     return replace(result, groups=tuple(groups))
 
 
-def _saved_verdict(directory: Path) -> str:
-    # An analysis that is of an older version, or truncated, has no verdict; the run's record has the figures.
+def _saved_verdict(source: str) -> str:
+    """Return the verdict of the analysis in a directory; empty if there is none, or one of an older version."""
+    directory = Path(source)
     analysis = readable_json(directory / ANALYSIS_FILE, Analysis, ANALYSIS_SCHEMA)
     return "" if analysis is None else in_few_words(analysis)
 
 
 def _read_scaling(path: Path) -> Scaling:
-    """Return a benchmark's result; if it has no conclusion, or is a single run, its points. Raise the same errors as
-    `read_points`."""
+    """Return a benchmark's result. Without one, return the points of the path."""
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return read_json(file, Scaling, SCALING_SCHEMA)
@@ -150,14 +142,11 @@ def read_points(path: Path) -> list[PointRecord]:
 
     Args:
         path: a directory that `gpudiag scale` wrote, its `scaling.json`, or a run directory.
-
-    Raises:
-        UnreadableInputError: the path has no results that this version reads.
     """
     file = path / SCALING_FILE if path.is_dir() else path
     if file.is_file():
         return list(read_json(file, Scaling, SCALING_SCHEMA).points)
-    if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):  # it ended without a conclusion
+    if (path / POINTS).is_dir() and any((path / POINTS).glob(f"*/{POINT_FILE}")):  # the benchmark was interrupted
         return with_speedups(Store(path, reading=True).points().values(), NEED_PEERS)
     if (path / RUN_FILE).is_file():
         return [point_of_run(path)]
@@ -167,11 +156,7 @@ def read_points(path: Path) -> list[PointRecord]:
 
 
 def point_of_run(directory: Path) -> PointRecord:
-    """Return a single run as a point.
-
-    Raises:
-        UnreadableInputError: its record cannot be read.
-    """
+    """Return a single run as a point."""
     run = read_json(directory / RUN_FILE, RunRecord, RUN_SCHEMA)
     batch = run.batch_size_per_device or 0
     devices = len(run.ranks) or run.world_size
@@ -189,7 +174,9 @@ def point_of_run(directory: Path) -> PointRecord:
         memory_format=run.options.get("memory_format", NOT_RECORDED),
         data=run.options.get("data", NOT_RECORDED),
         options={
-            name: value for name, value in run.options.items() if name not in _NAMED and value != _DEFAULTS.get(name)
+            name: value
+            for name, value in run.options.items()
+            if name not in _POINT_FIELDS and value != _DEFAULTS.get(name)
         },
         threads=int(threads) if threads.isdecimal() and not _is_on_gpu(run) else None,
     )
@@ -203,7 +190,7 @@ def point_of_run(directory: Path) -> PointRecord:
 
 
 def _workload(run: RunRecord) -> str:
-    """Return the workload; for a command whose processes reported nothing, its script instead of `torchrun`."""
+    """Return the workload. If the record has only the command's program, such as `torchrun`, return the script."""
     if run.command and run.workload == Path(run.command[0]).name:
         scripts = [Path(word).name for word in run.command if word.endswith(".py")]
         modules = [after for before, after in pairwise(run.command) if before == "-m"]
@@ -216,7 +203,7 @@ def _is_on_gpu(run: RunRecord) -> bool:
 
 
 def _machine(run: RunRecord, facts: Facts | None) -> Machine:
-    """Return the machine of a run, from its facts if there are any, else from its record."""
+    """Return the machine of a run from its facts, or else from its record."""
     host = run.ranks[0].host if run.ranks else ""
     on_gpu = _is_on_gpu(run)
     if facts is not None:

@@ -1,4 +1,4 @@
-"""Implement `gpudiag topology`: list the machine's hardware, and its problems."""
+"""`gpudiag topology`: list the machine's hardware and its problems."""
 
 from __future__ import annotations
 
@@ -14,23 +14,19 @@ from gpudiag.model.facts import Facts
 
 
 def topology(source: Path | None = None, *, save: Path | None = None) -> Facts:
-    """Return the facts of this machine, or saved ones, with findings.
+    """Return the facts of this machine, or those in `source`, with findings.
 
     Args:
         source: saved facts of any machine.
         save: file for the facts.
-
-    Raises:
-        UnreadableInputError: `source` contains no facts.
-        GpudiagError: `save` cannot be written.
     """
     return with_findings(gather_inventory() if source is None else load_facts(source), save)
 
 
 def with_findings(facts: Facts, save: Path | None) -> Facts:
-    """Apply the current rules to the facts, and save them if a file is given.
+    """Replace the findings in the facts by those of the current rules, and save the facts if a file is given.
 
-    Saved findings are replaced, so that no text of a finding comes from a file.
+    Therefore no text of a finding comes from an untrusted file.
     """
     facts = msgspec.structs.replace(facts, findings=examine_facts(facts))
     if save is not None:
@@ -39,7 +35,7 @@ def with_findings(facts: Facts, save: Path | None) -> Facts:
 
 
 def check_gpu(facts: Facts, action: str) -> None:
-    """Raise HardwareMissingError if there is no GPU; `action` is possible for the host alone."""
+    """Raise HardwareMissingError if there is no GPU. `action` is a verb for the hint."""
     if not facts.gpus:
         raise HardwareMissingError(
             f"no NVIDIA GPU: {facts.host.reasons.get('gpus', 'none is listed')}",

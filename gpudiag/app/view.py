@@ -19,8 +19,8 @@ from gpudiag.report.text.run import to_markdown
 from gpudiag.trace import ReadLimits
 
 _OTHER_FIGURES = (
-    "The other pages of the profile show the recording alone: their step times are those of the profiled host, and "
-    "they do not include waits of one rank for another."
+    "The other pages of the profile show only the recording: their step times include the profiler's overhead, and "
+    "they do not show waits of one rank for another."
 )
 
 
@@ -39,20 +39,14 @@ def view(
 
     Args:
         path: a run, a directory of runs, or traces.
-        opened: called with the address and TensorBoard's versions when it answers.
+        opened: called with the address and TensorBoard's versions when the server answers.
         say: called with a sentence for each run that is left out.
-        host, port: the address to serve on; port 0 for any free one.
+        host, port: the address of the server; port 0 for any free port.
         python: the interpreter that has TensorBoard.
         world_size, limits: as for `analyze`.
-
-    Raises:
-        FrameworkMissingError: the interpreter has no TensorBoard.
-        UnreadableInputError: no run can be shown.
-        GpudiagError: the port is taken, or TensorBoard has ended.
-        KeyboardInterrupt: interrupted; temporary files are removed before.
     """
     versions = check_interpreter(python)
-    free_port(host, port)  # checks the port before converting
+    free_port(host, port)  # check the port before the runs are converted
     with tempfile.TemporaryDirectory(prefix="gpudiag-view-") as name:
         directory = Path(name)
         runs = _runs(path)
@@ -91,7 +85,7 @@ def _unused(directory: Path, name: str) -> str:
 
 
 def _write(run: Path, directory: Path, *, world_size: int | None, limits: ReadLimits | None) -> None:
-    """Convert one run; report a run without traces."""
+    """Convert one run. Raise NotATraceError if it has no traces."""
     try:
         recorded = read_recorded([run], world_size=world_size, limits=limits)
     except NotATraceError as error:

@@ -1,11 +1,12 @@
 """Define the commands, one file each.
 
-`commands/<verb>.py` has one function named like the command, annotated for typer, whose docstring begins with its line
-in `SUMMARIES`. It also has `EXAMPLES`: pairs of a command line and its purpose. The function converts its options for
-its use case in `gpudiag/app/`, calls it, and draws the result. It imports both in its body, so that help is fast.
+The file `commands/<command>.py` has one function with the command's name, annotated for typer. The first line of its
+docstring is also in `SUMMARIES`. The file also has `EXAMPLES`: pairs of a command line and its purpose. The function
+converts its options, calls its use case in `gpudiag/app/`, and draws the result. It imports the use case and the report
+in its body, so that help is fast.
 """
 
-#: The list of `gpudiag --help`, which imports no command.
+#: Names and summaries of the commands. `gpudiag --help` shows them without importing the commands.
 SUMMARIES = {
     "topology": "Show what this machine has: GPUs, links, host, and what is wrong with them.",
     "bandwidth": "Measure what this machine's links really carry.",

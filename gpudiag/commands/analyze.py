@@ -86,7 +86,7 @@ def crosses(analysis: "Analysis | PipelineAnalysis", word: str) -> bool:
     if word in SEVERITIES:
         sufficient = SEVERITIES[: SEVERITIES.index(word) + 1]
         return any(finding.severity in sufficient for finding in analysis.findings)
-    # `cannot-tell:straggler` crosses `cannot-tell`; the name of the rule follows the colon.
+    # In a code such as `cannot-tell:straggler`, the name of a rule follows the colon. It crosses `cannot-tell`.
     warnings = {warning.code.partition(":")[0] for warning in analysis.validity}
     return word in warnings | {finding.code for finding in analysis.findings}
 

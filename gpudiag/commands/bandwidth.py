@@ -1,4 +1,4 @@
-"""Implement `gpudiag bandwidth`: measure the machine's links, memories and transports."""
+"""`gpudiag bandwidth`: measure the machine's links, memories and transports."""
 
 import sys
 from pathlib import Path

@@ -65,8 +65,8 @@ def regressed(diff: "Diff", percent: float) -> bool:
     """Return whether the step time grew by more than `percent`, and by more than noise.
 
     Raises:
-        UnreadableInputError: the runs do different work, or have too few steps to know the noise of a regression. If a
-            CI job cannot decide, it must not pass.
+        UnreadableInputError: the runs do different work, or have too few steps to know the noise. A CI job must not
+            pass if it cannot decide.
     """
     different_work = next((change for change in diff.run_differences if not change.same_work), None)
     if different_work is not None:
@@ -89,7 +89,7 @@ def regressed(diff: "Diff", percent: float) -> bool:
 
 
 def _percent(word: str) -> float:
-    """Return the threshold in percent; refuse another form before any work."""
+    """Return the threshold in percent. Raise UsageError if the word has another form."""
     match = _REGRESSION.fullmatch(word)
     if match is None:
         raise UsageError(f"--fail-on knows no '{word}'", "Give regression=N%, as in --fail-on regression=5%.")

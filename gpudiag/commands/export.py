@@ -39,6 +39,6 @@ def export(
     from gpudiag.app.export import export as convert
     from gpudiag.model.run_directory import STANDARD_OUTPUT
 
-    done = convert(paths, to, output, world_size=world_size, limits=read_limits(max_trace_gb))
-    if str(done.target) != STANDARD_OUTPUT:
-        typer.echo(f"{done.target}: {done.events:,} events, for {done.format.opens}", err=True)
+    exported = convert(paths, to, output, world_size=world_size, limits=read_limits(max_trace_gb))
+    if str(exported.target) != STANDARD_OUTPUT:
+        typer.echo(f"{exported.target}: {exported.events:,} events, for {exported.format.opens}", err=True)

@@ -25,7 +25,7 @@ def gather(
     For runs whose nodes share no file system. Refuses ranks of another run; keeps the ranks that the directory has
     already.
     """
-    from gpudiag.app.gather import gather as bring
+    from gpudiag.app.gather import gather as merge
 
-    whole = bring(run, others)
-    typer.echo(f"{len(whole.ranks)} of {whole.world_size} ranks are in {run}; next: gpudiag analyze {run}", err=True)
+    merged = merge(run, others)
+    typer.echo(f"{len(merged.ranks)} of {merged.world_size} ranks are in {run}; next: gpudiag analyze {run}", err=True)

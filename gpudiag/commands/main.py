@@ -1,4 +1,4 @@
-"""Run one command line, and turn every failure into an exit code, a message and a hint."""
+"""Run one command line, and convert every failure into an exit code, a message and a hint."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpudiag.errors import GpudiagError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: The exit code of shells for a program that SIGINT ended.
+#: Exit code of a shell for a program that SIGINT ended.
 INTERRUPTED = 130
-#: The exit code of shells for a program that SIGPIPE ended, because the reader of its output ended (`| head`).
+#: Exit code of a shell for a program that SIGPIPE ended, because the reader of its output ended (`| head`).
 READER_GONE = 141
 
 DEBUG = "--debug"
 
-#: Errors of a file system, not of gpudiag.
+#: Errors that the file system causes, not gpudiag.
 _FILE_SYSTEM_ERRORS = frozenset(
     {
         errno.EMFILE,
@@ -42,14 +42,14 @@ _FILE_SYSTEM_ERRORS = frozenset(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
-    0 success; 1 a threshold of --fail-on was crossed; 2 usage; 3 the requested hardware is missing; 4 the input is
-    unreadable or no trace; 5 a worker or probe failed or timed out, or gpudiag itself failed; 130 interrupted; 141 the
-    reader of the output ended.
+    0: success. 1: a threshold of --fail-on was crossed. 2: wrong usage. 3: the requested hardware is missing. 4: the
+    input is unreadable or no trace. 5: a worker or probe failed or timed out, or gpudiag itself failed. 130:
+    interrupted. 141: the reader of the output ended.
     """
     words = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     words, debug = _without_debug(words)
-    sys.stdout = sys.stdout or _nowhere()  # may be closed (`>&-`)
-    sys.stderr = sys.stderr or _nowhere()
+    sys.stdout = sys.stdout or _open_null()  # None if the shell closed it (`>&-`)
+    sys.stderr = sys.stderr or _open_null()
     signs = register_ascii_signs()
     for stream in (sys.stdout, sys.stderr):
         # A terminal that cannot show a character gets a similar one instead of a traceback.
@@ -71,15 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _nowhere() -> TextIO:
+def _open_null() -> TextIO:
     return open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123 # stays open until the process ends
 
 
 def _without_debug(words: list[str]) -> tuple[list[str], bool]:
     """Remove `--debug` from the command line, but not from the user's own command after `--`."""
     end = words.index("--") if "--" in words else len(words)
-    kept = [word for word in words[:end] if word != DEBUG]
-    return [*(kept or ["--help"]), *words[end:]], len(kept) < end
+    remaining = [word for word in words[:end] if word != DEBUG]
+    return [*(remaining or ["--help"]), *words[end:]], len(remaining) < end
 
 
 def _as_gpudiag_error(error: Exception) -> GpudiagError:
@@ -87,15 +87,16 @@ def _as_gpudiag_error(error: Exception) -> GpudiagError:
     if isinstance(error, MemoryError):
         return GpudiagError("this machine ran out of memory", "Give fewer or shorter traces at once.")
     if isinstance(error, OSError) and error.errno in _FILE_SYSTEM_ERRORS:
-        # Files written earlier are complete, because each is renamed when it is complete.
-        where = f"{error.filename}: " if error.filename is not None else ""
+        # No incomplete file remains, because each is written under another name and renamed when it is complete.
+        file = f"{error.filename}: " if error.filename is not None else ""
         if error.errno in {errno.EMFILE, errno.ENFILE}:
-            return GpudiagError(f"{where}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")
-        return GpudiagError(f"{where}{error.strerror}", "Free some space there, or choose another directory.")
+            return GpudiagError(f"{file}{error.strerror}", "Raise the limit of open files: ulimit -n 1024.")
+        return GpudiagError(f"{file}{error.strerror}", "Free some space there, or choose another directory.")
     return GpudiagError(f"unexpected {type(error).__name__}: {error}" if str(error) else type(error).__name__)
 
 
 def _fail(error: GpudiagError, *, debug: bool, cause: Exception | None = None) -> int:
+    """Print the error, and return its exit code. With `debug`, print the traceback of the cause too."""
     from gpudiag.model.sanitize import one_line, printable
 
     if debug:
@@ -108,7 +109,7 @@ def _fail(error: GpudiagError, *, debug: bool, cause: Exception | None = None) -
 
 
 def _say(line: str, *, prefix: str = "gpudiag: ") -> None:
-    with contextlib.suppress(OSError, ValueError):  # standard error has no reader any more
+    with contextlib.suppress(OSError, ValueError):  # the reader of standard error may have ended
         sys.stdout.flush()
         print(f"{prefix}{line}", file=sys.stderr, flush=True)  # noqa: T201  # every error message is printed here
 

@@ -66,10 +66,12 @@ EXAMPLES = (
 
 
 def _defaults(framework: str) -> str:
+    """Return the framework's default strategies for the help."""
     return f"{default_strategy(framework, on_gpu=True)} on GPUs, else {default_strategy(framework, on_gpu=False)}"
 
 
 def _warmup(text: str) -> int | None:
+    """Return the number of warm-up steps; None for `auto`."""
     if text == "auto":
         return None
     if not text.isdecimal():
@@ -90,6 +92,7 @@ def _volume(text: str | None) -> tuple[int, int, int] | None:
 
 
 def _tries(text: str | None) -> tuple[Change, ...]:
+    """Return each change of `--try` once. Raise UsageError for an empty list or an unknown change."""
     words = ("",) if text is not None and not split_words(text) else split_words(text)
     changes = [known_word("--try", word, CHANGES) for word in words]
     return tuple(dict.fromkeys(change for change in changes if change is not None))
@@ -98,9 +101,9 @@ def _tries(text: str | None) -> tuple[Change, ...]:
 def _check_workload(words: list[str], *, stop_after: bool) -> None:
     """Refuse a script or a command without `--`, and `--stop-after` with a workload."""
     if len(words) > 1 or (words and words[0].endswith(".py")):
-        started = " ".join(words if len(words) > 1 else ("python", *words))
+        command = " ".join(words if len(words) > 1 else ("python", *words))
         raise UsageError(
-            f"{words[0]} is neither a workload nor a command on this machine", f"Write: gpudiag profile -- {started}"
+            f"{words[0]} is neither a workload nor a command on this machine", f"Write: gpudiag profile -- {command}"
         )
     if stop_after:
         raise UsageError(
@@ -284,7 +287,7 @@ def profile(
     _check_workload(words, stop_after=stop_after)
     if nnodes > 1 and rdzv_endpoint is None:
         raise UsageError("--nnodes needs --rdzv-endpoint", "Give one node's HOST:PORT, the same on every node.")
-    meeting = (
+    rendezvous = (
         Rendezvous(endpoint=rdzv_endpoint, backend=rdzv_backend, node_rank=node_rank)
         if rdzv_endpoint is not None
         else None
@@ -318,7 +321,7 @@ def profile(
         python=python or sys.executable,
         timeout_s=timeout,
         nodes=nnodes,
-        rendezvous=meeting,
+        rendezvous=rendezvous,
         command=this_command(),
         probe=probe,
         tries=_tries(try_),
@@ -328,6 +331,6 @@ def profile(
     from gpudiag.commands.progress.run import RunProgress
 
     with RunProgress() as progress:
-        done = run(run_options, progress)
-    show_analysis(done.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
-    typer.echo(f"gpudiag: saved in {done.run_dir}", err=True)
+        profiled = run(run_options, progress)
+    show_analysis(profiled.analysis, as_json=as_json, all_ranks=all_ranks, full=full, width=width)
+    typer.echo(f"gpudiag: saved in {profiled.run_dir}", err=True)

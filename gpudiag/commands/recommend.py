@@ -170,8 +170,8 @@ def recommend(
     show(result, render_recommendation, as_json=as_json, width=width)
 
 
-def _refuse(predicting: dict[str, object]) -> None:
+def _refuse(options: dict[str, object]) -> None:
     """Refuse options that are valid only with `--predict-only`."""
-    for option, value in predicting.items():
+    for option, value in options.items():
         if value is not None:
             raise UsageError(f"{option} goes with --predict-only", "Add --predict-only, or leave it out.")

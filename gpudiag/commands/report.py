@@ -1,4 +1,4 @@
-"""`gpudiag report`: draw the report of a run, on any machine."""
+"""`gpudiag report`: draw the report of a run or of a scaling benchmark."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated

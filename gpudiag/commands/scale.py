@@ -39,10 +39,12 @@ EXAMPLES = (
     ("gpudiag scale --from runs/rn50 --iterations 1e5", "iterations per minute, and days to 100,000 of them"),
 )
 
+#: Seconds per unit of time.
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 
 
 def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    """Return the numbers of a list such as `1,2,4`."""
     words = split_words(text)
     if not all(word.isdecimal() and int(word) > 0 for word in words):
         raise UsageError(f"{option} takes numbers such as 1,2,4, not '{text}'", "See `gpudiag scale --help`.")
@@ -50,6 +52,7 @@ def _numbers(option: str, text: str | None) -> tuple[int, ...]:
 
 
 def _seconds(option: str, text: str | None) -> float | None:
+    """Return a time such as `300s` or `20m` in seconds."""
     if text is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?", text.strip())
@@ -127,7 +130,7 @@ def scale(
         ),
     ] = 1.0,
     seconds: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Upper limit of the timed steps of a point.")
+        float, typer.Option(min=0.1, metavar="S", help="Longest duration of the unprofiled steps of a point.")
     ] = 10.0,
     starts: Annotated[
         int | None,
@@ -269,13 +272,14 @@ def _check_options(*, subsets: str | None, strong: bool, measure_only: bool, con
 
 
 def _warmup_s(*, quick: bool, limited: bool) -> float:
+    """Return the longest warm-up of a point, in seconds; `limited` if there is a budget."""
     if quick:
         return 5.0
     return 8.0 if limited else 20.0
 
 
 def _check_voxels(wanted: Wanted, names: tuple[str, ...], *, concluding: bool) -> None:
-    """Refuse `--volume` if the number of voxels per sample is unknown; workloads that predict count them."""
+    """Refuse `--volume` if the number of voxels per sample is unknown. It is known of workloads that predict."""
     counted = concluding or any(not WORKLOADS[name].trains for name in names if name in WORKLOADS)
     if wanted.voxels is not None and not wanted.voxels_per_sample and not counted:
         raise UsageError(
@@ -298,6 +302,7 @@ def _conclude_again(request: ScaleRequest) -> "Scaling":
 
 
 def _network(text: str | None) -> Network | None:
+    """Return the network of a text such as `50,5`: GB/s, and latency in µs."""
     if text is None:
         return None
     words = split_words(text)

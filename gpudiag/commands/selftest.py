@@ -74,8 +74,8 @@ def selftest(
         timeout_s=timeout,
         command=this_command(),
     )
-    names, others = split_words(faults), split_words(jobs)
-    for name in (*names, *others):
+    fault_names, job_names = split_words(faults), split_words(jobs)
+    for name in (*fault_names, *job_names):
         catalogue_entry(name)
     from gpudiag.app.selftest.selftest import SelftestRequest, default_output, judge_directory
     from gpudiag.app.selftest.selftest import selftest as run_selftest
@@ -91,7 +91,7 @@ def selftest(
 
         directory = output or default_output()
         request = SelftestRequest(
-            run=run, output=directory, faults=names, jobs=others, workloads=split_words(workloads), quick=quick
+            run=run, output=directory, faults=fault_names, jobs=job_names, workloads=split_words(workloads), quick=quick
         )
         with FaultProgress() as progress:
             result = run_selftest(request, progress.heard, progress.say)

@@ -42,7 +42,7 @@ def table(
 ) -> None:
     """Compare many runs in one table.
 
-    Ranks results only if they differ in nothing but the strategy; otherwise the table names the differences. Names
+    Ranks results that differ only in the strategy, and names the differences of all others. Names
     directories that cannot be read, and shows the others.
     """
     from gpudiag.app.table import forms
@@ -61,6 +61,7 @@ def table(
 
 
 def _forms(text: str, *, to_csv: bool) -> tuple[str, ...]:
+    """Return the names of forms. Raise UsageError for an unknown one, and for several with CSV."""
     names = tuple(FORMS) if text.strip() == "all" else split_words(text)
     for name in names:
         if name not in FORMS:

@@ -1,5 +1,5 @@
 """Describe the machine: its inventory, the ceilings of its links, and their measured bandwidths.
 
-`inventory/` needs neither a framework nor CUDA; `measure` runs the programs of `probes/` and compares their results
-with the `ceilings`; `facts_file` writes facts.json.
+`inventory/` reads the hardware, and needs neither a framework nor CUDA. `measure` runs the probe programs by means of
+`probes/`, and compares their results with the `ceilings`. `facts_file` reads and writes facts.json.
 """

@@ -1,18 +1,18 @@
-"""Upper bounds that the hardware sets on each path, with their sources. Pure functions; 1 GB/s is 1e9 bytes/s.
+"""Compute the bandwidth that the hardware allows on each path: its ceiling, with its source. 1 GB/s is 1e9 bytes/s.
 
-PCI Express, one way (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2):
+The ceiling of PCI Express, one way, is (PCI Express Base Specification 6.0, sections 2.2, 3.6, 4.2):
 
     lanes x transfer rate x encoding / 8 x payload / (payload + overhead)
 
-- transfer rate 2.5, 5, 8, 16, 32, 64 GT/s for generations 1 to 6; encoding 8b/10b up to generation 2, 128b/130b up to
-  5, and in generation 6 a FLIT of 256 bytes carries 236 bytes of packets;
-- a packet carries at most the maximum payload size, 256 bytes on nearly every server and PC (128 in some VMs and
-  laptops);
-- overhead per packet: framing and sequence number 4 bytes, link CRC 4 bytes (in generation 6 the FLIT holds both), and
-  the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
+- The transfer rate is 2.5, 5, 8, 16, 32, 64 GT/s for generations 1 to 6.
+- The encoding is 8b/10b up to generation 2 and 128b/130b up to 5. In generation 6 a FLIT of 256 bytes carries 236 bytes
+  of packets.
+- The payload of a packet is at most 256 bytes on nearly every server and PC (128 in some VMs and laptops).
+- The overhead per packet is 4 bytes of framing and sequence number, 4 bytes of link CRC (in generation 6 both are part
+  of the FLIT), and the header: 16 bytes for a write (device to host), 12 for a read's completion (host to device).
 
-Acknowledgements and flow control take another 1 to 3 %, which the ceiling ignores: healthy links reach 93 to 97 % of
-it.
+Acknowledgements and flow control take another 1 to 3 %, which the ceiling ignores. Healthy links reach 93 to 97 % of
+the ceiling.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _FRAMING_AND_CRC_BYTES = 8
 _WRITE_HEADER_BYTES, _COMPLETION_HEADER_BYTES = 16, 12
 _FLIT_GENERATION = 6
 
-#: One-way GB/s of an NVLink lane by version, as NVIDIA's data sheets count it (both ways: P100 160 GB/s over 4 lanes,
-#: V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18).
+#: One-way GB/s of an NVLink lane by version, from NVIDIA's data sheets. They state the sum of all lanes and both ways:
+#: P100 160 GB/s over 4 lanes, V100 300 over 6, A100 600 over 12, H100 and H200 900 over 18, B200 1800 over 18.
 _NVLINK_LANE_GB_PER_S = {1: 20.0, 2: 25.0, 3: 25.0, 4: 25.0, 5: 50.0}
 
 Way = Literal["host_to_device", "device_to_host"]
 
 
 class PathCeiling(msgspec.Struct, frozen=True, kw_only=True):
-    """An upper bound and its source, or None and the reason."""
+    """An upper bound in GB/s and its source; or None, and in `source` the reason."""
 
     gb_per_s: float | None = None
     source: str
@@ -63,7 +63,7 @@ def pcie_gb_per_s(generation: int, width: int, way: Way) -> float:
 
 
 def pcie(link: PcieLink, way: Way) -> PathCeiling:
-    """Return the ceiling of a GPU's PCIe link, from generation and width under load, else from its maximum."""
+    """Return the ceiling of a GPU's PCIe link: from generation and width under load, or else from their maxima."""
     measured = link.under_load and link.generation is not None and link.width is not None
     generation = link.generation if measured else link.maximum_generation
     width = link.width if measured else link.maximum_width
@@ -94,7 +94,7 @@ def both_ways(there: PathCeiling, back: PathCeiling) -> PathCeiling:
 
 
 def all_at_once(each: list[PathCeiling]) -> PathCeiling:
-    """Add the ceilings of links as if they shared no part of their paths."""
+    """Add the ceilings of links that are used at once, as if they shared no part of their paths."""
     total = 0.0
     for ceiling in each:
         if ceiling.gb_per_s is None:
@@ -120,14 +120,14 @@ def nvlink(a: Gpu, lanes: int) -> PathCeiling:
 
 
 def peer(a: Gpu, b: Gpu, link: Link | None) -> PathCeiling:
-    """Return the one-way ceiling of direct copies from a to b: over NVLink, else over the slower PCIe link."""
+    """Return the one-way ceiling of direct copies from a to b: that of NVLink, or else of the slower PCIe link."""
     if link is not None and link.lanes > 0:
         return nvlink(a, link.lanes)
     return staged(a, b)
 
 
 def staged(a: Gpu, b: Gpu) -> PathCeiling:
-    """Return the one-way ceiling of copies over PCIe, directly or through the host: the slower of the two links."""
+    """Return the one-way ceiling of copies over PCIe, directly or through the host: that of the slower link."""
     out, into = pcie(a.pcie, "device_to_host"), pcie(b.pcie, "host_to_device")
     if out.gb_per_s is None or into.gb_per_s is None:
         return out if out.gb_per_s is None else into
@@ -138,7 +138,7 @@ def staged(a: Gpu, b: Gpu) -> PathCeiling:
 def on_device(gpu: Gpu) -> PathCeiling:
     """Return the ceiling of a copy within a GPU, counting copied bytes once: half of memory clock x 2 x bus width.
 
-    NVML's memory clock times two is the data rate per pin for HBM and GDDR alike.
+    For HBM and GDDR, twice NVML's memory clock is the data rate per pin.
     """
     clock, bits = gpu.memory_clock.maximum_mhz, gpu.memory_bus_bits
     if not clock or not bits:

@@ -12,8 +12,8 @@ from gpudiag.model.facts import FACTS_SCHEMA, Facts
 from gpudiag.model.run_directory import encode_json, write_whole
 from gpudiag.model.sanitize import sanitize
 
+#: Maximum size of a file; the facts of 16 GPUs with all measurements take less than 1 MB.
 _MOST_BYTES = 64 << 20
-"""A full probe of 16 GPUs is below 1 MB."""
 _HINT = "Write it with `gpudiag topology --save FILE` or `gpudiag bandwidth`."
 
 
@@ -27,13 +27,13 @@ def save_facts(facts: Facts, path: Path) -> None:
     os.umask(umask)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # as readable as any file
+        write_whole(path, encode_json(facts), mode=0o666 & ~umask, sync=True)  # with the usual permissions
     except OSError as error:
         raise GpudiagError(f"cannot write {path}: {error.strerror}", "Choose another path with --save.") from error
 
 
 def decode_facts(data: bytes, source: str = "facts") -> Facts:
-    """Decode facts, and make every string in them harmless for terminals.
+    """Decode facts, and remove control characters from every string in them.
 
     Args:
         data: the JSON.

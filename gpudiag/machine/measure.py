@@ -27,15 +27,15 @@ def probe_machine(
     """Run every probe that applies to this machine.
 
     Args:
-        facts: its inventory.
-        quick: the essential paths only.
-        p2p: False to measure NCCL with peer access off if quick.
-        timeout_s: bound on loading and, again, on measuring of each program.
+        facts: the inventory of the machine.
+        quick: measure only the essential paths.
+        p2p: with `quick`, measure NCCL without peer access if this is False.
+        timeout_s: limit on the loading of each program, and on its measuring.
         on_progress: called from several threads.
 
     Returns:
         The facts with bandwidth, latency, collectives and fits. A program that failed is in `skipped` with its reason
-        and in `probes` with its status; the others are not affected.
+        and in `probes` with its status. Its failure does not affect other programs.
     """
     began = time.perf_counter()
     plan, skipped = plan_probes(facts, programs_directory(), quick=quick, p2p=p2p, timeout_s=timeout_s)
@@ -46,7 +46,7 @@ def probe_machine(
 
 
 def failed_probes(facts: Facts) -> tuple[str, ...]:
-    """Return the names of probes that failed, wholly or in part; unavailable probes do not count as failed."""
+    """Return the names of probes that failed, wholly or in part. A probe that is unavailable here has not failed."""
     return tuple(
         name
         for name, report in facts.probes.items()

@@ -1,1 +1,4 @@
-"""Predict the step time of each strategy from facts, gradient sizes and compute time, without any framework."""
+"""Model the cost of communication from the machine's facts and the gradient sizes, without any framework.
+
+The strategies (`training/strategies`) predict their step times by means of these models.
+"""

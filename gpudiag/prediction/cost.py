@@ -1,4 +1,4 @@
-"""Cost of communication, and of buckets that overlap with backward as in DistributedDataParallel."""
+"""Compute the cost of communication in buckets that overlap with backward, as in DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ONE_DEVICE = Cost(exposed_ms=0.0, exchange_ms=0.0, reason="one device communicat
 
 
 def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, reason: str, *, holds: float) -> Cost:
-    """Return the cost of reducing buckets sequentially, each as soon as it is complete.
+    """Return the cost of reducing buckets sequentially. The reduction of a bucket begins when it is complete.
 
     Args:
         now: the machine and the model.
@@ -47,25 +47,31 @@ def bucketed(now: Situation, candidate: Candidate, curve: Curve, wire: float, re
     """
     if now.devices < 2:
         return ONE_DEVICE
-    total = now.model.total_bytes
+    total_bytes = now.model.total_bytes
 
-    def time(size: float) -> float:
+    def reduction_ms(size: float) -> float:
         return curve.time_ms(size * wire, now.devices) + _PER_BUCKET_US / 1e3
 
     buckets = now.bucket_times(ddp_buckets(now.model.sizes, candidate.bucket_mb))
-    communication = sum(time(size) for size, _ in buckets)
-    backward = now.compute.backward_ms
+    communication_ms = sum(reduction_ms(size) for size, _ in buckets)
     # Gradients are copied into the buckets and out of them, and rounded if they are sent compressed.
-    bucket_copy = 2 * now.on_device_ms(total) + (now.on_device_ms(1.5 * total) if candidate.lossy else 0.0)
-    slower = holds * min(communication, backward)
-    backward += slower
-    stretch = backward / now.compute.backward_ms if now.compute.backward_ms else 1.0
-    end = 0.0
-    for size, ready in buckets:
-        end = max(end, ready * stretch) + time(size)
-    exposed = max(0.0, end - backward) + slower + bucket_copy
-    hidden = max(0.0, communication - max(0.0, end - backward))
-    explanation = f"{total * wire / 1e6:.0f} MB in {len(buckets)} buckets take {communication:.1f} ms"
+    bucket_copy_ms = 2 * now.on_device_ms(total_bytes)
+    if candidate.lossy:
+        bucket_copy_ms += now.on_device_ms(1.5 * total_bytes)
+    # Communication kernels slow concurrent backward kernels, so that buckets are complete later.
+    slowdown_ms = holds * min(communication_ms, now.compute.backward_ms)
+    backward_ms = now.compute.backward_ms + slowdown_ms
+    stretch = backward_ms / now.compute.backward_ms if now.compute.backward_ms else 1.0
+    end_ms = 0.0
+    for size, ready_ms in buckets:
+        end_ms = max(end_ms, ready_ms * stretch) + reduction_ms(size)
+    after_backward_ms = max(0.0, end_ms - backward_ms)
+    hidden_ms = max(0.0, communication_ms - after_backward_ms)
+    explanation = f"{total_bytes * wire / 1e6:.0f} MB in {len(buckets)} buckets take {communication_ms:.1f} ms"
     if now.compute.backward_ms:
-        explanation += f", {hidden:.1f} of them behind backward"
-    return Cost(exposed_ms=exposed, exchange_ms=communication, reason=f"{reason}: {explanation}")
+        explanation += f", {hidden_ms:.1f} of them behind backward"
+    return Cost(
+        exposed_ms=after_backward_ms + slowdown_ms + bucket_copy_ms,
+        exchange_ms=communication_ms,
+        reason=f"{reason}: {explanation}",
+    )

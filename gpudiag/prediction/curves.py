@@ -8,13 +8,13 @@ from itertools import pairwise
 from gpudiag.model.facts import QUEUED, Collective, Facts
 from gpudiag.units import bus_factor
 
-#: The slope beyond the largest measured size is computed from the next size that is at most this share of it.
+#: Above the largest measured size, the slope is that from the next size which is at most this share of the largest.
 _FAR = 0.7
-#: µs of a ring all-reduce: to start it, and per hop over NVLink and over PCIe or host memory. These values are from the
-#: tables by which NCCL chooses (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple; the same since
-#: 2.8).
+#: µs to start a ring all-reduce, µs per hop over NVLink, and µs per hop over PCIe or host memory. The values are from
+#: the tables by which NCCL chooses its algorithm (`baseLatencies`, `hwLatencies` in src/graph/tuning.cc, Ring, Simple;
+#: the same since 2.8).
 _RING_US, _NVLINK_HOP_US, _PCIE_HOP_US = 8.4, 3.4, 5.7
-#: Bytes up to which an all-reduce takes no longer than its latency on any link.
+#: An all-reduce of at most this many bytes takes only its latency, on any link.
 _SMALL = 1 << 15
 
 
@@ -23,58 +23,61 @@ class Curve:
 
     Between two measured sizes the time is interpolated linearly. Above the largest size, the slope is that between the
     largest and a clearly smaller size. Below the smallest size, the time falls linearly to that of an empty all-reduce,
-    so a single point determines a bandwidth. For a different number of ranks, latency scales with the hops, and the
-    remaining time with the bytes per link: time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
+    so that a single point is sufficient for a bandwidth. If the number of ranks changes from n to m, the latency scales
+    with the number of hops, and the remaining time with the bytes per link:
+    time = latency (m - 1)/(n - 1) + bytes x factor(m) / busbw.
 
     Args:
-        points: measured bytes and ms.
+        points: measured bytes → ms.
         ranks: number of ranks in the measurement.
-        empty_ms: time of an empty all-reduce; ignored unless less than the time of the smallest measured size.
+        empty_ms: time of an empty all-reduce. It is ignored if small sizes were measured.
     """
 
     def __init__(self, points: dict[int, float], ranks: int, *, empty_ms: float | None = None) -> None:
         self._points = sorted(points.items())
         self.ranks = ranks
-        smallest, took = self._points[0]
-        if empty_ms is not None and smallest > _SMALL and empty_ms < took:
+        smallest, smallest_ms = self._points[0]
+        if empty_ms is not None and smallest > _SMALL and empty_ms < smallest_ms:
             self._points.insert(0, (0, empty_ms))
 
     def time_ms(self, size: float, ranks: int | None = None) -> float:
-        """Return the time of an all-reduce of `size` bytes per rank."""
-        alone = self._measured(size)
+        """Return the time of an all-reduce of `size` bytes per rank; `ranks` is None for the measured number."""
+        measured_ms = self._interpolated(size)
         if ranks is None or ranks == self.ranks or self.ranks < 2:
-            return alone
+            return measured_ms
         if ranks < 2:
             return 0.0
-        latency = min(alone, self._points[0][1])
-        here, there = bus_factor("all_reduce", self.ranks) or 1.0, bus_factor("all_reduce", ranks) or 1.0
-        return latency * (ranks - 1) / (self.ranks - 1) + (alone - latency) * there / here
+        latency_ms = min(measured_ms, self._points[0][1])
+        link_bytes = (bus_factor("all_reduce", ranks) or 1.0) / (bus_factor("all_reduce", self.ranks) or 1.0)
+        return latency_ms * (ranks - 1) / (self.ranks - 1) + (measured_ms - latency_ms) * link_bytes
 
     def busbw(self, size: float) -> float:
         """Return the bus bandwidth in GB/s at this size."""
-        return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._measured(size) * 1e6)
+        return size * (bus_factor("all_reduce", self.ranks) or 1.0) / (self._interpolated(size) * 1e6)
 
-    def _measured(self, size: float) -> float:
+    def _interpolated(self, size: float) -> float:
+        """Return the time in ms of an all-reduce with the measured number of ranks."""
         points = self._points
         if size <= points[0][0]:
             return points[0][1]
-        for (a, at), (b, bt) in pairwise(points):
-            if a <= size <= b:
-                return at + (size - a) / (b - a) * (bt - at)
-        last, took = points[-1]
-        # The slope between points of similar size is noise.
-        far = [(a, at) for a, at in points if a <= _FAR * last]
-        if not far:
-            return took * size / last
-        a, at = far[-1]
-        slope = max((took - at) / (last - a), 0.5 * took / last)
-        return took + (size - last) * slope
+        for (low, low_ms), (high, high_ms) in pairwise(points):
+            if low <= size <= high:
+                return low_ms + (size - low) / (high - low) * (high_ms - low_ms)
+        largest, largest_ms = points[-1]
+        # The slope between points of similar size would be noise.
+        smaller = [(point, ms) for point, ms in points if point <= _FAR * largest]
+        if not smaller:
+            return largest_ms * size / largest
+        low, low_ms = smaller[-1]
+        slope = max((largest_ms - low_ms) / (largest - low), 0.5 * largest_ms / largest)
+        return largest_ms + (size - largest) * slope
 
 
 def measured_curve(facts: Facts, transport: str, ranks: int) -> Curve | None:
-    """Return the curve of a transport for the measured number of ranks nearest to `ranks`; None if not measured.
+    """Return the curve of a transport, with the measured number of ranks nearest to `ranks`; None if not measured.
 
-    Measurements in which the host runs ahead of the device are preferred, because it does so in training.
+    If a size was also measured with the host running ahead of the device, this measurement is used, because the host
+    runs ahead in training.
     """
     by_ranks: dict[int, dict[int, float]] = {}
     for name in (transport, transport + QUEUED):
@@ -105,5 +108,5 @@ def curves_of(collectives: Iterable[Collective]) -> dict[str, Curve]:
 
 
 def empty_all_reduce_ms(ranks: int, *, nvlink: bool = False) -> float:
-    """Return the time of an empty ring all-reduce: its start, and its 2(n - 1) hops."""
+    """Return the time of an empty ring all-reduce of n ranks: the time to start it, and 2(n - 1) hops."""
     return (_RING_US + 2 * (ranks - 1) * (_NVLINK_HOP_US if nvlink else _PCIE_HOP_US)) / 1e3

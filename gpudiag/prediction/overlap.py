@@ -1,4 +1,4 @@
-"""Split a step into its phases, and gradients into buckets that become ready during backward."""
+"""Split a step into its phases, and gradients into buckets that are complete at different times of backward."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ from itertools import accumulate
 from gpudiag.model.benchmarks.prediction import Compute
 
 MIB = 1 << 20
-#: DistributedDataParallel's defaults: a first bucket of 1 MiB, so that communication starts early, then 25 MiB
-#: (torch.distributed, `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`).
+#: DistributedDataParallel's default sizes of the first bucket and of the others. The first is small, so that
+#: communication starts early (torch.distributed, `_DEFAULT_FIRST_BUCKET_BYTES` and `bucket_cap_mb`).
 FIRST_MIB, MOST_MIB = 1.0, 25.0
-#: Backward's share of forward and backward: it computes gradients of inputs and of weights, forward only outputs.
+#: Backward's share of forward and backward. Backward computes gradients of inputs and of weights, forward only outputs.
 BACKWARD_SHARE = 2 / 3
 #: The update's share of a step of which only the duration is known.
 _UPDATE_SHARE = 0.06
 
 
 def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[list[int]]:
-    """Return the indices of the gradients in each bucket, in the order in which they are ready, as DDP groups them.
+    """Group gradients into buckets as DDP does, and return the indices of the gradients in each bucket.
 
-    The gradient with which a bucket reaches its size closes it, so that a large gradient shares its bucket with the
-    preceding ones (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
+    A bucket is closed by the gradient with which it reaches its size, so that a large gradient shares its bucket with
+    the preceding ones (`compute_bucket_assignment_by_size` in PyTorch's reducer.cpp).
+
+    Args:
+        sizes: bytes of the gradients, in the order in which they are ready.
+        bucket_mb: size of a bucket in MiB; None for DDP's default.
 
     >>> ddp_buckets([MIB // 2, MIB, 30 * MIB, MIB])
     [[0, 1], [2], [3]]
@@ -41,11 +45,11 @@ def ddp_buckets(sizes: Sequence[int], bucket_mb: float | None = None) -> list[li
 
 
 def parts_of(step_ms: float, source: str) -> Compute:
-    """Split a step with known duration only into forward, backward and update."""
-    work = step_ms * (1 - _UPDATE_SHARE)
+    """Split a step of which only the duration is known into forward, backward and update."""
+    layers_ms = step_ms * (1 - _UPDATE_SHARE)
     return Compute(
-        forward_ms=work * (1 - BACKWARD_SHARE),
-        backward_ms=work * BACKWARD_SHARE,
+        forward_ms=layers_ms * (1 - BACKWARD_SHARE),
+        backward_ms=layers_ms * BACKWARD_SHARE,
         update_ms=step_ms * _UPDATE_SHARE,
         step_ms=step_ms,
         source=source,
@@ -53,6 +57,9 @@ def parts_of(step_ms: float, source: str) -> Compute:
 
 
 def ready_at(shares: Sequence[float], backward_ms: float) -> list[float]:
-    """Return the time at which each gradient is ready, in ms from the start of backward, by its share of backward."""
+    """Return the time at which each gradient is ready, in ms from the start of backward.
+
+    Gradients are computed sequentially. `shares` are the relative durations of their computation.
+    """
     total = sum(shares)
-    return [backward_ms * done / total for done in accumulate(shares)] if total else []
+    return [backward_ms * completed / total for completed in accumulate(shares)] if total else []

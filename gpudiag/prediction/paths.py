@@ -1,7 +1,7 @@
-"""Rates and latencies of a machine's paths, from measurements, or assumed from its links.
+"""Return the rates and latencies of a machine's paths, measured, or else assumed from its links.
 
-Measured values are used if available. Other values are assumed from the hardware (kind of link, PCIe generation and
-width), at the share of the ceiling that healthy links reach. Assumed values are listed in `assumed`.
+An assumed rate is the share of the hardware's ceiling (by kind of link, PCIe generation and width) that healthy links
+reach. `Paths.assumed` lists the assumed values.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from itertools import pairwise, permutations
 
 from gpudiag.model.facts import Facts, Gpu
 
+#: Number of the host; GPUs are numbered from 0.
 HOST = -1
-"""The host, beside GPUs numbered from 0."""
 
 #: Raw GB/s of a PCIe lane, one way, by generation (line rate times encoding).
 _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
@@ -22,15 +22,16 @@ _PCIE_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.97, 5: 3.94, 6: 7.56}
 _NVLINK_LANE = 20.0
 #: Share of the raw rate that copies reach: packet headers take 8 to 12 %, flow control a little more.
 _PCIE_SHARE, _NVLINK_SHARE = 0.8, 0.85
-#: Assumed generation and width of an unknown link: the minimum in servers with several GPUs since 2012.
+#: Assumed generation and width of an unknown PCIe link: the minimum in servers with several GPUs since 2012.
 _UNKNOWN_PCIE = (3, 16)
 #: Assumed µs to start a copy between host and GPU, or between GPUs with peer access.
 _HOP_US = 8.0
-#: Assumed GB/s of host memory per core, and bounds for all cores: a core sustains 3 to 15 GB/s alone, and few sockets
-#: more than 200.
-_MEMORY_PER_CORE, _LEAST_MEMORY, _MOST_MEMORY = 4.0, 20.0, 200.0
+#: Assumed GB/s of host memory per core. A core alone reaches 3 to 15 GB/s.
+_MEMORY_PER_CORE = 4.0
+#: Bounds of the assumed GB/s of host memory. Few sockets reach more.
+_LEAST_MEMORY, _MOST_MEMORY = 20.0, 200.0
 
-#: Rates in GB/s below this count as not measured, to avoid division by tiny values.
+#: Smallest rate in GB/s that counts as measured, so that no rate is divided by a tiny value.
 _LEAST_RATE = 1e-6
 
 
@@ -39,8 +40,11 @@ class Paths:
 
     Args:
         facts: the machine.
-        devices: inventory indices of the training GPUs; the methods take positions in this list.
+        devices: inventory indices of the training GPUs. The methods take positions in this list.
         p2p: False if peer access is disabled.
+
+    Attributes:
+        assumed: values that were not measured, in words, by name.
     """
 
     def __init__(self, facts: Facts, devices: Sequence[int], *, p2p: bool = True) -> None:
@@ -95,14 +99,14 @@ class Paths:
     def all_rate(self, path: str) -> float:
         """Return each GPU's rate while all copy to (`device_to_host`) or from (`host_to_device`) the host at once.
 
-        The measurement uses all GPUs of the machine. Fewer GPUs are limited by their links.
+        The sum of all rates was measured with all GPUs of the machine. A GPU's rate is at most that of its own link.
         """
-        alone = min(self._host_rate(path, gpu) for gpu in range(len(self)))
+        slowest_link = min(self._host_rate(path, gpu) for gpu in range(len(self)))
         ends = ("host", "all") if path == "host_to_device" else ("all", "host")
-        together = self._measured.get((path, *ends, "one_way", None))
-        if together is None or len(self) < 2:
-            return alone
-        return min(alone, together / len(self))
+        sum_of_rates = self._measured.get((path, *ends, "one_way", None))
+        if sum_of_rates is None or len(self) < 2:
+            return slowest_link
+        return min(slowest_link, sum_of_rates / len(self))
 
     def all_rate_both(self) -> float:
         """Return each GPU's rate each way while all copy to and from the host at once."""
@@ -140,7 +144,7 @@ class Paths:
         return statistics.median(times) if times else self._assume("latency", hops * _HOP_US, "µs per copy")
 
     def host_memory(self) -> float:
-        """Return the GB/s that the CPUs read and write. Copied bytes count twice here, but once in the measurement."""
+        """Return the GB/s that the CPUs read and write. A copied byte counts twice, but in the measurement once."""
         rates = [
             record.gb_per_s
             for record in self.facts.bandwidth
@@ -155,13 +159,12 @@ class Paths:
     def ring(self) -> tuple[tuple[int, int], ...]:
         """Return the pairs of neighbours of the best ring over all GPUs: the ring whose slowest link is fastest.
 
-        Only links between neighbours count, so that a mesh with partial peer access (DGX-1) has a ring of direct links.
+        Only links between neighbours matter. So a mesh with partial peer access (DGX-1) has a ring of direct links.
         """
         count = len(self)
         if count < 2:
             return ()
-        # All 5040 rings of 8 GPUs are evaluated. For more GPUs, the ring follows the GPU numbers, which NCCL assigns
-        # well.
+        # Up to 8 GPUs, all rings (5040) are evaluated. With more GPUs, the ring follows their numbers.
         orders = permutations(range(1, count)) if count <= 8 else [tuple(range(1, count))]
         closed = (tuple(pairwise((0, *order, 0))) for order in orders)
         rates = {(a, b): self.rate_both(a, b) for a, b in permutations(range(count), 2)}
@@ -178,16 +181,16 @@ class Paths:
         return self.ring_is_direct and all(self.nvlink(a, b) for a, b in self.ring)
 
     def ring_rate(self) -> float:
-        """Return the rate each way along the best ring's slowest link, while every GPU sends and receives."""
+        """Return the rate per direction of the best ring's slowest link, while every GPU sends and receives."""
         return min((self.rate_both(a, b) for a, b in self.ring), default=float("inf"))
 
     @property
     def ring_staging_is_measured(self) -> bool:
         """Return whether staged copies in both directions at once were measured along the whole ring."""
-        wanted = ("peer", "both_ways", False)
-        ways = {(src, dst) for path, src, dst, way, access in self._measured if (path, way, access) == wanted}
+        staged = ("peer", "both_ways", False)
+        measured = {(src, dst) for path, src, dst, way, access in self._measured if (path, way, access) == staged}
         names = [(f"gpu:{self.devices[a]}", f"gpu:{self.devices[b]}") for a, b in self.ring]
-        return all((a, b) in ways or (b, a) in ways for a, b in names)
+        return all((a, b) in measured or (b, a) in measured for a, b in names)
 
     def nvlink(self, a: int, b: int) -> bool:
         """Return whether NVLink joins two GPUs: by the link's kind, or because both are SXM boards."""
@@ -211,18 +214,18 @@ class Paths:
             rate = self._measured.get(("peer", dst, src, way, direct))
         if rate is not None:
             return rate
-        both = 2.0 if way == "both_ways" else 1.0
+        directions = 2.0 if way == "both_ways" else 1.0
         if not direct:
-            # A staged copy leaves one GPU and enters the other at the same time, over separate links.
-            return both * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
+            # A staged copy uses the links of both GPUs at the same time.
+            return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
         link = self._links.get(frozenset((self.devices[a], self.devices[b])))
         if link is not None and self.nvlink(a, b):
             lanes = link.lanes or int(link.kind.removeprefix("NV")) if link.kind.startswith("NV") else 1
             gpu = self._gpus.get(self.devices[a])
             known = [lane.gb_per_s for lane in gpu.nvlinks if lane.gb_per_s] if gpu is not None else []
             lane_rate = min(known) if known else _NVLINK_LANE
-            return both * self._assume(f"{src}-{dst}", lanes * lane_rate * _NVLINK_SHARE, "GB/s by its lanes")
-        return both * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
+            return directions * self._assume(f"{src}-{dst}", lanes * lane_rate * _NVLINK_SHARE, "GB/s by its lanes")
+        return directions * min(self._host_rate("device_to_host", a), self._host_rate("host_to_device", b))
 
     def _pcie(self, gpu: Gpu | None) -> float:
         link = gpu.pcie if gpu is not None else None
@@ -235,5 +238,6 @@ class Paths:
         )
 
     def _assume(self, name: str, value: float, unit: str) -> float:
+        """Return the value, and list it in `assumed`."""
         self.assumed[name] = f"{value:.3g} {unit}"
         return value

@@ -20,10 +20,10 @@ class Situation:
 
     Args:
         facts: the machine.
-        model: the trained model. Without its compute time, nothing overlaps with it.
+        model: the trained model. If its compute time is unknown, no communication is hidden.
         devices: number of training devices: the first visible GPUs, or CPU processes without a GPU.
         p2p: False if peer access is disabled.
-        curves: measured all-reduces that override those of the facts, by transport.
+        curves: measured all-reduces by transport. They replace those of the facts.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Situation:
         return self.paths.ring_is_direct
 
     def ring_rate(self) -> float:
-        """Return the bus bandwidth in GB/s that a ring over the GPUs' links should reach."""
+        """Return the bus bandwidth in GB/s that an all-reduce around the best ring should reach."""
         assumed_staging = not self.peer_access and not self.paths.ring_staging_is_measured
         return self.paths.ring_rate() * (_STAGED_RING if assumed_staging else 1.0)
 
@@ -71,16 +71,16 @@ class Situation:
         return Curve({0: empty, 1 << 30: empty + 2 * (count - 1) / count * (1 << 30) / (self.ring_rate() * 1e6)}, count)
 
     def rooted_ms(self, size: float, *, spread: bool) -> float:
-        """Return the time of reducing parameters to their owners over NCCL and broadcasting them back to all GPUs.
+        """Return the time in ms of reducing gradients to their owners over NCCL and broadcasting parameters back.
 
-        Over direct links, both pass every link once, in one direction, at the rate of an all-reduce. Through the host,
-        a GPU's link cannot send and receive at full rate at once. In a rooted collective, the first GPU in the chain
-        only sends and the last only receives. With owners on all n GPUs, this takes (n - 1) / n of the time at an
-        all-reduce's rate; with one owner and rings in every order, (2n - 3) / (2n - 2).
+        Over direct links, the reduction and the broadcast each pass every link once, in one direction, at the rate of
+        an all-reduce. Through the host, a GPU's link cannot send and receive at full rate at once. There a reduction or
+        broadcast is faster than this, because the first GPU in its chain only sends and the last only receives. It
+        takes (n - 1) / n of the time if all n GPUs are owners, and (2n - 3) / (2n - 2) if one GPU is the owner.
 
         Args:
             size: bytes of all parameters.
-            spread: all GPUs own equal shares; if False, one GPU is the only owner.
+            spread: all GPUs own equal shares. If False, one GPU is the only owner.
         """
         count = self.devices
         curve = self.nccl_curve or self.ring_curve()
@@ -90,12 +90,12 @@ class Situation:
 
     def bucket_times(self, buckets: Sequence[Sequence[int]]) -> list[tuple[int, float]]:
         """Return the bytes of each bucket and the time at which it is complete, in ms from the start of backward."""
-        sizes, ready = self.model.sizes, self.ready_ms
-        done = list(accumulate((max(ready[i] for i in bucket) for bucket in buckets), max))
-        return [(sum(sizes[i] for i in bucket), time) for bucket, time in zip(buckets, done, strict=True)]
+        sizes, ready_ms = self.model.sizes, self.ready_ms
+        complete_ms = list(accumulate((max(ready_ms[i] for i in bucket) for bucket in buckets), max))
+        return [(sum(sizes[i] for i in bucket), ms) for bucket, ms in zip(buckets, complete_ms, strict=True)]
 
     def curve(self, transport: str) -> Curve | None:
-        """Return the measured curve of an all-reduce over this transport on this machine."""
+        """Return the measured curve of an all-reduce over this transport; None if it was not measured."""
         given = self._curves.get(transport)
         return given if given is not None else measured_curve(self.facts, transport, self.devices)
 
@@ -105,7 +105,7 @@ class Situation:
         return self.curve(nccl_transport(p2p=self.p2p))
 
     def on_device_ms(self, size: float) -> float:
-        """Return the time of copying bytes within a GPU, as bucket copies and rounding do."""
+        """Return the time in ms of copying bytes within a device, as bucket copies and rounding do."""
         rates = [record.gb_per_s for record in self.facts.bandwidth if record.path == "device_to_device"]
         if rates:
             rate = min(rates)
@@ -116,11 +116,11 @@ class Situation:
         return size / (rate * 1e6)
 
 
-#: Share of the links' rate that a ring through host memory reaches, because a GPU's kernel alternates with the kernel
-#: of the next GPU that reads its output.
+#: Share of the links' rate that a ring through host memory reaches. A GPU's kernel and the next GPU's kernel, which
+#: reads its output, alternate.
 _STAGED_RING = 0.55
-#: Assumed GB/s of copies within a GPU, by the major number of its compute capability: approximate rate of the smaller
-#: boards of each generation. Copied bytes count once.
+#: Assumed GB/s of copies within a GPU, by the major number of its compute capability. The values are approximate rates
+#: of the smaller boards of each generation. Copied bytes count once.
 _DEVICE_MEMORY = {5: 110.0, 6: 150.0, 7: 250.0, 8: 350.0, 9: 1300.0, 10: 2500.0, 12: 600.0}
 
 

@@ -1,11 +1,11 @@
 """Simulate transfers of tensors or buckets over links that carry one transfer at a time.
 
-Worked example. GPU 0 owns two tensors of 10 ms each: the first goes to GPUs 1 and 2, the second to GPU 1. The three
-transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. If GPU 1 also sends 10 ms to GPU 2, requested last,
-the link into GPU 2 is busy from 10 to 20, so that this transfer ends at 30 as well.
+Worked example. GPU 0 owns two tensors, each of which takes 10 ms to transfer. The first goes to GPUs 1 and 2, the
+second to GPU 1. The three transfers share the link out of GPU 0 and end at 10, 20 and 30 ms. Then GPU 1 requests a
+transfer of 10 ms to GPU 2. The link into GPU 2 is busy from 10 to 20 ms, so that this transfer ends at 30 ms as well.
 
-The time of communication after the end of the overlapping compute is exposed. Example: backward takes 10 ms and
-completes two buckets, at 4 and at 10 ms, which take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
+Communication after the end of the overlapping compute is exposed. Worked example. Backward takes 10 ms and completes
+two buckets, at 4 and at 10 ms, whose transfers take 5 ms each. The first ends at 9 ms and is hidden. The second ends at
 15 ms, so 5 ms are exposed. If they took 8 ms each, they would end at 12 and 20 ms: 10 of 16 ms exposed, 6 ms hidden.
 """
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from gpudiag.prediction.paths import HOST, Paths
 
+#: Bytes per ms at 1 GB/s.
 _BYTES_PER_MS = 1e6
-"""1 GB/s."""
-#: Below this share of the one-way rate, two staged copies in opposite directions share one path through the host.
+#: Share of the one-way rate. If two staged copies in opposite directions are slower, they share one path in the host.
 _SHARED = 0.75
 #: Size of the host buffer through which a driver stages a copy between GPUs without peer access.
 _STAGING_BYTES = 1 << 20
@@ -68,9 +68,10 @@ def owners_by_size(sizes: Sequence[int], count: int) -> list[int]:
 
 
 def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float = 1.0) -> list[Transfer]:
-    """Let every GPU fetch every tensor from its owner (HOST, or a GPU).
+    """Return the transfers by which every GPU fetches every tensor from its owner (HOST, or a GPU).
 
-    Owners serve the others in the same order, so that transfers of different owners sometimes meet at one receiver.
+    All owners serve the GPUs in the same order, so that transfers of different owners sometimes share a receiver's
+    link.
 
     Args:
         paths: the machine's paths.
@@ -90,7 +91,10 @@ def fetch(paths: Paths, sizes: Sequence[int], owners: Sequence[int], wire: float
 def deliver(
     paths: Paths, sizes: Sequence[int], owners: Sequence[int], ready_ms: Sequence[float], wire: float = 1.0
 ) -> list[Transfer]:
-    """Let every GPU send every tensor to its owner when it is ready, all GPUs the same tensor at the same time."""
+    """Return the transfers by which every GPU sends every tensor to its owner when it is ready.
+
+    All GPUs send a tensor at the same time. Arguments are those of `fetch`; `ready_ms` has a time for each tensor.
+    """
     duplex = len(set(owners)) > 1
     return [
         _transfer(paths, gpu, owner, size * wire, ready_ms=ready, duplex=duplex)
@@ -114,6 +118,6 @@ def _transfer(paths: Paths, src: int, dst: int, size: float, *, ready_ms: float,
         rate = paths.rate(src, dst)
         if paths.rate_both(src, dst) < _SHARED * rate:
             links = (*links, f"staged:{min(src, dst)}-{max(src, dst)}")
-        # The driver fills its buffer before it empties it, so that the data crosses the two links sequentially.
+        # The driver fills its buffer before it empties it, so that the first block crosses the two links sequentially.
         latency_ms += min(size, _STAGING_BYTES) / (paths.rate(src, HOST) * _BYTES_PER_MS)
     return Transfer(links=links, ready_ms=ready_ms, duration_ms=latency_ms + size / (rate * _BYTES_PER_MS))

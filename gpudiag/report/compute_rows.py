@@ -1,4 +1,4 @@
-"""Rows and a line about the classes of kernels, for all kinds of reports."""
+"""Describe the classes of kernels in rows and in a line, for all kinds of reports."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import duration
 
-#: Headings of `compute_cells`.
+#: Headings of `compute_rows`.
 COMPUTE_COLUMNS = ("class", "ms per step", "share", "kernels", "bound")
-#: Analyses have as many classes as there are; a hostile file may have more.
+#: Maximum number of rows. An analysis has fewer classes, but a hostile file may have more.
 _MOST_CLASSES = 16
+#: Maximum number of classes in `compute_line`.
 _MOST_IN_LINE = 4
 
 
@@ -30,7 +31,7 @@ def compute_rows(analysis: Analysis) -> list[tuple[str, ...]]:
 
 
 def compute_line(analysis: Analysis) -> str:
-    """Return a line with the largest classes if compute takes most of the step, else ""."""
+    """Return a line with the largest classes; "" if compute takes less than half of the step."""
     total = _total_ms(analysis)
     if 2 * total < duration(analysis.steps.mean_ms) or not total:
         return ""

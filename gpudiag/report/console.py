@@ -1,4 +1,4 @@
-"""Terminal consoles, and the layout that all terminal reports share."""
+"""Make terminal consoles, and the layout that all terminal reports share."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-#: Columns of output that is not a terminal (log, file, pipe) if neither COLUMNS nor --width is given.
+#: Width of output that is not a terminal (log, file, pipe) if neither COLUMNS nor --width is given.
 PIPE_WIDTH = 100
 #: Spaces between two columns.
 GAP = 2
 
 
 class ReportConsole(Console):
-    """Console that leaves a broken pipe to the command line's error handler instead of exiting with code 1."""
+    """Console that raises on a broken pipe, so that the command line's error handler chooses the exit code."""
 
     def on_broken_pipe(self) -> NoReturn:
         """Raise the broken pipe."""
@@ -30,8 +30,8 @@ class ReportConsole(Console):
 def report_console(file: IO[str] | None = None, *, width: int | None = None) -> Console:
     """Return a console on `file` (default: standard output).
 
-    Colors follow the terminal, NO_COLOR and FORCE_COLOR, which rich reads itself. The width is `width`, else COLUMNS,
-    else the terminal's, else `PIPE_WIDTH`. Markup, emoji codes and highlighting are off because reports print text of
+    rich selects the colors by the terminal, NO_COLOR and FORCE_COLOR. The width is `width`, or else COLUMNS, or else
+    the terminal's, or else `PIPE_WIDTH`. Markup, emoji codes and highlighting are off, because reports print text of
     untrusted files.
     """
     stream = sys.stdout if file is None else file
@@ -48,18 +48,19 @@ def _is_terminal(stream: IO[str]) -> bool:
 
 
 def print_trimmed(console: Console, renderable: RenderableType) -> None:
-    """Print without trailing spaces, so that output can be pasted and compared."""
+    """Print without spaces at the ends of lines, so that the output can be pasted and compared."""
     lines = console.render_lines(renderable, pad=False)
     console.print(Segments([segment for line in lines for segment in (*_trimmed(line), Segment.line())]), end="")
 
 
 def _trimmed(line: list[Segment]) -> list[Segment]:
-    kept = list(line)
-    while kept and not kept[-1].text.strip(" "):
-        kept.pop()
-    if kept:
-        kept[-1] = Segment(kept[-1].text.rstrip(" "), kept[-1].style)
-    return kept
+    """Return the segments of a line without spaces at its end."""
+    segments = list(line)
+    while segments and not segments[-1].text.strip(" "):
+        segments.pop()
+    if segments:
+        segments[-1] = Segment(segments[-1].text.rstrip(" "), segments[-1].style)
+    return segments
 
 
 def heading(words: str) -> Text:
@@ -68,7 +69,7 @@ def heading(words: str) -> Text:
 
 
 def under_headings(sections: Iterable[tuple[str, RenderableType | None]]) -> list[RenderableType]:
-    """Return each section that is not None below its heading, after an empty line."""
+    """Return an empty line, the heading and the section, for each section that is not None."""
     present = ((words, section) for words, section in sections if section is not None)
     return [item for words, section in present for item in (Text(), heading(words), section)]
 
@@ -76,7 +77,7 @@ def under_headings(sections: Iterable[tuple[str, RenderableType | None]]) -> lis
 def plain_table(
     headings: Iterable[str] = (), *, left: Collection[str] = (), dim: bool = False, **column_options: Any
 ) -> Table:
-    """Return a table without lines; columns not named in `left` are right-aligned."""
+    """Return a table without rules. Columns are right-aligned unless `left` has their heading."""
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style="bold dim" if dim else "bold")
     for words in headings:
         table.add_column(words, justify="left" if words in left else "right", **column_options)
@@ -84,16 +85,16 @@ def plain_table(
 
 
 def plain_grid(*columns: dict[str, Any], gap: int = GAP) -> Table:
-    """Return a table without lines or headings; each column has the options of `rich.table.Table.add_column`."""
+    """Return a table without rules and headings. `columns` has options of `rich.table.Table.add_column`."""
     table = Table.grid(padding=(0, gap, 0, 0))
     for options in columns:
-        # A word longer than its line, such as a call to copy, continues on the next line.
+        # A word that is longer than its line, such as a function call, continues on the next line.
         table.add_column(**({} if options.get("no_wrap") else {"overflow": "fold"}) | options)
     return table
 
 
 def drop_columns(columns: dict[str, list[str]], dispensable: Iterable[str], width: int) -> None:
-    """Remove dispensable columns, in this order, until headings and cells fit."""
+    """Remove dispensable columns, in their order, until the table fits into `width`. `columns` has cells by heading."""
     for name in dispensable:
         if sum(GAP + max(map(len, (heading, *cells))) for heading, cells in columns.items()) <= width:
             return
@@ -106,5 +107,5 @@ def indented(words: str) -> Padding:
 
 
 def and_more(lines: list[Text], omitted: int, prefix: str = "") -> list[Text]:
-    """Append how many lines were omitted: `and 3 more`."""
+    """Append the number of omitted lines, if any: `and 3 more`."""
     return [*lines, Text(f"and {prefix}{omitted} more", style="dim")] if omitted > 0 else lines

@@ -1,4 +1,4 @@
-"""Evidence of findings in words: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
+"""Describe the evidence of findings in words: `mean_wait_ms: 26.1` becomes "mean wait 26.1 ms"."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ _NAMES = {
     "exposed_transfer_ms_by_rank": "recorded_transfer_not_overlapped_ms_by_rank",
 }
 _CONFIRMED = "confirmed_by_variations_percent"
-#: Shorter times in ms would be shown as 0.00.
+#: Smallest time in ms that is not rounded to 0.00.
 _SMALLEST_MS = 0.005
 _BYTES = "_bytes"
 _BY_RANK = "_by_rank"
 
 
 def evidence_items(evidence: Mapping[str, Any]) -> list[str]:
-    """Return each item in words, in order, without zeros; deep nesting is cut."""
-    shown = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
-    return [_item(_NAMES.get(key, key), value) for key, value in shown if not _is_zero(key, value)]
+    """Return each item in words, in order, without zeros. Nested tables are replaced by an ellipsis."""
+    items = [(key, _without_zeros(key, value)) for key, value in list(evidence.items())[: 3 * MOST_ITEMS]]
+    return [_item(_NAMES.get(key, key), value) for key, value in items if not _is_zero(key, value)]
 
 
 def _without_zeros(key: str, value: Any) -> Any:
-    """Return a table without zeros, and lateness per rank without the early ranks."""
+    """Return a table without zeros. In a table of times by rank, negative times (of early ranks) are omitted too."""
     if not isinstance(value, dict):
         return value
-    late = key.endswith(_BY_RANK) and "_ms" in key
+    times_by_rank = key.endswith(_BY_RANK) and "_ms" in key
     return {
         label: item
         for label, item in value.items()
-        if not (_is_zero(key, item) or (late and isinstance(item, int | float) and item < 0))
+        if not (_is_zero(key, item) or (times_by_rank and isinstance(item, int | float) and item < 0))
     }
 
 
@@ -83,7 +83,7 @@ def _table(key: str, table: dict[str, Any], unit: str) -> str:
     items = []
     for label, value in list(table.items())[:MOST_ITEMS]:
         name = plain_names(one_line(f"rank {label}" if per_rank else str(label)))[:LONGEST_TEXT]
-        # Without a colon, a name of several words would run into its figure.
+        # A colon separates a name of several words from its figure.
         colon = ":" if " " in name and not per_rank else ""
         items.append(f"{name}{colon} {_value(value, nested=True)} {unit}".rstrip())
     more = f" and {len(table) - MOST_ITEMS} more" if len(table) > MOST_ITEMS else ""
@@ -91,7 +91,7 @@ def _table(key: str, table: dict[str, Any], unit: str) -> str:
 
 
 def _without(key: str, words: str) -> str:
-    """Return `step_now` for `step_ms_now` without `_ms`."""
+    """Remove a unit from a key: `step_ms_now` without `_ms` is `step_now`."""
     return f"{key}_".replace(f"{words}_", "_", 1).removesuffix("_")
 
 

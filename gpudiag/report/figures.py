@@ -1,4 +1,4 @@
-"""Numbers as text: three significant figures, units, rank lists."""
+"""Format numbers as text: with three significant figures, with units, and as lists of ranks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 UNKNOWN = "—"
-#: Real times, sizes and counts are all below this.
+#: Times, sizes and counts from this value on are not plausible.
 _IMPLAUSIBLE = 1e15
-#: Two decimals would show smaller values as 0.
+#: Smallest value that two decimals do not round to 0.
 _SMALLEST = 0.005
 EN_DASH = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -56,12 +56,12 @@ def thousands(value: float, decimals: int = 0) -> str:
 
 
 def count(per_step: float) -> str:
-    """Return calls per step, with a decimal only if not whole."""
+    """Return calls per step, with a decimal only if the number is no integer."""
     return thousands(per_step, 1).removesuffix(".0")
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in whole percent, `<1 %` below that, `—` if unknown.
+    """Return a share in whole percent; `<1 %` if it is smaller, `—` if it is unknown.
 
     >>> percent(26.2, 57.1), percent(0.1, 57.1), percent(0, 57.1)
     ('46 %', '<1 %', '0 %')
@@ -73,7 +73,7 @@ def percent(part: float, whole: float) -> str:
 
 
 def size(size_bytes: float | None) -> str:
-    """Return bytes with three figures, in powers of 1000 as bandwidths are.
+    """Return bytes with three figures, in powers of 1000, as for bandwidths.
 
     >>> size(102_228_128), size(512), size(None)
     ('102 MB', '512 B', '—')
@@ -144,7 +144,8 @@ def ranks(numbers: Iterable[int], *, capital: bool = False) -> str:
 
 
 def _spans(distinct: list[int]) -> Iterable[str]:
-    """Yield numbers, with ranges for three or more consecutive ones."""
+    """Yield the numbers; three or more consecutive ones are a range."""
+    # Consecutive numbers have the same difference from their index.
     for _, group in groupby(enumerate(distinct), key=lambda item: item[1] - item[0]):
         run = [number for _, number in group]
         yield from [f"{run[0]}{EN_DASH}{run[-1]}"] if len(run) > 2 else map(str, run)

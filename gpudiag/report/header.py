@@ -1,4 +1,4 @@
-"""First lines of a report: workload, devices, step time, compute rate, host times, clocks."""
+"""Describe a run in the first lines of a report: workload, devices, step time, compute rate, host times, clocks."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from gpudiag.report import figures
 _FRAMEWORKS = {"pytorch": "PyTorch", "tensorflow": "TensorFlow", "jax": "JAX"}
 _CPU_PROCESS = "CPU process"
 _SEPARATOR = " · "
-#: Profiler overhead below this share of the step needs no separate figure.
+#: The estimated step is shown too if the profiler's overhead exceeds this share of the step.
 _NEGLIGIBLE_SHARE = 0.01
-#: The report says so if recorded and unprofiled steps differ by more than this share.
+#: A note reports that recorded and unprofiled steps differ by more than this share.
 _NOTABLE_SHARE = 0.1
-#: A launch queue with less than this share of the step runs empty at every pause of the host.
+#: If less work than this share of the step is queued, the launch queue becomes empty at every pause of the host.
 _SHORT_QUEUE_SHARE = 0.05
 _LONGEST_NAME = 60
 _MOST_SOFTWARE = 6
 _MOST_CLOCKS = 4
-#: The covered share of the recording, in percent, is shown only below this.
+#: The covered share of the recording is shown only if it is below this number of percent.
 _MOSTLY_COVERED = 70.0
 #: Singular and plural of the analysed unit.
 _UNITS = {
@@ -67,7 +67,7 @@ def _devices(analysis: Analysis) -> str:
 
 
 def _device_name(name: str, device: str, kind: str) -> str:
-    """Return a device's model, else its type: GPU for `cuda:3`, CPU process for `cpu`."""
+    """Return a device's model, or else its type: GPU for `cuda:3`, CPU process for `cpu`."""
     if name:
         return _name(name)
     family = device.partition(":")[0]
@@ -85,7 +85,7 @@ def unread_device(analysis: Analysis) -> str:
 
 
 def on_processors(analysis: Analysis) -> bool:
-    """Return whether the job ran on CPUs, so that device work means operators instead of kernels."""
+    """Return whether the job ran on CPUs, where device work consists of operators instead of kernels."""
     families = {device.device.partition(":")[0] for device in analysis.devices}
     return analysis.device_kind == "cpu" or families == {"cpu"}
 
@@ -96,7 +96,7 @@ def device_word(analysis: Analysis) -> str:
 
 
 def real_step_ms(analysis: Analysis) -> float:
-    """Return the step time without the profiler: measured, else estimated, else as recorded."""
+    """Return the step time without the profiler: as measured, or else as estimated, or else as recorded."""
     steps = analysis.steps
     return steps.unprofiled_mean_ms or steps.corrected_mean_ms or steps.mean_ms
 
@@ -109,12 +109,12 @@ def estimate_matters(analysis: Analysis) -> bool:
 
 
 def step_line(analysis: Analysis) -> Text:
-    """Return step time without and with the profiler, throughput, and the share of the recording that is covered."""
+    """Return the step time without and with the profiler, the throughput, and the covered share of the recording."""
     steps = analysis.steps
     mean = figures.milliseconds(steps.mean_ms)
     profiled = f"{mean} ms while profiling"
     if any(figures.milliseconds(device.step_ms) != mean for device in analysis.devices):
-        profiled += ", mean over devices"  # the step without the profiler is the slowest device's
+        profiled += ", mean over devices"  # the step without the profiler is that of the slowest device
     unit, units = _UNITS.get(steps.unit, _UNITS["step"])
     line = Text(f"{unit[:1].upper()}{unit[1:]} ")
     if steps.unprofiled_mean_ms is not None:
@@ -173,7 +173,7 @@ def host_lines(analysis: Analysis) -> list[str]:
         "everything else" if on_cpu else "launching": _range([rank.host_ms for rank in ranks]),
     }
     known = [f"{words} {span} ms" for words, span in times.items() if span]
-    if len(known) <= on_cpu:  # on CPUs "everything else" alone is the step time
+    if len(known) <= on_cpu:  # on CPUs "everything else" is the step time if data loading is unknown
         return []
     workers = _range([rank.loader_ms for rank in ranks])
     sentences = (
@@ -195,13 +195,13 @@ def _queued_work(ranks: Sequence[UnprofiledRank], device: str) -> str:
 
 
 def _range(values: list[float | None]) -> str:
-    """Return the range of the values, or "" unless all are known."""
+    """Return the range of the values; "" if any value is unknown."""
     known = [value for value in values if value is not None]
     return figures.span(known) if known and len(known) == len(values) else ""
 
 
 def overhead_lines(analysis: Analysis) -> list[str]:
-    """Return the step time without profiling and under each kind of recording."""
+    """Return a line with the step time without profiling and during each kind of recording."""
     recording = analysis.recording
     if recording is None or recording.unprofiled_ms is None:
         return []
@@ -216,7 +216,7 @@ def overhead_lines(analysis: Analysis) -> list[str]:
 
 
 def recorded_steps_note(analysis: Analysis) -> str:
-    """Say that recorded steps, which bars and tables show, are longer than unprofiled ones; "" if hardly longer."""
+    """Return a note that the recorded steps in bars and tables are longer than unprofiled ones; "" if they are not."""
     real, recorded = real_step_ms(analysis), analysis.steps.mean_ms
     if not real > 0 or not _NOTABLE_SHARE * real < abs(recorded - real) < math.inf:
         return ""
@@ -254,7 +254,7 @@ def volume_lines(analysis: Analysis) -> list[str]:
 
 
 def clock_lines(analysis: Analysis) -> list[str]:
-    """Say how well clocks of several hosts were aligned; ranks of one host share a clock."""
+    """Return a line about the alignment of clocks; none if all ranks share the clock of one host."""
     hosts = len(analysis.source.hosts)
     shifted = [clock for clock in analysis.clocks if clock.offset_ms]
     if not analysis.clocks or not (shifted or hosts > 1):

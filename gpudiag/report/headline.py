@@ -1,4 +1,4 @@
-"""Select the finding that leads a report; without such a finding, say what is known and what to record next."""
+"""Select the finding that leads a report. Without such a finding, describe what is known and what to record next."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from gpudiag.report.header import device_word, on_processors, real_step_ms, unit
 from gpudiag.report.palette import LABELS
 from gpudiag.report.rank_rows import largest_collectives
 
-#: No PCIe slot carries more one way (PCIe 5, 16 lanes); faster collectives use a direct link.
+#: Rate of the fastest PCIe slot, one way (PCIe 5, 16 lanes). Faster collectives use a direct link.
 _FASTEST_SLOT_GB_PER_S = 63.0
-#: A collective below this share of the link's rate when measured alone uses the link badly.
+#: A collective uses a link badly if its rate is at most this share of the link's rate, or of the probe's.
 _WELL_USED = 0.6
+#: The title also states the possible rate if a collective's rate is below this share of it.
 _FAR_BELOW = 0.8
 _LONGEST = 400
 #: Title for each hardware finding that can slow communication.
@@ -26,7 +27,7 @@ _CAUSES = {
     "shared-uplink": "{gpus} share one uplink",
     "peer-slower-than-host": "Direct copies between GPUs are slower than copies through host memory",
 }
-#: Warnings whose message says what to record instead, the most important first.
+#: Warnings whose message states what to record instead, the most important first.
 _ASK_FOR_RECORDING = (
     *("mixed-runs", "duplicate-ranks", "missing-device-activity", "lost-kernels", "thin-recording"),
     *("partial-coverage", "missing-ranks", "cannot-tell", "few-steps", "no-step-marks", "different-steps"),
@@ -49,18 +50,18 @@ class Headline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def main_finding(findings: Sequence[Finding]) -> Finding | None:
-    """Return the first finding above `info`, else `compute-bound`, else the first finding."""
-    worthwhile = [finding for finding in findings if finding.severity != "info"]
+    """Return the first finding above `info`, or else `compute-bound`, or else the first finding."""
+    above_info = [finding for finding in findings if finding.severity != "info"]
     compute_bound = [finding for finding in findings if finding.code == "compute-bound"]
-    return next(iter([*worthwhile, *compute_bound, *findings]), None)
+    return next(iter([*above_info, *compute_bound, *findings]), None)
 
 
 def headline_of(analysis: Analysis) -> Headline | None:
     """Return the finding that leads the report, or None.
 
-    There is no verdict if no finding is worth acting on and part of the step is unexplained, because a finding that
-    saves one percent does not describe a job of which half is unexplained. A device whose activity is not read, and
-    data loading without a model, have no verdict either.
+    There is none if no finding is worth acting on and part of the step is unexplained. Example: a finding that saves
+    one percent does not describe a job of which half is unexplained. There is also none if the device's activity cannot
+    be read, or if the run only loaded data.
     """
     if analysis.source.input_only or analysis.device_kind == "unread":
         return None
@@ -77,20 +78,22 @@ def headline_of(analysis: Analysis) -> Headline | None:
 
 
 def _caused_by_hardware(main: Finding, analysis: Analysis) -> Headline | None:
-    """Return a headline about the links if their state explains how slowly the collectives run."""
-    reached, link, alone = (_figure(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s"))
+    """Return a headline about the links if their state explains slow collectives, or None."""
+    reached, nvlink, probe = (
+        _figure(main, key) for key in ("busbw_gb_per_s", "nvlink_gb_per_s", "probe_busbw_gb_per_s")
+    )
     slow = reached is None or reached <= max(
-        _FASTEST_SLOT_GB_PER_S, _WELL_USED * (link or 0), _WELL_USED * (alone or 0)
+        _FASTEST_SLOT_GB_PER_S, _WELL_USED * (nvlink or 0), _WELL_USED * (probe or 0)
     )
     causes = [finding for finding in analysis.findings if finding.code in _CAUSES and finding.severity != "info"]
     cause = causes[0] if causes and slow else None
     if cause is not None:
         words = _CAUSES[cause.code].format(gpus=_gpus(cause))
-    elif link is not None and reached is not None:
+    elif nvlink is not None and reached is not None:
         words = "GPU peer access over NVLink is off"
     else:
         return None
-    return Headline(finding=main, title=words + _consequence(main, analysis, reached, link or alone), cause=cause)
+    return Headline(finding=main, title=words + _consequence(main, analysis, reached, nvlink or probe), cause=cause)
 
 
 def _consequence(main: Finding, analysis: Analysis, reached: float | None, best: float | None) -> str:
@@ -100,11 +103,11 @@ def _consequence(main: Finding, analysis: Analysis, reached: float | None, best:
         limit = f" of {_whole(best)}" if best is not None and reached < _FAR_BELOW * best else ""
         operation = str(main.evidence.get("largest_collective") or "communication").replace("_", "-")
         parts.append(f"{operation} runs at {_whole(reached)}{limit} GB/s")
-    costs = main.recoverable_ms_per_step
+    cost_ms = main.recoverable_ms_per_step
     step_ms = real_step_ms(analysis)
-    if costs is not None and 0 < costs < step_ms:
-        shown = figures.milliseconds(costs, beside=step_ms)
-        parts.append(f"communication costs up to {shown} of {figures.milliseconds(step_ms)} ms")
+    if cost_ms is not None and 0 < cost_ms < step_ms:
+        cost = figures.milliseconds(cost_ms, beside=step_ms)
+        parts.append(f"communication costs up to {cost} of {figures.milliseconds(step_ms)} ms")
     return f": {'; '.join(parts)}" if parts else ""
 
 
@@ -113,7 +116,7 @@ def _whole(gb_per_s: float) -> str:
 
 
 def _figure(finding: Finding, key: str) -> float | None:
-    """Return a positive number of the evidence; evidence from a file may have any value."""
+    """Return a positive number of the evidence; None for any other value, because evidence may come from a file."""
     value = finding.evidence.get(key)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e9 else None
 
@@ -125,7 +128,7 @@ def _gpus(finding: Finding) -> str:
 
 
 def nothing_found(analysis: Analysis) -> str:
-    """Return the title of a report without headline."""
+    """Return the title of a report without a headline."""
     if analysis.source.input_only:
         rate = f"{figures.throughput(analysis.source.samples_per_s)} samples/s"
         processes = f"{analysis.world_size} process{'es' * (analysis.world_size > 1)}"
@@ -156,7 +159,7 @@ def one_rank_of_several(analysis: Analysis) -> bool:
 
 
 def _largest_collective(analysis: Analysis) -> str:
-    """Return the bandwidth of the longest collective, compared with the probe's."""
+    """Return the bandwidth of the longest collective, and that of the probe if known; "" if it is unknown."""
     for call in largest_collectives(analysis.collectives, 1):
         if call.busbw_gb_per_s:
             probe = f" of {figures.rate(call.probe_busbw_gb_per_s)}" if call.probe_busbw_gb_per_s else ""
@@ -167,7 +170,7 @@ def _largest_collective(analysis: Analysis) -> str:
 
 
 def next_step(analysis: Analysis) -> str:
-    """Say what to do next if no finding can be acted on."""
+    """Return what to do next if no finding can be acted on."""
     if analysis.source.input_only:
         return (
             "Compare this rate with the samples/s of the full training: if they are about equal, data loading is the "

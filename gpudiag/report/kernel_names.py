@@ -1,8 +1,8 @@
 """Shorten kernel names to one line.
 
-A demangled C++ kernel name has up to thousands of characters, nearly all of them types. The kernel's name and the
-functors in its template arguments identify it, so these are kept: `void at::native::vectorized_elementwise_kernel<4,
-at::native::AUnaryFunctor<float, ...MulFunctor<float> >, ...>(...)` becomes
+A demangled C++ kernel name has up to thousands of characters, nearly all of them types. The kernel's own name and the
+functors in its template arguments are kept, because they identify it. Example: `void
+at::native::vectorized_elementwise_kernel<4, at::native::AUnaryFunctor<float, ...MulFunctor<float> >, ...>(...)` becomes
 `vectorized_elementwise_kernel<AUnaryFunctor, MulFunctor>`.
 """
 
@@ -12,14 +12,14 @@ import re
 
 from gpudiag.model.sanitize import one_line
 
-#: Longer names are cut before they are parsed, because they may be hostile.
+#: Maximum length of a name that is parsed; longer ones are cut, because they may be hostile.
 _LONGEST = 4096
 #: PyTorch's prefix of every backward function.
 _BACKWARD = "autograd::engine::evaluate_function: "
 _UNNAMED = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\{[^{}]{0,200}\}")
 #: The last part of each qualified name: `MulFunctor` of `at::native::MulFunctor`.
 _LAST_NAME = re.compile(r"\b([A-Za-z_]\w*)\b(?!::)")
-#: Types and plumbing that occur in nearly every name.
+#: Types and helper classes that occur in nearly every name.
 _NOISE = re.compile(
     r"(?:void|const|bool|char|short|int|long|unsigned|signed|float[248]?|double|half|auto|true|false|size_t|u?int\d+_t"
     r"|__half2?|__nv_\w+|BFloat16|Half|Float8\w*|complex|[aA]rray|tuple|pair|type|conditional|operator|lambda"

@@ -1,4 +1,4 @@
-"""Markdown tables and CSV text."""
+"""Format Markdown tables and CSV text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, le
 
 
 def csv_text(frame: DataFrame) -> str:
-    """Return a frame as CSV with full precision, missing values empty, and no cell that a spreadsheet would execute."""
+    """Return a frame as CSV with full precision. Missing values are empty, and no cell is a spreadsheet formula."""
     words = {name: frame[name].map(_cell) for name in frame.columns if frame[name].dtype == object}
     return cast("str", frame.assign(**words).to_csv(index=False, lineterminator="\n"))
 

@@ -1,4 +1,4 @@
-"""Select the modules of a model to show: repeated modules share a row, and large modules are replaced by children."""
+"""Select the rows of a table of modules: repeated modules share a row, and children replace large modules."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from gpudiag.report import figures
 from gpudiag.report.kernel_names import shorten_middle
 from gpudiag.report.rank_rows import duration
 
-#: Rows below this share of all modules' time are not shown and not counted.
+#: A row is shown if it has at least this share of all modules' time.
 _SEEN_SHARE = 0.01
+#: Maximum length of a label.
 _LONGEST = 80
 #: A module with more than this share of all modules' time is always replaced by its children.
 _ALWAYS_SPLIT_SHARE = 0.5
@@ -79,47 +80,49 @@ class _ModuleGroup:
 
 
 def module_rows(modules: Modules, most: int) -> tuple[list[ModuleRow], float]:
-    """Return the rows, longest first, and the time of all modules without a row.
+    """Return at most `most` rows, longest first, and the time of all modules without a row.
 
-    Beginning with the roots, the largest row is replaced by its children as long as at most `most` rows are visible, or
-    if it takes more than half of all time; then the smallest rows are dropped.
+    The first rows are the roots. A row is replaced by its children if the result has at most `most` visible rows, or if
+    the row takes more than half of all time. The largest row is considered first. At the end, the smallest rows are
+    omitted if there are too many.
 
-    Worked example. `net` has `stem` (2 ms) and four blocks, each of `attn` (3 ms) and `mlp` (5 ms). In at most three
-    rows it is shown as `stem` and `blocks.*` (32 ms), and that as `blocks.*.attn` (12 ms) and `blocks.*.mlp` (20 ms).
+    Worked example. `net` has `stem` (2 ms) and four blocks, each of `attn` (3 ms) and `mlp` (5 ms). With at most three
+    rows, `net` is replaced by `stem` and `blocks.*` (32 ms). Then `blocks.*` is replaced by `blocks.*.attn` (12 ms) and
+    `blocks.*.mlp` (20 ms).
     """
     groups = _roots(modules.times)
-    total = sum(group.total.ms for group in groups)
-    least = _SEEN_SHARE * total
-    shown: list[ModuleRow] = []
-    while groups := [group for group in groups if group.total.ms >= least and group.total.ms > 0]:
+    total_ms = sum(group.total.ms for group in groups)
+    least_ms = _SEEN_SHARE * total_ms
+    final_rows: list[ModuleRow] = []
+    while groups := [group for group in groups if group.total.ms >= least_ms and group.total.ms > 0]:
         largest = max(groups, key=lambda group: group.total.ms)
         groups.remove(largest)
         children = [child for child in largest.children.values() if child.total.ms > 0]
-        rows = [*shown, largest.self_time, *(group.total for group in (*groups, *children))]
-        fits = len(_visible(rows, least)) <= most
-        if children and (fits or largest.total.ms > _ALWAYS_SPLIT_SHARE * total):
-            shown.append(largest.self_time)
+        rows_if_split = [*final_rows, largest.self_time, *(group.total for group in (*groups, *children))]
+        fits = len(_visible(rows_if_split, least_ms)) <= most
+        if children and (fits or largest.total.ms > _ALWAYS_SPLIT_SHARE * total_ms):
+            final_rows.append(largest.self_time)
             groups += children
         else:
-            shown.append(largest.total)
-    kept = sorted(_visible(shown, least), key=lambda row: -row.ms)[:most]
-    return kept, max(0.0, total - sum(row.ms for row in kept))
+            final_rows.append(largest.total)
+    rows = sorted(_visible(final_rows, least_ms), key=lambda row: -row.ms)[:most]
+    return rows, max(0.0, total_ms - sum(row.ms for row in rows))
 
 
-def _visible(rows: Sequence[ModuleRow], least: float) -> list[ModuleRow]:
-    return [row for row in rows if row.ms >= least and row.ms > 0]
+def _visible(rows: Sequence[ModuleRow], least_ms: float) -> list[ModuleRow]:
+    return [row for row in rows if row.ms >= least_ms and row.ms > 0]
 
 
 def module_cells(row: ModuleRow) -> tuple[str, ...]:
-    """Return a row as shown in Markdown and on the page."""
+    """Return the cells of a row in Markdown and on the page."""
     times = (figures.milliseconds(ms, beside=row.ms) for ms in (row.ms, row.forward_ms, row.backward_ms))
     return shorten_middle(row.label, _LONGEST), *times, figures.count(row.calls)
 
 
 def rest_of_modules(modules: Modules, rest_ms: float) -> list[str]:
     """Return a line with the time of modules without a row and of work outside modules, if any."""
-    rest = ((rest_ms, "in other modules"), (_mean(modules.outside_ms), "outside of modules (optimizer, loss)"))
-    times = [f"{figures.milliseconds(ms)} ms {where}" for ms, where in rest if ms > 0]
+    other_times = ((rest_ms, "in other modules"), (_mean(modules.outside_ms), "outside of modules (optimizer, loss)"))
+    times = [f"{figures.milliseconds(ms)} ms {where}" for ms, where in other_times if ms > 0]
     return [f"and {', '.join(times)}"] if times else []
 
 
@@ -136,7 +139,7 @@ def _roots(times: Sequence[ModuleTime]) -> list[_ModuleGroup]:
         pattern = _pattern(module, repeated)
         key = (pattern, module.type) if parent is not None else (f"{module.root}.{pattern}", module.type)
         siblings = roots if parent is None else parent.children
-        named = several or pattern[:1] == "*" or pattern[:1].isdecimal()  # a number is not a usable name
+        named = several or pattern[:1] == "*" or pattern[:1].isdecimal()  # a number alone is no usable name
         group = siblings.setdefault(key, _ModuleGroup(pattern, f"{module.root}." * named))
         group.members.append(module)
         group_of[module.root, module.path] = group
@@ -154,7 +157,10 @@ def _parents(path: str) -> list[str]:
 
 
 def _repeated(times: Sequence[ModuleTime], parents: Set[tuple[str, str]]) -> set[tuple[str, str]]:
-    """Return (root, path) of numbered modules with children that take about as long as their siblings of one class."""
+    """Return (root, path) of repeated modules.
+
+    A repeated module has a number as its name, has children, and takes about as long as its siblings of the same class.
+    """
     siblings: dict[tuple[str, str, str], list[ModuleTime]] = {}
     for module in times:
         if module.path.rsplit(".", 1)[-1].isdecimal() and (module.root, module.path) in parents:

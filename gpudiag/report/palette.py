@@ -1,4 +1,4 @@
-"""Define labels and fills of the eight buckets, distinguishable with or without color."""
+"""Define labels and fills of the eight buckets, which can be distinguished with and without color."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 #: Bucket names as table headings.
 LABELS = {bucket: bucket.removeprefix("communication_") for bucket in BUCKETS}
-#: The palette of Okabe and Ito, distinguishable with any color vision (https://jfly.uni-koeln.de/color/).
+#: Colors by Okabe and Ito, which can be distinguished with any color vision (https://jfly.uni-koeln.de/color/).
 _COLORS = dict(
     zip(BUCKETS, ("#009e73", "#0072b2", "#d55e00", "#f0e442", "#e69f00", "#cc79a7", "#56b4e9", "#808080"), strict=True)
 )
@@ -39,7 +39,7 @@ class Fill(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def fills(console: Console) -> dict[str, Fill]:
-    """Return a fill per bucket: colored blocks, or a distinct character for each bucket without color."""
+    """Return a fill per bucket: colored blocks, or without color a different character for each bucket."""
     glyphs = _GLYPHS if console.encoding.lower().startswith("utf") else _ASCII_GLYPHS
     if console.no_color or console.color_system is None:
         return {bucket: Fill(glyph=glyph, style="") for bucket, glyph in glyphs.items()}

@@ -1,4 +1,4 @@
-"""Select rows of ranks: all rows for a few ranks, else the median and the outliers."""
+"""Select the rows of a table of ranks: all rows for a few ranks, or else the median and the outliers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: Number of ranks of one machine; more rows are hard to read at a glance.
+#: Maximum number of rows: the number of ranks of one machine.
 MOST_ROWS = 8
 #: A rank is an outlier if this share of its step is in other buckets than on the median rank.
 UNLIKE_SHARE = 0.05
-#: Step times that differ by more than this are shown; ranks that train together end their steps together.
+#: If step times differ by more than this share, the slowest and the fastest rank are shown. Usually they differ less,
+#: because ranks that train together end their steps together.
 SPREAD_SHARE = 0.02
-#: A bucket with less than this on every rank would be a column of zeros.
+#: A bucket gets a column if its time is at least this. Smaller times would be shown as zeros.
 _SEEN_MS = 0.005
 #: Heading of communication that runs during compute, which is no bucket, and its explanation.
 OVERLAPPED = "overlapped"
@@ -38,7 +39,7 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list[RankRow], str]:
-    """Return the rows to show, and a note that says which ranks they are ("" for all)."""
+    """Return the rows to show, and a note about the selection; "" if all ranks are shown."""
     rows = [
         RankRow(
             label=label,
@@ -50,17 +51,17 @@ def rows_of(devices: Sequence[Device], *, all_ranks: bool = False) -> tuple[list
     ]
     if all_ranks or len(rows) <= MOST_ROWS:
         return rows, ""
-    typical = _median_row(rows)
-    distances = [bucket_distance(row.buckets_ms, typical.buckets_ms) for row in rows]
-    unlike = [i for i in range(len(rows)) if distances[i] > UNLIKE_SHARE * typical.step_ms]
+    middle = _median_row(rows)
+    distances = [bucket_distance(row.buckets_ms, middle.buckets_ms) for row in rows]
+    outliers = [i for i in range(len(rows)) if distances[i] > UNLIKE_SHARE * middle.step_ms]
     slowest = max(range(len(rows)), key=lambda i: rows[i].step_ms)
     fastest = min(range(len(rows)), key=lambda i: rows[i].step_ms)
     spread = rows[slowest].step_ms - rows[fastest].step_ms
-    ends = [slowest, fastest] if spread > SPREAD_SHARE * typical.step_ms else []
-    chosen = dict.fromkeys([*ends, *sorted(unlike, key=lambda i: -distances[i])])
-    shown = sorted(list(chosen)[: MOST_ROWS - 1])
-    omitted = len(set(unlike) - set(shown))
-    return [typical, *(rows[i] for i in shown)], _note(len(rows), len(shown), omitted)
+    extremes = [slowest, fastest] if spread > SPREAD_SHARE * middle.step_ms else []
+    by_importance = dict.fromkeys([*extremes, *sorted(outliers, key=lambda i: -distances[i])])
+    shown = sorted(list(by_importance)[: MOST_ROWS - 1])
+    omitted = len(set(outliers) - set(shown))
+    return [middle, *(rows[i] for i in shown)], _note(len(rows), len(shown), omitted)
 
 
 def _note(total: int, shown: int, omitted: int) -> str:
@@ -79,12 +80,12 @@ def _median_row(rows: Sequence[RankRow]) -> RankRow:
 
 
 def bucket_distance(buckets_ms: dict[str, float], other_ms: dict[str, float]) -> float:
-    """Return the milliseconds that are in different buckets, which is half of the sum of all differences."""
+    """Return the time in ms that is in different buckets: half of the sum of all differences."""
     return sum(abs(buckets_ms[bucket] - other_ms[bucket]) for bucket in BUCKETS) / 2
 
 
 def labels(devices: Sequence[Device | RankChange]) -> list[str]:
-    """Return `rank 3` for each device, with the device's name if the rank has several."""
+    """Return `rank 3` for each device; with the name of the device if the rank has several."""
     per_rank = Counter(device.rank for device in devices)
     return [f"rank {d.rank}" + (f" {one_line(d.device)[:12]}" if per_rank[d.rank] > 1 else "") for d in devices]
 
@@ -101,7 +102,7 @@ def overlaps(rows: Sequence[RankRow]) -> bool:
 
 
 def overlapped_note(rows: Sequence[RankRow]) -> str:
-    """Return the explanation of the column `overlapped`, or "" if there is none."""
+    """Return the explanation of the column `overlapped`; "" if there is no such column."""
     return f"{OVERLAPPED}: {OVERLAPPED_WORDS}" if overlaps(rows) else ""
 
 
@@ -120,7 +121,7 @@ def largest_kernels(kernels: Sequence[KernelSummary], most: int) -> list[KernelS
 
 
 def cells(row: RankRow, buckets: Sequence[str]) -> list[str]:
-    """Return label, step, buckets and overlapped communication, as Markdown and the page show them."""
+    """Return the cells of a row in Markdown and on the page: label, step, buckets and overlapped communication."""
     times = [figures.milliseconds(ms, beside=row.step_ms) for ms in (*map(row.buckets_ms.get, buckets), row.hidden_ms)]
     return [row.label, figures.milliseconds(row.step_ms), *times]
 
@@ -131,5 +132,5 @@ def headings(buckets: Sequence[str]) -> list[str]:
 
 
 def duration(value: float) -> float:
-    """Return a figure of a file, or 0 if it is not a duration."""
+    """Return a figure from a file; 0 if it is no valid duration."""
     return value if math.isfinite(value) and value > 0 else 0.0

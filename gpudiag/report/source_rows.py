@@ -1,4 +1,4 @@
-"""Select the lines of the user's source to show: those around the first finding's line, and the longest ones."""
+"""Select the lines of the user's source to show: those that findings name, and those that take the most time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.source_lines import SourceLine, SourceLocation
 from gpudiag.report import figures
 
-#: Lines with less than this share of the longest one are not shown in a short table.
+#: Smallest time of a line in a short table, as a share of the line that takes most.
 _SEEN_SHARE = 0.02
-#: Maximum length of a source line, and maximum number of lines.
-_LONGEST, _MOST_LINES = 100, 200
+#: Maximum number of characters of a line.
+_LONGEST = 100
+#: Maximum number of lines.
+_MOST_LINES = 200
 #: Headings of `source_cells`.
 SOURCE_COLUMNS = ("line", "ms", "device idle", "source")
 
@@ -24,7 +26,8 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: `train.py:12`.
-        ms, idle_ms: time per step in the line and below, and the part in which the device was idle; None if unknown.
+        ms: time per step in the line and the functions that it calls.
+        idle_ms: the part of this time in which the device was idle; None if unknown.
         text: the source, indented by depth.
         marked: a finding names the line.
     """
@@ -43,11 +46,11 @@ def source_heading(lines: Sequence[SourceLine]) -> str:
 
 
 def source_tables(analysis: Analysis, *, most: int | None = None) -> list[tuple[str, list[SourceRow]]]:
-    """Return heading and rows of the training thread and of a worker, of the first finding's rank.
+    """Return heading and rows of two tables: for the training thread and for a worker of the first finding's rank.
 
     Args:
         analysis: the analysis.
-        most: maximum number of rows per table; the longest lines and those of findings are chosen.
+        most: maximum number of rows per table; None for all.
     """
     named = [finding for finding in analysis.findings if finding.source is not None]
     ranks = {line.rank for line in analysis.lines}
@@ -69,15 +72,15 @@ def source_cells(row: SourceRow) -> tuple[str, str, str, str]:
 
 def _rows(lines: list[SourceLine], sources: Sequence[SourceLocation], most: int | None) -> list[SourceRow]:
     marked = [any((line.file, line.line) == (source.file, source.line) for source in sources) for line in lines]
-    longest = max(line.ms_per_step for line in lines)
-    chosen = [
+    longest_ms = max(line.ms_per_step for line in lines)
+    shown = [
         index
         for index, line in enumerate(lines)
-        if marked[index] or most is None or line.ms_per_step >= _SEEN_SHARE * longest
+        if marked[index] or most is None or line.ms_per_step >= _SEEN_SHARE * longest_ms
     ]
     if most is not None:
-        chosen = sorted(sorted(chosen, key=lambda index: (not marked[index], -lines[index].ms_per_step))[:most])
-    return [_row(lines[index], marked=marked[index]) for index in chosen]
+        shown = sorted(sorted(shown, key=lambda index: (not marked[index], -lines[index].ms_per_step))[:most])
+    return [_row(lines[index], marked=marked[index]) for index in shown]
 
 
 def _row(line: SourceLine, *, marked: bool) -> SourceRow:

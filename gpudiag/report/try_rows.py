@@ -1,4 +1,4 @@
-"""Rows about tried changes: predicted beside measured savings, for all kinds of reports."""
+"""List the predicted and the measured savings of tried changes, for all kinds of reports."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TRIES_NOTE = (
 )
 #: Headings of `try_rows`.
 TRY_COLUMNS = ("change", "predicted ms", "saved ms", "step ms", "verdict")
-#: Analyses have as many changes as there are; a hostile file may have more.
+#: Maximum number of rows. An analysis has fewer changes, but a hostile file may have more.
 _MOST_TRIES = 16
 _LONGEST_REASON = 200
 

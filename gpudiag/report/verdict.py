@@ -1,4 +1,4 @@
-"""Describe verdict and findings for every kind of report: the fix, its savings, its location, and the next step."""
+"""Describe the verdict and the findings for all kinds of reports: savings, location, advice and order of fixes."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from gpudiag.report.headline import Headline, headline_of, next_step, nothing_fo
 from gpudiag.report.kernel_names import plain_names
 from gpudiag.report.palette import LABELS
 
-#: Longer lines of foreign text are cut; no rule writes longer ones.
+#: Maximum length of a text from a file. No rule writes longer ones.
 LONGEST_TEXT = 400
 PATH_HEADING = "Fixes in order:"
-#: Evidence key with the reason why a finding's savings are unknown.
+#: Key of the evidence that states why a finding's savings are unknown.
 _REASON = "reason"
-#: Evidence that the line with the savings already shows.
+#: Keys of the evidence that the line with the savings shows.
 _SHOWN_ELSEWHERE = frozenset({_REASON, "step_ms_now", "step_ms_if_fixed"})
 _MOST_REASONS = 4
 _MOST_LINES = 8
@@ -37,7 +37,7 @@ _LIMITS = {
 }
 #: Two calculations of the step after a fix agree if they differ by at most this share of the step.
 _AGREE = 0.1
-#: Parts below this share of the savings are summed as indirect.
+#: Parts with at least this share of the savings are named. The others are summed as indirect.
 _MAIN_PART = 0.25
 _PARTS = {"exposed": "not overlapped with compute", "CPU calls": "in CPU calls"}
 _SEPARATOR = " · "
@@ -47,13 +47,13 @@ class ReportVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of a report. Texts are one printable line each, or "".
 
     Attributes:
-        headline: finding that leads the report; None if none is worth acting on.
+        headline: the finding that leads the report; None if none is worth acting on.
         gain: step time before and after the fix.
         parts: components of the savings.
         where: location in the step and the code.
         instead: findings that could be fixed instead.
-        steps: what to do, most useful first.
-        advised: whether `steps` are the findings' advice, and not what to record instead.
+        steps: actions for the user, most useful first.
+        advised: `steps` are the finding's advice. Otherwise they describe what to record next.
         path: recommended order of fixes, if there are several.
     """
 
@@ -94,7 +94,7 @@ def verdict_of(analysis: Analysis) -> ReportVerdict:
 
 
 def in_few_words(analysis: Analysis) -> str:
-    """Return the headline short enough for a cell: `straggler (rank 2), saves about 26.1 ms per step`."""
+    """Return the headline in a form for a table cell: `straggler (rank 2), saves about 26.1 ms per step`."""
     headline = headline_of(analysis)
     if headline is None:
         return "no finding"
@@ -113,7 +113,7 @@ def other_findings(analysis: Analysis, verdict: ReportVerdict) -> list[Finding]:
 
 
 def title_of(finding: Finding, title: str = "") -> str:
-    """Return a finding's title with a capital letter, unless it begins with a file."""
+    """Return a finding's title with a capital letter, unless it begins with the name of a file."""
     words = _line(title or finding.title or finding.code)
     if finding.source is not None and words.startswith(_line(finding.source.place)):
         return words
@@ -129,21 +129,21 @@ def about(finding: Finding) -> str:
 
 
 def gain(finding: Finding, analysis: Analysis) -> str:
-    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`, or why it is unknown."""
+    """Return `57.1 → 31.3 ms per step (-45 %), then limited by communication`; or the reason why it is unknown."""
     saved = finding.recoverable_ms_per_step
     if saved is None:
         reason = _reason(finding)
         return f"not known: {reason}" if reason else "not known"
     if saved <= 0:
         return ""
-    before, after, then = _before_and_after(finding, analysis, saved)
-    if after is None:
+    before_ms, after_ms, limit = _before_and_after(finding, analysis, saved)
+    if after_ms is None:
         return f"about {figures.milliseconds(saved)} ms {_per(analysis)}"
-    about = " at best" if _is_upper_bound(finding) else ""
-    change = f" ({figures.MINUS}{figures.percent(before - after, before)})"
-    limited = f", then limited by {_limit(then)}" if then else ""
-    shown = figures.milliseconds(after, beside=before)
-    return f"{figures.milliseconds(before)} → {shown} ms {_per(analysis)}{about}{change}{limited}"
+    at_best = " at best" if _is_upper_bound(finding) else ""
+    change = f" ({figures.MINUS}{figures.percent(before_ms - after_ms, before_ms)})"
+    limited = f", then limited by {_limit(limit)}" if limit else ""
+    after = figures.milliseconds(after_ms, beside=before_ms)
+    return f"{figures.milliseconds(before_ms)} → {after} ms {_per(analysis)}{at_best}{change}{limited}"
 
 
 def _reason(finding: Finding) -> str:
@@ -151,16 +151,16 @@ def _reason(finding: Finding) -> str:
 
 
 def _before_and_after(finding: Finding, analysis: Analysis, saved: float) -> tuple[float, float | None, str]:
-    """Return (step now, step after the fix or None, bucket that limits it then or "")."""
-    before = real_step_ms(analysis)
-    if not 0 < saved < before:
-        return before, None, ""
-    after = before - saved
+    """Return (step now in ms, step after the fix or None if implausible, bucket that then limits it or "")."""
+    before_ms = real_step_ms(analysis)
+    if not 0 < saved < before_ms:
+        return before_ms, None, ""
+    after_ms = before_ms - saved
     if _is_first_fix(finding, analysis):
         fix = analysis.next[0]
-        if abs(fix.step_ms - after) <= _AGREE * before and 0 < fix.step_ms < before:
-            return before, after, fix.then
-    return before, after, ""
+        if abs(fix.step_ms - after_ms) <= _AGREE * before_ms and 0 < fix.step_ms < before_ms:
+            return before_ms, after_ms, fix.then
+    return before_ms, after_ms, ""
 
 
 def _is_first_fix(finding: Finding, analysis: Analysis) -> bool:
@@ -186,7 +186,7 @@ def savings(finding: Finding, analysis: Analysis) -> str:
 
 
 def saves(finding: Finding, analysis: Analysis) -> str:
-    """Return `Saves about 12.0 ms per step (21 %)`, or "" if no savings are known."""
+    """Return `Saves about 12.0 ms per step (21 %)`; "" if no savings are known."""
     saved = finding.recoverable_ms_per_step
     if saved is None or saved <= 0:
         return ""
@@ -198,34 +198,34 @@ def saves(finding: Finding, analysis: Analysis) -> str:
 
 
 def parts(finding: Finding, analysis: Analysis) -> str:
-    """Return the components of the savings: those of a quarter or more by name, the others summed as indirect."""
-    known = {name: ms for name, ms in list(finding.parts_ms.items())[:_MOST_LINES] if ms > 0}
-    total = sum(known.values())
+    """Return the components of the savings. Those of a quarter or more are named, the others are summed as indirect."""
+    parts_ms = {name: ms for name, ms in list(finding.parts_ms.items())[:_MOST_LINES] if ms > 0}
+    total_ms = sum(parts_ms.values())
     step_ms = real_step_ms(analysis)
-    main = {name: ms for name, ms in known.items() if ms >= _MAIN_PART * total}
+    main_ms = {name: ms for name, ms in parts_ms.items() if ms >= _MAIN_PART * total_ms}
     words = [
         f"{figures.milliseconds(ms, beside=step_ms)} ms {_PARTS.get(name) or _line(name.replace('_', ' '))}"
-        for name, ms in main.items()
+        for name, ms in main_ms.items()
     ]
-    indirect = total - sum(main.values())
-    shown = figures.milliseconds(indirect, beside=step_ms)
-    if shown.strip("-0.<") and indirect > 0:
-        words.append(f"{shown} ms indirect")
+    indirect_ms = total_ms - sum(main_ms.values())
+    indirect = figures.milliseconds(indirect_ms, beside=step_ms)
+    if indirect.strip("-0.<") and indirect_ms > 0:
+        words.append(f"{indirect} ms indirect")
     return ", ".join(words)
 
 
 def _is_upper_bound(finding: Finding) -> bool:
-    """Return whether part of the savings cannot be reached, because several devices always communicate."""
+    """Return whether part of the savings is unreachable: several devices cannot train without communication."""
     return finding.code == "communication-bound"
 
 
 def where(finding: Finding) -> str:
-    """Return a finding's location in the step and the code, or "" if unknown or part of its title."""
+    """Return a finding's location in the step and the code; "" if it is unknown or part of the title."""
     return _line(finding.place) if finding.place and finding.place not in finding.title else ""
 
 
 def or_instead(finding: Finding, analysis: Analysis) -> str:
-    """Return the findings that could be fixed instead of this one, or ""."""
+    """Return a sentence with the findings that could be fixed instead of this one; "" if there are none."""
     if not finding.instead:
         return ""
     others = [_alternative(code, analysis) for code in dict.fromkeys(finding.instead)]
@@ -249,7 +249,7 @@ def _named(code: str, ranks: Sequence[int], cause: str | None) -> str:
 
 
 def evidence_of(finding: Finding) -> list[str]:
-    """Return a finding's evidence in words, without what its savings show."""
+    """Return a finding's evidence in words, without figures that the line with the savings shows."""
     return evidence_items({key: value for key, value in finding.evidence.items() if key not in _SHOWN_ELSEWHERE})
 
 
@@ -266,7 +266,7 @@ def finding_lines(finding: Finding, analysis: Analysis) -> list[str]:
 
 
 def verdict_lines(verdict: ReportVerdict) -> list[str]:
-    """Return the lines between the verdict's title and its steps, as shown in Markdown and on the page."""
+    """Return the lines between the verdict's title and its steps in Markdown and on the page."""
     lines = (
         f"Gain: {verdict.gain}" if verdict.gain else "",
         f"Saved time: {verdict.parts}." if verdict.parts else "",
@@ -278,7 +278,7 @@ def verdict_lines(verdict: ReportVerdict) -> list[str]:
 
 
 def path_lines(analysis: Analysis, finding: Finding) -> list[str]:
-    """Return the fixes in order with the step after each; empty for a single fix, or if figures disagree."""
+    """Return a line for each fix, in order, with the step after it; none for a single fix, or if figures disagree."""
     if finding.severity == "info" or len(analysis.next) < 2 or not _is_first_fix(finding, analysis):
         return []
     if not _before_and_after(finding, analysis, finding.recoverable_ms_per_step or 0.0)[2]:
@@ -303,6 +303,7 @@ def explained_lines(analysis: Analysis, *, unexplained_only: bool = False) -> li
 
 
 def _explanation(bucket: Explained, analysis: Analysis) -> str:
+    """Return the findings that explain a bucket, its note, and its time without known cause."""
     words = [f"explained by {', '.join(map(_line, bucket.by[:_MOST_LINES]))}"] if bucket.by else []
     unexplained = bucket.unexplained_ms if bucket.by or bucket.note else bucket.unexplained_ms or bucket.ms
     if bucket.note and not (unexplained > 0 and bucket.note.startswith("no finding explains")):
@@ -316,7 +317,10 @@ def _explanation(bucket: Explained, analysis: Analysis) -> str:
 
 
 def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]:
-    """Return reasons to trust the figures less as (code or topic, message); `missing` adds missing step times."""
+    """Return reasons to trust the figures less, as (code or topic, message).
+
+    With `missing`, the overhead of profiling and the reasons for missing step times are included.
+    """
     # The lines below the table already report the unexplained time.
     explained = any(bucket.unexplained_ms > 0 for bucket in analysis.explained)
     reasons = [
@@ -340,7 +344,7 @@ def doubts(analysis: Analysis, *, missing: bool = True) -> list[tuple[str, str]]
 
 
 def _overhead(analysis: Analysis) -> str:
-    """Say how much the profiler slows the job, or return "" if that was not measured."""
+    """Return a sentence about the slowdown by the profiler; "" if that was not measured."""
     steps = analysis.steps
     if not steps.unprofiled_mean_ms or steps.mean_ms <= steps.unprofiled_mean_ms:
         return ""

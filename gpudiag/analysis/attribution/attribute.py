@@ -1,30 +1,37 @@
-"""Cut every device window into the eight exclusive buckets; idle time is split by what the host did.
+"""Divide every device window into the eight exclusive buckets. Divide time in which the device is idle by its cause.
 
-A gap ends with an op. If the op had been launched before the gap began, the host ran ahead and is not the cause. Such a
-gap is `idle`: queued kernels follow each other about 1 µs apart, and streams wait for each other. Otherwise the device
-waited for the host. The cause is the activity until the launch of the launching thread, or of the training thread while
-the launching thread is untraced:
+At each instant, the first bucket of this list that applies gets the time:
+
+1. `compute`: a compute kernel runs.
+2. `communication_transfer`: a collective runs whose last participant has arrived.
+3. `communication_wait`: a collective runs that waits for a participant.
+4. `communication_transfer`: the host communicates.
+5. `copy`: a copy runs.
+6. The device is idle. The bucket is the cause: `input`, `sync`, `launch` or `idle`.
+
+An idle stretch is called a gap. It ends with an op. If the op had been launched before the gap began, the host is not
+the cause, and the gap is `idle`. Such gaps are normal: queued kernels start about 1 µs apart, and streams wait for each
+other. Otherwise the device waited for the host. The cause is then the activity of the launching thread before the
+launch. While this thread has no trace, it is the activity of the training thread:
 
     device     op ──────┤           gap             ├── op
     host    cudaStreamSynchronize ──┤ ops ┤ pause ┤ launch
                                     ^ sync, as long as the time lost in the call, then launch
 
 * `input`: the thread waited for data.
-* `sync`: the thread was blocked on the device, or caught up after such a block. Catching up lasts at most as long as
-  the block, because without the block the launches would have been earlier by at most that time.
+* `sync`: the thread was blocked on the device, or launched late after such a block. The block made these launches late
+  by at most its own length, so at most as much launch time counts as `sync`.
 * `launch`: the thread ran framework ops, Python between them, or the launch itself.
 * `idle`: the activity is unknown, or the profiler delayed the host.
 
-At each instant the first that holds wins: a compute kernel, a collective whose last participant has arrived, a
-collective that still waits for one, communication on the host, a copy; and if the device does nothing, what the host
-does that launches next. On rank 1 of
+Worked example. Rank 1 begins an all-reduce at 5 ms, and rank 0 arrives in it at 8 ms:
 
     rank 0   compute |------|  all-reduce |--------|
     rank 1   compute |--|  all-reduce |............|
              0       3      5  6       8          12   ms
 
-rank 1 is in its all-reduce from 5 and rank 0 arrives at 8: [0, 3) compute, [3, 5) idle, [5, 8) communication_wait,
-[8, 12) communication_transfer, which sum to 12.
+The buckets of rank 1 are compute in [0, 3), idle in [3, 5), communication_wait in [5, 8) and communication_transfer in
+[8, 12). They add up to 12 ms.
 """
 
 from __future__ import annotations
@@ -49,16 +56,20 @@ from gpudiag.model.analysis import BUCKETS
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import NS_PER_MS, NS_PER_US
 
-#: The host runs ahead again if it launched an op this long before the device could start it.
+#: The host runs ahead of the device again once it launched an op this long before the device could start it.
 _AHEAD_NS = 20 * NS_PER_US
-#: A host that is blocked this long does not wait for its launch, because no launch takes this long.
+#: No launch takes this long. A host that is blocked for longer waits for the device, not for its launch.
 _LONGEST_LAUNCH_NS = 10 * NS_PER_MS
-#: Queued ops follow each other within this time, unless they wait for something.
+#: The next queued op starts within this time, unless it waits for another op.
 QUEUE_GAP_NS = 20 * NS_PER_US
 
 
 class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
-    """Disjoint parts of the idle time; `unmarked_input` and `queued` lie within `idle`."""
+    """Disjoint parts of the idle time by cause.
+
+    Two further sets are parts of `idle`: `queued` has gaps before an op that was already launched. `unmarked_input` has
+    times between a step's start and its first op in which the host recorded nothing.
+    """
 
     input: Intervals
     sync: Intervals
@@ -68,12 +79,12 @@ class IdleSplit(msgspec.Struct, frozen=True, kw_only=True):
     queued: Intervals
 
     def without(self, part: Intervals) -> IdleSplit:
-        """Return the split without the times in a normal set."""
+        """Return the split without the times in `part`, a sorted set of disjoint intervals."""
         return IdleSplit(**{name: subtract(getattr(self, name), part) for name in self.__struct_fields__})
 
 
 def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
-    """Split the idle time of one track by cause; `free` is the idle time, as a normal set."""
+    """Split the idle time of one track by cause. `free` is the idle time: its gaps, sorted and disjoint."""
     if len(free) == 0:
         return IdleSplit(input=EMPTY, sync=EMPTY, launch=EMPTY, idle=EMPTY, unmarked_input=EMPTY, queued=EMPTY)
     if track.is_cpu:
@@ -89,7 +100,7 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
         input_parts.append(fetch)
         sync_parts.append(sync)
         launch_parts.append(subtract(intersect(before, busy), union(fetch, sync)))
-        # Time from the launch call to the op's start is the cost of the launch, unless the host waits.
+        # The time from the launch call to the op's start is the cost of the launch, unless the host was blocked in it.
         launching = union(Intervals(gaps.host_until[launched], free.end[launched]))
         waits = intersect(launching, _long_waits(blocked))
         sync_parts.append(waits)
@@ -111,11 +122,11 @@ def split_idle(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 class _Gaps(msgspec.Struct, frozen=True):
-    """Columns by gap.
+    """Gaps as columns, each with one element per gap. The op of a gap is the one that ends it.
 
     Attributes:
-        thread: thread that launched the op at the end of the gap; `UNKNOWN` if not recorded or if the op was queued.
-        host_until: begin of the op's launch, within the gap.
+        thread: thread that launched the op; `UNKNOWN` if it was not recorded or if the op was queued.
+        host_until: time at which the op's launch began, moved into the gap if it is outside.
         queued: whether the op had been launched before the gap began.
     """
 
@@ -129,14 +140,14 @@ def _gaps(track: DeviceTrack, free: Intervals) -> _Gaps:
     # A gap ends with the first op that starts at or after its end, unless the window ends first.
     index = np.minimum(np.searchsorted(ops.start, free.end), len(ops) - 1)
     known = ops.launch_thread[index] != UNKNOWN
-    # While the launch call runs, the op may not have reached the device, so that the gap is the cost of launching.
+    # While the launch call runs, the op may not have reached the device. Such a gap is the cost of launching.
     queued = known & (ops.launch_end[index] < free.start)
     thread = np.where(known & ~queued, ops.launch_thread[index], UNKNOWN)
     return _Gaps(thread, np.clip(ops.launch_start[index], free.start, free.end), queued)
 
 
 def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, Intervals]:
-    """Return (waiting for data, blocked on the device, busy) of the launching and the training thread combined."""
+    """Return the times in which the launching or the training thread waits for data, is blocked, and is busy."""
     idents = dict.fromkeys((thread, track.steps.thread))
     present = [track.threads[ident] for ident in idents if ident in track.threads]
     return (
@@ -147,7 +158,9 @@ def _host_state(track: DeviceTrack, thread: int) -> tuple[Intervals, Intervals, 
 
 
 def _long_waits(blocked: Intervals) -> Intervals:
-    """Return the blocking calls that take longer than any launch, in which the host and its launched ops wait.
+    """Return the blocking calls that are longer than any launch.
+
+    In such a call the host waits, and so does an op that it launched before:
 
     host    launch ┤├ hipMemcpyWithStream ── 463 ms ──┤
     device                                         ├ op    the launch did not take 463 ms
@@ -157,10 +170,10 @@ def _long_waits(blocked: Intervals) -> Intervals:
 
 
 def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
-    """Return the launch time that a preceding blocking call caused.
+    """Return the launch time that a blocking call before it caused.
 
-    After a call that blocked for b ns, the first b ns of launch time count, until an op shows that the host runs ahead
-    of the device again.
+    After a call that blocked for b ns, the first b ns of launch time count. They count only until the next blocking
+    call, and until an op shows that the host runs ahead of the device again.
     """
     launchers = distinct(track.ops.launch_thread[track.ops.launch_thread != UNKNOWN])
     launching = {*launchers.tolist(), track.steps.thread}
@@ -169,23 +182,26 @@ def _catching_up(track: DeviceTrack, launch: Intervals) -> Intervals:
         return EMPTY
     ops = track.ops
     known = ops.launch_end != UNKNOWN
-    ready = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
-    ahead = ops.start[known & (ops.launch_end < ready - _AHEAD_NS)]
+    # Time at which the device has completed all earlier ops, for each op.
+    free_from = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(ops.end)[:-1]])
+    ahead = ops.start[known & (ops.launch_end < free_from - _AHEAD_NS)]
     never = np.iinfo(np.int64).max
     next_block = np.append(blocked.start[1:], never)
     limits = np.minimum(next_block, np.append(ahead, never)[np.searchsorted(ahead, blocked.end)])
     first = np.searchsorted(launch.end, blocked.end, side="right")
-    spans: list[tuple[int, int]] = []
-    for (begun, begin), limit, first_stretch in zip(blocked.pairs(), limits.tolist(), first.tolist(), strict=True):
-        budget, stretch = begin - begun, first_stretch
-        while stretch < len(launch) and budget > 0 and launch.start[stretch] < limit:
-            start = max(int(launch.start[stretch]), begin)
-            end = min(int(launch.end[stretch]), limit, start + budget)
+    caused: list[tuple[int, int]] = []
+    for (block_start, block_end), limit, first_part in zip(
+        blocked.pairs(), limits.tolist(), first.tolist(), strict=True
+    ):
+        budget, index = block_end - block_start, first_part
+        while index < len(launch) and budget > 0 and launch.start[index] < limit:
+            start = max(int(launch.start[index]), block_end)
+            end = min(int(launch.end[index]), limit, start + budget)
             if end > start:
-                spans.append((start, end))
+                caused.append((start, end))
                 budget -= end - start
-            stretch += 1
-    return as_set(spans)
+            index += 1
+    return as_set(caused)
 
 
 def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
@@ -207,7 +223,7 @@ def _split_cpu(track: DeviceTrack, free: Intervals) -> IdleSplit:
 
 
 def attribute(timeline: Timeline) -> Attribution:
-    """Attribute all windows of all device tracks."""
+    """Attribute all windows of all device tracks, and check that the buckets add up to them."""
     attribution = Attribution(tracks=tuple(attribute_track(track) for track in timeline.tracks))
     attribution.check()
     return attribution
@@ -224,26 +240,27 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
     collectives = track.collectives
     known = collectives.last_arrival != UNKNOWN
-    joined = np.where(known, collectives.last_arrival, collectives.start)
+    transfer_start = np.where(known, collectives.last_arrival, collectives.start)
     compute = within(track.ops.intervals(OpClass.COMPUTE))
-    transfer_all = within(Intervals(joined, collectives.end), _other_communication(track))
-    waiting = subtract(within(Intervals(collectives.start, collectives.end)), transfer_all)
-    transfer = subtract(transfer_all, compute)
-    wait = subtract(waiting, compute)
-    taken = union(compute, transfer, wait)
-    copy = subtract(within(track.ops.intervals(OpClass.COPY)), taken)
-    idle = split_idle(track, complement(union(taken, copy), begin, end))
+    # Both include the time that is hidden behind compute.
+    all_transfer = within(Intervals(transfer_start, collectives.end), _other_communication(track))
+    all_wait = subtract(within(Intervals(collectives.start, collectives.end)), all_transfer)
+    transfer = subtract(all_transfer, compute)
+    wait = subtract(all_wait, compute)
+    compute_or_communication = union(compute, transfer, wait)
+    copy = subtract(within(track.ops.intervals(OpClass.COPY)), compute_or_communication)
+    idle = split_idle(track, complement(union(compute_or_communication, copy), begin, end))
     on_host = within(track.host_communication)
-    # A short gap between queued ops belongs to the device, whatever the host does.
+    # A short gap between queued ops is the device's, whatever the host does in it.
     short = idle.queued.end - idle.queued.start <= QUEUE_GAP_NS
     between_queued = Intervals(idle.queued.start[short], idle.queued.end[short])
-    by_host = subtract(on_host, union(taken, idle.input, between_queued))
-    idle = idle.without(by_host)
+    host_transfer = subtract(on_host, union(compute_or_communication, idle.input, between_queued))
+    idle = idle.without(host_transfer)
     parts = {
         "compute": compute,
-        "communication_transfer": union(transfer, by_host),
+        "communication_transfer": union(transfer, host_transfer),
         "communication_wait": wait,
-        "copy": subtract(copy, by_host),
+        "copy": subtract(copy, host_transfer),
         "input": idle.input,
         "sync": idle.sync,
         "launch": idle.launch,
@@ -255,7 +272,7 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
         bounds=bounds,
         parts=parts,
         buckets_ns=np.stack([lengths_between(parts[bucket], bounds) for bucket in BUCKETS], axis=1),
-        hidden_ns=lengths_between(intersect(union(waiting, transfer_all, on_host), compute), bounds),
+        hidden_ns=lengths_between(intersect(union(all_wait, all_transfer, on_host), compute), bounds),
         waits_ns=_waits(track, wait),
         unsplit_ns=lengths_between(intersect(unsplit, parts["communication_transfer"]), bounds),
         unmarked_input=idle.unmarked_input,
@@ -264,21 +281,21 @@ def attribute_track(track: DeviceTrack) -> TrackAttribution:
 
 
 def _other_communication(track: DeviceTrack) -> Intervals:
-    """Return raw intervals of communication other than collectives: copies and, on CPU tracks, enqueues."""
+    """Return all other communication, which may overlap: copies and, on CPU tracks, calls that enqueue collectives."""
     ops = track.ops
-    chosen = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
-    return Intervals(ops.start[chosen], ops.end[chosen])
+    other = (ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, track.collectives.row)
+    return Intervals(ops.start[other], ops.end[other])
 
 
 def _waits(track: DeviceTrack, wait: Intervals) -> dict[int, NDArray[np.int64]]:
-    """Divide the waiting among the ranks waited for; where two waits overlap, the first rank gets it."""
+    """Return the waits by the rank waited for, int64[windows] in ns. Of overlapping waits, the lower rank's counts."""
     collectives = track.collectives
-    known = collectives.last_arrival > collectives.start
-    shares = {}
-    left = wait
-    for rank in distinct(collectives.last_rank[known]):
-        for_rank = known & (collectives.last_rank == rank)
-        span = union(Intervals(collectives.start[for_rank], collectives.last_arrival[for_rank]))
-        shares[int(rank)] = lengths_between(intersect(left, span), track.bounds)
-        left = subtract(left, span)
-    return {rank: share for rank, share in shares.items() if share.any()}
+    waited = collectives.last_arrival > collectives.start
+    waits = {}
+    uncounted = wait
+    for rank in distinct(collectives.last_rank[waited]):
+        for_rank = waited & (collectives.last_rank == rank)
+        spans = union(Intervals(collectives.start[for_rank], collectives.last_arrival[for_rank]))
+        waits[int(rank)] = lengths_between(intersect(uncounted, spans), track.bounds)
+        uncounted = subtract(uncounted, spans)
+    return {rank: wait_ns for rank, wait_ns in waits.items() if wait_ns.any()}

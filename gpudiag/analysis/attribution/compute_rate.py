@@ -1,4 +1,4 @@
-"""Compute the rate at which devices did a step's operations, and its share of their peak."""
+"""Compute how many floating-point operations per second a step performs on a device, and their share of its peak."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ _WHOLE_PERCENT = 100
 
 
 def compute_rate(run: RunRecord) -> ComputeRate | None:
-    """Return the mean rate over ranks; None if no rank counted operations, and with a reason if not all did.
+    """Return the mean rate over ranks; None if no rank counted operations.
 
-    Worked example. Two ranks do 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms: 30
-    TFLOP in 100 ms are 300 TFLOP/s per device, of 989: 30 %.
+    If only some ranks counted them, the result has the reason instead of a rate.
+
+    Worked example. Two ranks perform 40 and 20 TFLOP per step in bf16 on two H100s, and the slower one takes 100 ms.
+    The mean of 30 TFLOP in 100 ms is 300 TFLOP/s per device. This is 30 % of the peak of 989.
     """
     if all(rank.flops is None for rank in run.ranks):
         return None

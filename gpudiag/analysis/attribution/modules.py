@@ -24,7 +24,7 @@ _NO_WORK = ModuleWork(
 
 
 class _TrackWork(NamedTuple):
-    """Mean work per analysed step of one track: float64[modules + 1] each; the last element is outside all modules."""
+    """Mean work per analysed step of a track: columns float64[modules + 1]; the last element is outside of modules."""
 
     forward_ns: NDArray[np.float64]
     backward_ns: NDArray[np.float64]
@@ -32,10 +32,11 @@ class _TrackWork(NamedTuple):
 
 
 def summarise_modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    """Return the modules of all tracks. Without modules, return the reason from the run record, or None.
+    """Return the times of the modules. If no trace has modules, return the reason from the run record, or None.
 
-    Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. `net` adds 1 ms forward.
-    The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. Including `net.a`, `net` takes 4 and 5 ms.
+    Worked example. `net` calls `net.a`, whose operators take 3 ms forward and 5 ms backward. Operators of `net` itself
+    take 1 ms forward. The self times of `net.a` are 3 and 5 ms, those of `net` 1 and 0 ms. With `net.a`, `net` takes
+    4 and 5 ms.
     """
     traces = [timeline.traces[track.trace].modules for track in timeline.tracks]
     if all(work is None for work in traces):
@@ -98,25 +99,34 @@ def _module_time(module: Module, index: int, descendants: list[int], tracks: Seq
 def _track_work(
     timeline: Timeline, track: DeviceTrack, work: ModuleWork, number: NDArray[np.intp], count: int
 ) -> _TrackWork:
-    """Return the work per analysed step; `number` has the index of each module of `work` among all `count` modules."""
+    """Return the work of one track per analysed step.
+
+    Args:
+        timeline: all traces.
+        track: the track.
+        work: the module of each event of the track's trace.
+        number: intp[modules of `work`]: the index of each among the modules of all tracks.
+        count: number of modules of all tracks.
+    """
     events = timeline.traces[track.trace].events
     row, duration_ns = _on_cpu(events, track) if track.is_cpu else _on_gpu(events, track)
-    known = _position(work.row, row)  # -1, the last, if not known
-    module = np.append(number[work.module], count)[known]
-    backward = np.append(work.backward, False)[known]
-    marks = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
-    marks = marks[in_analysed_steps(track, events.start_ns[marks] + track.shift_ns)]
+    position = _position(work.row, row)
+    # Work outside of modules has position -1, so it takes the element appended here.
+    module = np.append(number[work.module], count)[position]
+    backward = np.append(work.backward, False)[position]
+    calls = work.row[~work.backward & (events.kind[work.row] == EventKind.MODULE)]
+    calls = calls[in_analysed_steps(track, events.start_ns[calls] + track.shift_ns)]
+    called = number[work.module[_position(work.row, calls)]]
     steps = len(track.window_steps)
     forward_ns, backward_ns = (
-        np.bincount(module[chosen], weights=duration_ns[chosen], minlength=count + 1) / steps
-        for chosen in (~backward, backward)
+        np.bincount(module[direction], weights=duration_ns[direction], minlength=count + 1) / steps
+        for direction in (~backward, backward)
     )
-    called = number[work.module[_position(work.row, marks)]]
     return _TrackWork(forward_ns, backward_ns, np.bincount(called, minlength=count + 1) / steps)
 
 
 def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return intp[n]: the position of each wanted row among the sorted rows, or `UNKNOWN`."""
+    """Return intp[n]: the position of each wanted row among the sorted rows; `UNKNOWN` (-1) if it is not there."""
     position = np.minimum(np.searchsorted(rows, wanted), max(len(rows) - 1, 0))
     return np.where(rows[position] == wanted, position, UNKNOWN) if len(rows) else np.full(len(wanted), UNKNOWN)
 
@@ -124,15 +134,16 @@ def _position(rows: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.
 def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return (rows, self times in ns) of the training threads' operators in the analysed steps.
 
-    Operators that enqueue or do communication do not count. Waits for communication inside an operator do not count.
+    Operators that communicate or enqueue communication are left out. The other operators' times do not include waits
+    for communication.
     """
     rows, durations = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     operators = events.rows_of(EventKind.OPERATOR)
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         on_thread = operators[events.thread[operators] == thread]
         start, end = events.start_ns[on_thread] + track.shift_ns, events.end_ns[on_thread] + track.shift_ns
-        known = track.threads.get(thread)
-        waits = np.zeros(len(on_thread), np.int64) if known is None else lengths_inside(known.awaited, start, end)
+        host = track.threads.get(thread)
+        waits = np.zeros(len(on_thread), np.int64) if host is None else lengths_inside(host.awaited, start, end)
         own = own_lengths(start, end, end - start - waits)
         inside = in_analysed_steps(track, start)
         inside &= ~any_of(events.role[on_thread], Role.COMMUNICATION, Role.ENQUEUE, Role.INPUT)
@@ -142,7 +153,7 @@ def _on_cpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], 
 
 
 def _on_gpu(events: EventTable, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (launching row, duration in ns) of each kernel, copy and memset in the analysed windows."""
+    """Return each kernel, copy and memset in the analysed windows: (row of its launching event, duration in ns)."""
     ops = track.ops
     inside = (ops.op_class != OpClass.COMMUNICATION) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     launched = launching_rows(events, track, events.rows_of(EventKind.OPERATOR, EventKind.MODULE))

@@ -1,13 +1,13 @@
 """Summarise the timeline and attribution per device, wait, collective, kernel and operator.
 
-A bucket is time, and ops overlap. Therefore each instant of a bucket is shared equally by the ops of its kind that run
-at that instant:
+The ops of a bucket may overlap. To make their portions add up to the bucket, each instant is divided equally among the
+ops that run at that instant:
 
     stream 7   |--- gemm ---|
     stream 8          |-- relu --|
                0      4     6    9   µs
 
-is 9 µs of compute, of which gemm has 4 + 2/2 = 5 and relu 2/2 + 3 = 4.
+These are 9 µs of compute. The portion of gemm is 4 + 2/2 = 5 µs, that of relu 2/2 + 3 = 4 µs.
 """
 
 from __future__ import annotations
@@ -38,19 +38,20 @@ from gpudiag.units import NS_PER_MS, NS_PER_US, bus_factor, gb_per_s, millisecon
 
 Times = NDArray[np.int64]
 
-#: Shortest wait per step in the summary; shorter ones are normal differences in the begins of collectives.
+#: The summary leaves out shorter waits per step: ranks never begin a collective at exactly the same time.
 _LEAST_WAIT_MS = 0.001
-#: Number of kernels and operators in the summary.
+#: The summary has this many kernels and this many operators.
 _MOST_NAMES = 20
 
+#: Bucket, name, group and size in bytes of a portion.
 Key = tuple[str, str, str, int | None]
 
-#: The largest portions kept of a bucket; no job has so many kernels, but a damaged file may.
+#: A bucket has at most this many portions. No job has so many kernels, but a damaged file may.
 MOST_PORTIONS = 1000
 
 
 def summarise_steps(timeline: Timeline, attribution: Attribution) -> Steps:
-    """Return the means over tracks of the mean and the median step time; over hosts without any track."""
+    """Return the mean and the median step time of each track, averaged over tracks. Without tracks, use host steps."""
     tracks = [track.step_ns for track in attribution.tracks] or [np.diff(bounds) for bounds in timeline.unseen.values()]
     tracks = [step_ns for step_ns in tracks if len(step_ns)]
     means = [float(step_ns.mean()) for step_ns in tracks]
@@ -87,7 +88,7 @@ def summarise_waits(timeline: Timeline, attribution: Attribution) -> tuple[Wait,
         return ()
     waits = []
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
-        # A participant without a trace may have arrived later.
+        # If a participant of a collective has no trace, it may have arrived after the last known one.
         incomplete = set(track.collectives.last_rank[~timeline.whole_collectives(track)].tolist())
         waits += [
             Wait(rank=track.rank, on_rank=on_rank, ms_per_step=milliseconds(float(share.mean())))
@@ -116,13 +117,11 @@ def summarise_clocks(timeline: Timeline) -> tuple[RankClock, ...]:
 
 
 def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
-    """Return the collectives in the analysed windows by operation, group and size, most time first.
-
-    The result is empty if the traces are of different runs.
-    """
+    """Return the collectives in the analysed windows by kind, most time first; none if the traces mix several runs."""
     if any(validity.code == "mixed-runs" for validity in timeline.validity):
         return ()
-    rows: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    # Operation, group, ranks of the group and size in bytes → (transfers, waits) of each track in ns.
+    times: dict[tuple[str, str, int, int | None], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     steps = 0
     for track in timeline.tracks:
         steps += len(track.window_steps)
@@ -130,16 +129,16 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
         inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
         arrival = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
         for index, kind in enumerate(table.kinds):
-            chosen = inside & (table.kind == index)
-            if chosen.any():
-                rows[kind].append((table.end[chosen] - arrival[chosen], arrival[chosen] - table.start[chosen]))
+            of_kind = inside & (table.kind == index)
+            if of_kind.any():
+                times[kind].append((table.end[of_kind] - arrival[of_kind], arrival[of_kind] - table.start[of_kind]))
     summaries = []
-    for (operation, group, group_size, size), by_track in rows.items():
+    for (operation, group, group_size, size), by_track in times.items():
         transfer, wait = (np.concatenate(columns) for columns in zip(*by_track, strict=True))
         ranks = group_size or timeline.world_size
-        typical = median(transfer)
+        transfer_ns = median(transfer)
         factor = bus_factor(operation, ranks)
-        busbw = gb_per_s(size, typical) * factor if size and factor and typical > 0 else None
+        busbw = gb_per_s(size, transfer_ns) * factor if size and factor and transfer_ns > 0 else None
         summaries.append(
             CollectiveSummary(
                 operation=operation,
@@ -147,7 +146,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
                 ranks=ranks,
                 size_bytes=size,
                 per_step=len(transfer) / steps,
-                transfer_us=typical / NS_PER_US,
+                transfer_us=transfer_ns / NS_PER_US,
                 wait_us=median(wait) / NS_PER_US,
                 busbw_gb_per_s=busbw,
             )
@@ -156,7 +155,7 @@ def summarise_collectives(timeline: Timeline) -> tuple[CollectiveSummary, ...]:
 
 
 def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
-    """Return the kernels (CPU tracks: top-level operators) with the most time in the analysed windows, per track."""
+    """Return the kernels (on CPU tracks: top-level operators) with the most time per step, averaged over tracks."""
     return tuple(
         KernelSummary(name=name, ms_per_step=milliseconds(ns), per_step=count)
         for name, ns, count in _longest(timeline, _kernels)
@@ -164,13 +163,14 @@ def summarise_kernels(timeline: Timeline) -> tuple[KernelSummary, ...]:
 
 
 def _kernels(track: DeviceTrack, _: EventTable) -> Iterator[tuple[Times, Times]]:
+    """Yield (rows, durations in ns) of the compute ops in the analysed windows."""
     ops = track.ops
     inside = (ops.op_class == OpClass.COMPUTE) & (ops.start >= track.bounds[0]) & (ops.start < track.bounds[-1])
     yield ops.row[inside], (ops.end - ops.start)[inside]
 
 
 def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
-    """Return the operators with the most own time in the host steps of the analysed windows, per track."""
+    """Return the operators with the most self time per analysed host step, averaged over tracks."""
     return tuple(
         OperatorSummary(name=name, own_ms_per_step=milliseconds(ns), per_step=count)
         for name, ns, count in _longest(timeline, _operators)
@@ -178,12 +178,13 @@ def summarise_operators(timeline: Timeline) -> tuple[OperatorSummary, ...]:
 
 
 def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray[np.intp], Times]]:
+    """Yield (rows, self times in ns) of the operators in the analysed host steps, by thread."""
     for thread in {track.steps.thread, *distinct(track.ops.launch_thread).tolist()}:
         rows = events.rows_on([thread], EventKind.OPERATOR)
         start, end = events.start_ns[rows], events.end_ns[rows]
         inside = np.flatnonzero(in_analysed_steps(track, start + track.shift_ns))
         if len(inside):
-            # Operators nested in those of these steps begin before the last of them ends.
+            # The slice also has the operators nested in these; they begin before the last of these ends.
             nested = slice(inside[0], start.searchsorted(end[inside].max(), side="right"))
             yield rows[inside], own_lengths(start[nested], end[nested])[inside - inside[0]]
 
@@ -191,38 +192,41 @@ def _operators(track: DeviceTrack, events: EventTable) -> Iterator[tuple[NDArray
 def _longest(
     timeline: Timeline, work_of: Callable[[DeviceTrack, EventTable], Iterable[tuple[NDArray[np.integer], Times]]]
 ) -> list[tuple[str, float, float]]:
-    """Return (name, ns, number) per step and track of the names with the most time; `work_of` yields (rows, ns)."""
-    time: dict[str, float] = defaultdict(float)
-    count: dict[str, float] = defaultdict(float)
+    """Return (name, ns, calls) per step of the names with the most time, averaged over tracks.
+
+    `work_of` yields (rows, durations in ns) of a track's events.
+    """
+    time_ns: dict[str, float] = defaultdict(float)
+    calls: dict[str, float] = defaultdict(float)
     for track in timeline.tracks:
         events = timeline.traces[track.trace].events
-        share = len(timeline.tracks) * len(track.window_steps)
+        divisor = len(timeline.tracks) * len(track.window_steps)
         for rows, duration in work_of(track, events):
-            total = np.bincount(events.name[rows], weights=duration)
-            times = np.bincount(events.name[rows])
-            for index in np.flatnonzero(times).tolist():
-                time[events.names[index]] += float(total[index]) / share
-                count[events.names[index]] += int(times[index]) / share
-    longest = sorted(time.items(), key=lambda item: (-item[1], item[0]))[:_MOST_NAMES]
-    return [(name, ns, count[name]) for name, ns in longest]
+            total_ns = np.bincount(events.name[rows], weights=duration)
+            count = np.bincount(events.name[rows])
+            for index in np.flatnonzero(count).tolist():
+                time_ns[events.names[index]] += float(total_ns[index]) / divisor
+                calls[events.names[index]] += int(count[index]) / divisor
+    longest = sorted(time_ns.items(), key=lambda item: (-item[1], item[0]))[:_MOST_NAMES]
+    return [(name, ns, calls[name]) for name, ns in longest]
 
 
 def in_analysed_steps(track: DeviceTrack, start: Times) -> NDArray[np.bool_]:
-    """Return bool[n]: whether each time, on the common clock, is in a host step of the track's windows."""
+    """Return bool[n]: whether each time, on the common clock, is in an analysed host step of the track."""
     step = np.searchsorted(track.steps.start, start, side="right") - 1
     return (step >= 0) & among(track.steps.number, track.window_steps)[step]
 
 
 def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Portion, ...]:
-    """Return the portions of all buckets, largest first within each bucket; tracks in the order of devices."""
+    """Return the portions of all buckets, largest first within each bucket."""
     tracks = len(timeline.tracks)
     shares: dict[Key, NDArray[np.float64]] = defaultdict(lambda: np.zeros(tracks))
     counts: dict[Key, float] = defaultdict(float)
-    for index, (track, cut) in enumerate(zip(timeline.tracks, attribution.tracks, strict=True)):
-        steps = len(cut.step_ns)
+    for index, (track, attributed) in enumerate(zip(timeline.tracks, attribution.tracks, strict=True)):
+        steps = len(attributed.step_ns)
         if not steps:
             continue
-        for key, share_ns, begun in _portions_of(track, cut, timeline.traces[track.trace].events):
+        for key, share_ns, begun in _portions_of(track, attributed, timeline.traces[track.trace].events):
             shares[key][index] += milliseconds(share_ns / steps)
             counts[key] += begun / steps / tracks
     portions: dict[str, list[Portion]] = defaultdict(list)
@@ -241,45 +245,52 @@ def summarise_portions(timeline: Timeline, attribution: Attribution) -> tuple[Po
     return tuple(portion for largest in portions.values() for portion in largest[:MOST_PORTIONS])
 
 
-def _portions_of(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
-    """Yield (key, ns over all windows, how many began in them); keys may repeat."""
-    yield from _by_name("compute", OpClass.COMPUTE, track, cut, events)
-    yield from _by_name("copy", OpClass.COPY, track, cut, events)
-    yield from _communication(track, cut, events)
-    for name, spans in (("unmarked-input", cut.unmarked_input), ("queued", cut.queued)):
-        if length(spans):
-            yield ("idle", name, "", None), float(lengths_between(spans, cut.bounds).sum()), 0
-
-
-def _by_name(
-    bucket: str, op_class: OpClass, track: DeviceTrack, cut: TrackAttribution, events: EventTable
+def _portions_of(
+    track: DeviceTrack, attributed: TrackAttribution, events: EventTable
 ) -> Iterator[tuple[Key, float, int]]:
+    """Yield (key, ns over all windows, number of ops that began in them). Keys may repeat."""
+    yield from _op_portions("compute", OpClass.COMPUTE, track, attributed, events)
+    yield from _op_portions("copy", OpClass.COPY, track, attributed, events)
+    yield from _communication_portions(track, attributed, events)
+    for name, spans in (("unmarked-input", attributed.unmarked_input), ("queued", attributed.queued)):
+        if length(spans):
+            yield ("idle", name, "", None), float(lengths_between(spans, attributed.bounds).sum()), 0
+
+
+def _op_portions(
+    bucket: str, op_class: OpClass, track: DeviceTrack, attributed: TrackAttribution, events: EventTable
+) -> Iterator[tuple[Key, float, int]]:
+    """Yield the portions of a bucket whose time is that of the ops of one class, by op name."""
     ops = np.flatnonzero(track.ops.op_class == op_class)
     start = track.ops.start[ops]
-    shares = equal_shares(Intervals(start, track.ops.end[ops]), cut.parts[bucket])
-    yield from _summed_by_name(bucket, events, track.ops.row[ops], shares, _begin_inside(start, cut.bounds))
+    shares = equal_shares(Intervals(start, track.ops.end[ops]), attributed.parts[bucket])
+    yield from _summed_by_name(bucket, events, track.ops.row[ops], shares, _begin_inside(start, attributed.bounds))
 
 
 def _summed_by_name(
     bucket: str, events: EventTable, rows: NDArray[np.int64], shares: NDArray[np.float64], begun: NDArray[np.bool_]
 ) -> Iterator[tuple[Key, float, int]]:
+    """Yield one portion per op name. `rows`, `shares` (ns) and `begun` have one element per op."""
     names = events.name[rows]
     share_by_name = np.bincount(names, weights=shares, minlength=len(events.names))
     begun_by_name = np.bincount(names, weights=begun, minlength=len(events.names))
-    # An op beside something that counts first has no share, but is counted.
+    # An op whose whole time belongs to another bucket has no share, but it is counted.
     for name in np.flatnonzero((share_by_name > 0) | (begun_by_name > 0)):
         yield (bucket, events.names[name], "", None), float(share_by_name[name]), int(begun_by_name[name])
 
 
-def _communication(track: DeviceTrack, cut: TrackAttribution, events: EventTable) -> Iterator[tuple[Key, float, int]]:
+def _communication_portions(
+    track: DeviceTrack, attributed: TrackAttribution, events: EventTable
+) -> Iterator[tuple[Key, float, int]]:
+    """Yield the portions of waits and transfers: of each kind of collective, of other ops by name, and of the host."""
     table, ops = track.collectives, track.ops
-    joined = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
-    waits = equal_shares(Intervals(table.start, joined), cut.parts["communication_wait"])
-    # Communication that is no collective (copies, calls that enqueue a collective) is listed by its op's name.
+    transfer_start = np.where(table.last_arrival == UNKNOWN, table.start, table.last_arrival)
+    waits = equal_shares(Intervals(table.start, transfer_start), attributed.parts["communication_wait"])
+    # Communication that is no collective: copies, and calls that enqueue a collective.
     other = np.flatnonzero((ops.op_class == OpClass.COMMUNICATION) & ~among(ops.row, table.row))
-    spans = Intervals(np.append(joined, ops.start[other]), np.append(table.end, ops.end[other]))
-    transfers = equal_shares(spans, cut.parts["communication_transfer"])
-    begun = _begin_inside(table.start, cut.bounds)
+    spans = Intervals(np.append(transfer_start, ops.start[other]), np.append(table.end, ops.end[other]))
+    transfers = equal_shares(spans, attributed.parts["communication_transfer"])
+    begun = _begin_inside(table.start, attributed.bounds)
     for index, (operation, group, _, size_bytes) in enumerate(table.kinds):
         of_kind = table.kind == index
         count = int(begun[of_kind].sum())
@@ -287,10 +298,10 @@ def _communication(track: DeviceTrack, cut: TrackAttribution, events: EventTable
         for bucket, share in (("communication_transfer", transfer), ("communication_wait", wait)):
             if share > 0 or count:
                 yield (bucket, operation, group, size_bytes), float(share), count
-    rest = subtract(cut.parts["communication_transfer"], union(spans))
-    if length(rest):
-        yield ("communication_transfer", "host", "", None), float(lengths_between(rest, cut.bounds).sum()), 0
-    begun = _begin_inside(ops.start[other], cut.bounds)
+    on_host = subtract(attributed.parts["communication_transfer"], union(spans))
+    if length(on_host):
+        yield ("communication_transfer", "host", "", None), float(lengths_between(on_host, attributed.bounds).sum()), 0
+    begun = _begin_inside(ops.start[other], attributed.bounds)
     yield from _summed_by_name("communication_transfer", events, ops.row[other], transfers[len(table) :], begun)
 
 

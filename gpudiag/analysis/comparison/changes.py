@@ -1,4 +1,4 @@
-"""Compute the means of an analysis, and their changes: of buckets and portions, of ranks, and of waits."""
+"""Compute the changes between two analyses: of buckets and portions, of ranks, of waits, and of source lines."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import BUCKETS, Analysis, Device, Portion
 from gpudiag.model.diff import BucketChange, LineChange, PartChange, RankChange, WaitChange
 
+#: Bucket, name, group and size in bytes of a portion.
 Key = tuple[str, str, str, int | None]
-"""Bucket, name, group and size of a portion."""
+#: Key → (milliseconds, calls) per step.
 Portions = dict[Key, tuple[float, float]]
-"""Key → (milliseconds, calls) per step."""
 
-#: Thirty years in milliseconds. gpudiag wrote no file with a longer step.
+#: Thirty years in milliseconds. A file with a longer step is damaged.
 _LONGEST_MS = 1e12
-#: Portions kept of each rank; the largest describe its work, and all of them would be most of the file.
+#: A rank's change lists only this many portions, the ones with the largest changes, to keep the file small.
 MOST_PARTS = 5
 
 
 @dataclass(frozen=True)
 class ComparedAnalysis:
-    """An analysis with its means.
+    """An analysis, and the means of its figures over devices.
+
+    A device without steps is left out. The others are called live.
 
     Raises:
         UnreadableInputError: the analysis has no device with a step, or values out of range.
@@ -46,7 +48,7 @@ class ComparedAnalysis:
 
     @cached_property
     def live(self) -> dict[tuple[int, int], tuple[int, Device]]:
-        """Devices that have steps: (rank, ordinal among the rank's devices) → (index, device)."""
+        """Devices that have steps: (rank, number among the rank's devices) → (index among all devices, device)."""
         live = {}
         seen: Counter[int] = Counter()
         for index, device in enumerate(self.analysis.devices):
@@ -56,7 +58,8 @@ class ComparedAnalysis:
         return live
 
     def mean(self, figures: Iterable[float]) -> float:
-        """Return the mean of one figure per live device; `fsum`, so that the order of devices does not matter."""
+        """Return the mean of `figures`, which has one per live device."""
+        # The order of devices changes a sum by a rounding error; it does not change `fsum`.
         return fsum(figures) / len(self.live)
 
     @cached_property
@@ -66,11 +69,11 @@ class ComparedAnalysis:
 
     @cached_property
     def hidden_ms(self) -> float:
-        """Communication during compute, averaged over devices with steps."""
+        """Time of communication during compute, averaged over the live devices."""
         return self.mean(device.hidden_communication_ms for _, device in self.live.values())
 
     def bucket_ms(self, bucket: str) -> float:
-        """Return one bucket, averaged over devices with steps."""
+        """Return the time of one bucket, averaged over the live devices."""
         return self.mean(device.buckets_ms.get(bucket, 0.0) for _, device in self.live.values())
 
     @cached_property
@@ -80,7 +83,7 @@ class ComparedAnalysis:
         return self._portions(lambda portion: self.mean(portion.device_ms[index] for index in indices))
 
     def portions_on(self, index: int) -> Portions:
-        """Return the portions of one device; calls are the mean over all devices."""
+        """Return the portions of one device. Their calls per step are means over all devices."""
         return self._portions(lambda portion: portion.device_ms[index])
 
     def _portions(self, portion_ms: Callable[[Portion], float]) -> Portions:
@@ -94,7 +97,7 @@ class ComparedAnalysis:
 
 
 def _figures(analysis: Analysis) -> Iterator[float]:
-    """Yield every figure that the comparison uses."""
+    """Yield every figure that the comparison reads."""
     for device in analysis.devices:
         yield from (device.step_ms, device.hidden_communication_ms, *device.step_times_ms, *device.buckets_ms.values())
     for portion in analysis.portions:
@@ -105,7 +108,7 @@ def _figures(analysis: Analysis) -> Iterator[float]:
 
 
 def bucket_changes(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[BucketChange, ...]:
-    """Return all eight buckets, in their order; portions only if both analyses have them."""
+    """Return the changes of all eight buckets, with the changes of portions if both analyses have portions."""
     changes = []
     portions = _portion_changes(before.portions, after.portions) if _both_have_portions(before, after) else ()
     for bucket in BUCKETS:
@@ -168,7 +171,7 @@ def _both_have_portions(before: ComparedAnalysis, after: ComparedAnalysis) -> bo
 
 
 def _portion_changes(before: Portions, after: Portions) -> tuple[PartChange, ...]:
-    """Return every portion of either side, largest difference first; a missing portion counts as 0 ms."""
+    """Return the change of each portion, largest difference first. A portion that one side lacks counts as 0 ms."""
     changes = []
     for key in before.keys() | after.keys():
         bucket, name, group, size_bytes = key
@@ -194,9 +197,10 @@ def _order(change: PartChange) -> tuple[float, str, str, str, int]:
 
 
 def line_changes(before: Analysis, after: Analysis) -> tuple[LineChange, ...]:
-    """Return the change of each source line of the training thread, if both runs have lines; largest difference first.
+    """Return the change of each source line of the training thread, largest difference first.
 
-    A line has another number after an edit above it, so that it is known by its file, function and text.
+    The result is empty unless both runs timed lines. Two lines are the same if their file, function and text agree,
+    because an edit above a line changes its number.
     """
     if not before.lines or not after.lines:
         return ()

@@ -1,8 +1,8 @@
-"""Compare two analyses: the difference of their step times, its parts at every level, and its cause.
+"""Compare two analyses: the difference of their step times, its parts, and its cause.
 
-The eight buckets partition every device window, so the difference of the mean windows is the sum of the differences of
-the mean buckets: no time is counted twice and none is lost. The same holds on each rank. Within a bucket, what kernels,
-collectives and copies contribute is exclusive (`analysis.Portion`), so the portions sum to the bucket too.
+The eight buckets partition every device window. Therefore the differences of the buckets add up to the difference of
+the step times, both for the means over devices and on each rank. The portions of a bucket (`analysis.Portion`) do not
+overlap, so their differences add up to the difference of the bucket.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ from gpudiag.model.diff import (
 )
 from gpudiag.statistics import mean_of
 
-#: Fewer steps do not show how steps scatter.
+#: A confidence interval needs this many steps of each run.
 FEWEST_STEPS = 3
-#: Two findings are the same one if these agree; closer agreement is looked for first, because a run may have several
-#: findings of one code (links, ranks).
-_SAME: tuple[Callable[[Finding], Any], ...] = (
+#: Identities of a finding, the strictest first. Findings of two runs are paired by the first identity that agrees,
+#: because a run may have several findings of one code, for several links or ranks.
+_IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: (finding.code, finding.cause, finding.ranks),
     lambda finding: (finding.code, finding.cause),
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: From this share of the difference on, the difference is mostly waiting: with a straggler of two ranks it is half.
+#: A straggler can be the cause if waiting is at least this share of the difference. With two ranks, waiting is half.
 _WAIT_SHARE = 0.4
-#: From this share of something on, it is most of it.
+#: A part with at least this share of the whole is its main part.
 _MOST = 0.5
 
 
@@ -94,6 +94,7 @@ def compare(before: Analysis, after: Analysis) -> Diff:
 
 
 def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepChange, ...]:
+    """Return the change of the profiled step, and of the corrected and the unprofiled step if both runs have them."""
     before, after = old.analysis.steps, new.analysis.steps
     windows = [mean_over_devices([device.step_times_ms for _, device in side.live.values()]) for side in (old, new)]
     changes = [_step_change("profiled", old.step_ms, new.step_ms, *windows)]
@@ -109,6 +110,7 @@ def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepCha
 def _step_change(
     kind: StepKind, before_ms: float, after_ms: float, before: Sequence[float], after: Sequence[float]
 ) -> StepChange:
+    """Return the change of a mean step time. `before` and `after` are single step times, for its 95 % interval."""
     half = None if min(len(before), len(after)) < FEWEST_STEPS else mean_of(after).minus(mean_of(before)).half_width
     difference = after_ms - before_ms
     return StepChange(
@@ -123,9 +125,10 @@ def _step_change(
 
 
 def mean_over_devices(times: Sequence[Sequence[float]]) -> list[float]:
-    """Return each step's time averaged over the devices, for as many steps as all of them have.
+    """Return each step's time averaged over the devices, for as many steps as every device has.
 
-    Ranks of one job end their steps together, so their times are not independent samples: a step counts once.
+    Ranks of one job end their steps together, so their times are not independent samples. Hence each step gives one
+    sample.
     """
     return [fmean(step) for step in zip(*times, strict=False)]
 
@@ -157,11 +160,11 @@ def finding_changes(before: Sequence[Finding], after: Sequence[Finding]) -> tupl
     """Return the findings that appeared, disappeared and remained, each in the order of its analysis."""
     old, new = list(before), list(after)
     remained = []
-    for same in _SAME:
+    for identity in _IDENTITIES:
         for finding in list(old):
-            counterpart = next((candidate for candidate in new if same(candidate) == same(finding)), None)
+            counterpart = next((candidate for candidate in new if identity(candidate) == identity(finding)), None)
             if counterpart is not None:
-                # By identity, because an analysis may have equal findings.
+                # Compare with `is`, because an analysis may have equal findings.
                 old = [candidate for candidate in old if candidate is not finding]
                 new = [candidate for candidate in new if candidate is not counterpart]
                 remained.append(FindingChange(status="remained", before=finding, after=counterpart))
@@ -197,17 +200,18 @@ def find_cause(
     ranks: Sequence[RankChange],
     waits: Sequence[WaitChange],
 ) -> Cause | None:
-    """Find the cause of a difference of mean step times, in its direction.
+    """Return the cause of a difference of mean step times; None if no bucket changed in its direction.
+
+    A straggler is the cause if most of the difference is waiting for it. Otherwise the cause is the bucket that
+    changed most, on all ranks or on the few ranks on which it changed.
 
     Args:
         difference_ms: difference of the profiled step.
-        buckets: all eight.
-        ranks: every device of both runs, or none if the runs have different ones.
-        waits: the waits that changed.
-
-    Returns:
-        Return None if nothing changed in the direction of the difference.
+        buckets: changes of all eight buckets.
+        ranks: change of every device of both runs; empty if the runs have different devices.
+        waits: changes of waits.
     """
+    # A change times this sign is positive if it has the direction of the difference.
     sign = 1.0 if difference_ms > 0 else -1.0
     waiting = sign * next(bucket.difference_ms for bucket in buckets if bucket.bucket == WAIT)
     if ranks and waiting > 0 and waiting >= _WAIT_SHARE * abs(difference_ms):
@@ -229,39 +233,40 @@ def find_cause(
 
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
-    """Return the rank for which most of the waiting was, if there is one and its change is known."""
-    by_rank: dict[int, list[float]] = defaultdict(list)
+    """Return the cause on the rank for which the others waited most; None if no rank has most of the waiting."""
+    waits_ms: dict[int, list[float]] = defaultdict(list)  # changes of waits in the difference's direction, by late rank
     for wait in waits:
         if sign * wait.difference_ms > 0:
-            by_rank[wait.on_rank].append(wait.difference_ms)
-    if not by_rank:
+            waits_ms[wait.on_rank].append(wait.difference_ms)
+    if not waits_ms:
         return None
-    late = max(by_rank, key=lambda rank: (sign * fsum(by_rank[rank]), -rank))
-    together = fsum(abs(ms) for waits_ms in by_rank.values() for ms in waits_ms)
+    late = max(waits_ms, key=lambda rank: (sign * fsum(waits_ms[rank]), -rank))
+    total_ms = fsum(abs(ms) for of_rank in waits_ms.values() for ms in of_rank)
     change = next((rank for rank in ranks if rank.rank == late), None)
-    if change is None or abs(fsum(by_rank[late])) < _MOST * together:
+    if change is None or abs(fsum(waits_ms[late])) < _MOST * total_ms:
         return None
-    others = (bucket for bucket in change.buckets_ms if bucket != WAIT)
-    bucket = max(others, key=lambda bucket: sign * change.buckets_ms[bucket])
+    work_buckets = (bucket for bucket in change.buckets_ms if bucket != WAIT)
+    bucket = max(work_buckets, key=lambda bucket: sign * change.buckets_ms[bucket])
     if sign * change.buckets_ms[bucket] <= 0:
         return None
     return Cause(
         bucket=bucket,
         ranks=(late,),
         difference_ms=change.buckets_ms[bucket],
-        waiting_ms=fmean(by_rank[late]),
+        waiting_ms=fmean(waits_ms[late]),
         part=_main_part(sign, bucket, change.buckets_ms[bucket], change.parts),
     )
 
 
 def _few_ranks(sign: float, bucket: str, ranks: Sequence[RankChange]) -> list[RankChange]:
-    """Return the ranks on which the bucket changed, if they are at most half of them; else none."""
+    """Return the ranks with at least half of the largest change of the bucket; none if they are most of the ranks."""
     largest = max((sign * rank.buckets_ms[bucket] for rank in ranks), default=0.0)
     changed = [rank for rank in ranks if sign * rank.buckets_ms[bucket] >= _MOST * largest > 0]
     return changed if len(changed) * 2 <= len(ranks) else []
 
 
 def _main_part(sign: float, bucket: str, change_ms: float, parts: Sequence[PartChange]) -> PartChange | None:
+    """Return the portion of the bucket that changed most, if it is at least half of the bucket's change."""
     in_bucket = [part for part in parts if part.bucket == bucket]
     most = max(in_bucket, key=lambda part: sign * part.difference_ms, default=None)
     return most if most is not None and sign * most.difference_ms >= _MOST * abs(change_ms) else None

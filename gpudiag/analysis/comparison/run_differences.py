@@ -1,4 +1,4 @@
-"""Find differences between two runs other than step times, and what they mean for the comparison."""
+"""Find in what two runs differ besides their times, and say what each difference means for the comparison."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from math import fsum
 from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: In two recordings of one model (4 x H200, with various faults and strategies), at least 80 % of the compute of each
-#: is in kernels that both have; in recordings of different models, mostly under 50 % for at least one of the two.
+#: Two runs train different models if the kernels that both have take less than this share of one run's compute. In
+#: recordings of one model (4 x H200, with various faults and strategies) they took at least 80 %, in recordings of
+#: different models mostly less than 50 %.
 SAME_KERNELS = 0.5
-#: What a difference means; that of a version alone may explain the difference of times.
+#: What a difference means for the comparison, by `RunDifference.what`.
 _MESSAGES = {
     "framework": "their kernels and collectives have different names, so only buckets and ranks compare",
     "workload": "a step does other work, so its time says nothing of a regression",
@@ -24,7 +25,7 @@ _MESSAGES = {
 
 
 def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[RunDifference, ...]:
-    """Return everything known of both runs that differs; what only one of them knows is not compared."""
+    """Return the properties in which the runs differ. A property that one run lacks is not compared."""
     old, new = before.analysis.source, after.analysis.source
     work = (
         ("framework", before.analysis.framework, after.analysis.framework),
@@ -54,18 +55,21 @@ def _differing(rows: Sequence[tuple[str, str | int | None, str | int | None]]) -
 
 
 def _devices(side: ComparedAnalysis) -> str:
-    """Return the models of devices; `cpu` or `cuda` if there is no name."""
+    """Return the model names of the devices. A device without one is named by its kind, `cpu` or `cuda`."""
     return ", ".join(sorted({device.name or device.device.partition(":")[0] for _, device in side.live.values()}))
 
 
 def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunDifference]:
-    """Compare kernels, because traces do not name their model; precision or layout change them too."""
+    """Yield a difference if the runs have mostly different kernels.
+
+    Kernels are compared because traces do not name the model. Precision and layout change the kernels too.
+    """
     times = [_compute(side) for side in (before, after)]
-    both = times[0].keys() & times[1].keys()
+    common = times[0].keys() & times[1].keys()
     totals = [fsum(by_name.values()) for by_name in times]
     if before.analysis.framework != after.analysis.framework or not all(totals):
         return
-    shares = [fsum(by_name[name] for name in both) / total for by_name, total in zip(times, totals, strict=True)]
+    shares = [fsum(by_name[name] for name in common) / total for by_name, total in zip(times, totals, strict=True)]
     if min(shares) < SAME_KERNELS:
         yield RunDifference(
             what=OTHER_KERNELS,
@@ -77,7 +81,7 @@ def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunD
 
 
 def _compute(side: ComparedAnalysis) -> dict[str, float]:
-    """Return name of a kernel, or of an operator on CPUs → milliseconds per step."""
+    """Return the compute time in ms per step by kernel (on CPUs: by operator)."""
     times: dict[str, float] = defaultdict(float)
     for (bucket, name, _, _), (ms, _) in side.portions.items():
         if bucket == "compute":

@@ -1,4 +1,4 @@
-"""Draw conclusions from measured points: speedups, odd GPUs, waterfalls, forecasts, and warnings."""
+"""Derive speedups, odd GPUs, waterfalls, forecasts and warnings from measured points."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: Largest half-width of a confidence interval, as a share of its figure, that causes no warning.
+#: A warning reports a confidence interval whose half-width is a larger share of its figure.
 _UNSURE = 0.05
 
 
@@ -47,7 +47,7 @@ def conclude(
 
     Args:
         known: all points, of either mode.
-        recorded: recorded steps by point id.
+        recorded: by point id, the recorded steps of the profiled points.
         facts: the machine's facts, if known.
         remarks: earlier remarks, which precede the new ones.
         mode: the mode of the result; points of the other mode are omitted, with a remark.
@@ -55,9 +55,8 @@ def conclude(
         wanted: additional figures to compute.
         need_peers: frameworks and strategies that cannot run on one device.
     """
-    points = [point for point in known if point.mode == mode]
-    left_out = len(known) - len(points)
-    points = sorted(with_speedups(with_scatter(points), need_peers), key=_order)
+    of_mode = [point for point in known if point.mode == mode]
+    points = sorted(with_speedups(with_scatter(of_mode), need_peers), key=_order)
     doubts = doubtful(points, need_peers)
     points = [
         msgspec.structs.replace(point, profiled=recorded[point.id].directory if point.id in recorded else None)
@@ -83,7 +82,7 @@ def conclude(
         durations=times,
         remarks=(
             *remarks,
-            *_mixed_scaling(left_out),
+            *_mixed_scaling(len(known) - len(of_mode)),
             *waterfall_remarks,
             *_untrusted_baselines(points, doubts),
             *_uncertain(points, alone),
@@ -93,7 +92,10 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return each GPU alone; mark none as odd if any is doubtful, because a busy host can make any GPU look odd."""
+    """Return the GPUs measured alone. None is marked as odd if any of their points is doubtful.
+
+    A point is doubtful if the host was busy, which can make any GPU look odd.
+    """
     alone = devices.alone(points, points[0].machine.gpus if points else ())
     if any(gpu.point in doubts for gpu in alone):
         return tuple(msgspec.structs.replace(gpu, odd=False) for gpu in alone)
@@ -133,9 +135,10 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 def _waterfalls(
     points: list[PointRecord], recorded: Mapping[str, RecordedSteps], doubts: Collection[str]
 ) -> tuple[list[Waterfall], list[Remark]]:
-    """Return the waterfalls of recorded points, and remarks on points without one.
+    """Return the waterfalls of points with several devices, and remarks on recorded points without a usable one.
 
-    For the most devices, timed steps replace unusable recorded ones. A doubtful baseline gives no waterfall.
+    A waterfall is computed from recorded steps. If those are missing or unusable, the point with the most devices gets
+    one from unprofiled steps. A point with a doubtful baseline gets none.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}
@@ -183,7 +186,7 @@ def _no_waterfall(
 ) -> str:
     """Return the reason why recorded steps gave no waterfall; empty if no remark is needed."""
     if fall is not None:
-        return "its recorded steps were not like the timed ones, so that their parts do not explain these"
+        return "its recorded steps differ too much from the unprofiled ones to explain them"
     if several is None or independent is not None:
         return ""
     if one is None:
@@ -208,16 +211,17 @@ def _untrusted_baselines(points: Iterable[PointRecord], doubts: Mapping[str, str
         Remark(
             code="no-baseline-to-trust",
             message=f"{point.id}: {doubts[point.id]}{_started(point, doubts[point.id])}; no speedup, waterfall or "
-            "forecast follows from it: measure again when the host is quiet",
+            "forecast is computed from it: measure again when the host is quiet",
         )
         for point in points
         if point.id in doubts
     ]
 
 
-def _started(point: PointRecord, why: str) -> str:
+def _started(point: PointRecord, doubt: str) -> str:
+    """Return the number of starts in words; empty if the point was started once or the doubt states the number."""
     times = len(point.starts)
-    return f" (started {times} times)" if times > 1 and "starts" not in why else ""
+    return f" (started {times} times)" if times > 1 and "starts" not in doubt else ""
 
 
 def _prospects(
@@ -227,8 +231,8 @@ def _prospects(
     by_id = {point.id: point for point in points}
     curves: dict[tuple[object, ...], dict[int, PointRecord]] = {}
     for point in points:
-        first = point.device_indices == tuple(range(point.devices))
-        if point.status == "measured" and point.strategy != INDEPENDENT and first:
+        uses_first_devices = point.device_indices == tuple(range(point.devices))
+        if point.status == "measured" and point.strategy != INDEPENDENT and uses_first_devices:
             curves.setdefault(curve(point), {})[point.devices] = point
     for sizes in curves.values():
         largest = sizes[max(sizes)]
@@ -242,9 +246,10 @@ def _prospects(
 
 
 def _hidden_share(fall: Waterfall) -> float | None:
-    exposed = sum(max(0.0, loss.ms_per_step) for loss in fall.losses if loss.name == "exposed_transfer")
-    whole = exposed + fall.hidden_communication_ms
-    return fall.hidden_communication_ms / whole if whole > 0 else None
+    """Return the share of communication that overlaps with compute; None without communication."""
+    exposed_ms = sum(max(0.0, loss.ms_per_step) for loss in fall.losses if loss.name == "exposed_transfer")
+    communication_ms = exposed_ms + fall.hidden_communication_ms
+    return fall.hidden_communication_ms / communication_ms if communication_ms > 0 else None
 
 
 def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list[Remark]:
@@ -252,8 +257,8 @@ def _uncertain(points: Sequence[PointRecord], alone: Iterable[AloneGpu]) -> list
     remarks = [
         Remark(
             code="odd-gpu",
-            message=f"GPU {gpu.index} alone reaches {100 * gpu.relative:.0f} % of the median GPU: look there before "
-            "blaming communication",
+            message=f"GPU {gpu.index} alone reaches {100 * gpu.relative:.0f} % of the median GPU: examine it before "
+            "communication",
         )
         for gpu in alone
         if gpu.odd

@@ -43,21 +43,21 @@ def with_figures(
 ) -> PointRecord:
     """Return the point with its job's measurements, or with the reason of the failure.
 
-    A device's throughput is the samples of all its timed steps over their total time, without warm-up and partial
-    steps. If devices communicate gradients, the slowest device limits all others, so the job's throughput follows from
-    it. If devices are independent, the job's throughput is the sum over the devices.
+    A device's throughput is the number of samples of all its unprofiled steps, divided by their total time. Warm-up and
+    partial steps do not count. If devices communicate gradients, the slowest device limits all others, so the job's
+    throughput is computed from that device's. If devices are independent, the job's throughput is the sum over them.
 
     Args:
         point: the requested measurement.
         run: the job's record.
         outcome: the job's outcome in the sweep; None for a job outside a sweep.
-        machine: the machine of the job; the record's software versions are added.
+        machine: the machine of the job. The result also has the software versions of `run`.
         volume: throughput of writing a volume, if the job predicts one.
     """
     seconds = outcome.seconds if outcome is not None else point.seconds
     times = _complete_times(run)
     if run is None or not times:
-        error = (outcome and outcome.error) or (run and run.error) or "the job ended without two timed steps"
+        error = (outcome and outcome.error) or (run and run.error) or "the job ended without two unprofiled steps"
         return msgspec.structs.replace(point, status="failed", error=error, seconds=seconds)
     samples = point.global_batch // len(times)
     steps = [mean_of(timing.step_ms) for timing in times]
@@ -91,7 +91,7 @@ def with_figures(
 
 
 def _complete_times(run: RunRecord | None) -> list[StepTimes]:
-    """Return each rank's step times; empty unless the run is complete and every rank timed at least two steps."""
+    """Return each rank's step times if the run is complete and each rank timed two steps or more; else nothing."""
     if run is None or run.status != "complete":
         return []
     times = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
@@ -123,7 +123,8 @@ def together(first: PointRecord, second: PointRecord) -> PointRecord:
     """Merge two measurements of one point: average the figures and keep every start."""
     starts = (*(first.starts or _single_start(first)), *(second.starts or _single_start(second)))
     rates = [
-        Estimate(value=s.samples_per_s, low=s.ci95[0], high=s.ci95[1], freedom=s.freedom or math.inf) for s in starts
+        Estimate(value=start.samples_per_s, low=start.ci95[0], high=start.ci95[1], freedom=start.freedom or math.inf)
+        for start in starts
     ]
     rate = sum_of(rates).scaled(1 / len(rates))
     weight = (len(first.starts) or 1) / len(starts)

@@ -1,22 +1,25 @@
 """Break down a step's time by simulating the recorded steps without the profiler's cost.
 
-Recorded steps take up to twice as long as unprofiled ones. The profiler slows the ranks' hosts unequally, so that ranks
-wait for each other, and waiting collectives slow concurrent kernels. Therefore the parts are not read off the trace.
-The steps are simulated without the profiler's cost per event, which is fitted to the unprofiled step time. Then the
-causes are removed in sequence, and the resulting reduction of the step time is the part of that cause:
+The parts are not read off the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
+slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
+Instead, the steps are simulated without the profiler's cost per event. This cost is chosen such that the simulated step
+takes as long as the unprofiled one. Then the causes are removed one after another. The part of a cause is the time by
+which its removal shortens the step:
 
-    as timed                                                            40 ms
-    no rank later than the others, in any step         waiting           38
-    transfers take no time                             exposed transfer  31
-    concurrent kernels are contention-free             disturbed         30
-    no waiting for data                                input             30
-    calls on the host take no time                     launch            28
-    the device's kernels remain                        compute
+    removed                                            part              step afterwards
+    nothing                                                              40 ms
+    differences between the ranks, in each step        waiting           38
+    the time of transfers                              exposed transfer  31
+    contention of kernels with communication           disturbed         30
+    waiting for data                                   input             30
+    the time of calls on the host                      launch            28
+    the device's kernels, which remain                 compute            0
 
-The parts add up to the simulated step by construction. A difference of a few percent to the timed step remains. If no
-cost of the profiler explains the recorded steps' length (on a busy machine, or with a library that stays slow once the
-profiler was loaded), the parts are scaled to the timed step and the factor is stored. On CPUs all parts are scaled,
-because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled; kernels are not.
+The parts add up to the simulated step by construction. A difference of a few percent to the unprofiled step remains.
+Sometimes no cost of the profiler explains the length of the recorded steps: on a busy machine, or with a library that
+stays slow once the profiler was loaded. Then the parts are scaled to the unprofiled step and the factor is stored. On
+CPUs all parts are scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are
+scaled; kernels are not.
 """
 
 from __future__ import annotations
@@ -42,9 +45,10 @@ from gpudiag.model.benchmarks.scaling import STEP_PARTS, StepParts
 from gpudiag.model.timeline import Timeline
 from gpudiag.units import milliseconds
 
-#: Largest relative difference between the simulated and the timed step at which the parts are not scaled.
+#: The parts are scaled if the simulated step differs from the unprofiled one by more than this share.
 _NEAR = 0.03
-_OF_THE_HOST = ("waiting", "exposed_transfer", "input", "launch")
+#: Parts that are caused by the host or by peers, and may be scaled on GPUs.
+_SCALABLE_PARTS = ("waiting", "exposed_transfer", "input", "launch")
 
 
 def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed: bool = True) -> StepParts | None:
@@ -61,64 +65,67 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
     if what_if is None:
         return None
     on_cpu = timeline.tracks[0].is_cpu
-    chain = dict.fromkeys(("", *STEP_PARTS), what_if.corrected)
     costs = what_if.corrected
+    # In the order of `STEP_PARTS`. The first scenario has all causes, and each later one has one cause less.
+    scenarios = [costs]
     if len(what_if.graph.ranks) > 1:
         costs = equalize_ranks(what_if, costs, each_step=True)
-    chain["waiting"] = costs
+    scenarios.append(costs)
     costs = without_transfer_time(costs)
     if staged and not on_cpu:
         costs = with_host_copies(what_if, costs)
-        costs = costs if fed else _never_waits(what_if, costs)
-    chain["exposed_transfer"] = costs
+        costs = costs if fed else _without_waits(what_if, costs)
+    scenarios.append(costs)
     costs = replace(costs, duration=what_if.model.contention.removed_from(costs.duration))
-    chain["disturbed"] = costs
+    scenarios.append(costs)
     if fed:
-        costs = _never_waits(what_if, with_host_copies(what_if, costs))
-    chain["input"] = costs
+        costs = _without_waits(what_if, with_host_copies(what_if, costs))
+    scenarios.append(costs)
     if not on_cpu:  # on CPUs the host's calls are the training itself
-        costs = without_launch_cost(what_if, _never_waits(what_if, costs))
+        costs = without_launch_cost(what_if, _without_waits(what_if, costs))
         costs = without_syncs(what_if, costs)
-    chain["launch"] = costs
-    steps_ms = what_if.each_step_ms([chain[name] for name in ("", *STEP_PARTS[:-1])])
-    # Removing a cause cannot cost time; a negative part is an inaccuracy of the simulation.
-    steps_ms = list(itertools.accumulate(steps_ms, min))
-    lengths = [before - after for before, after in itertools.pairwise([*steps_ms, 0.0])]
-    parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))
+    scenarios.append(costs)
+    # Removing a cause cannot cost time, so a longer step is an inaccuracy of the simulation.
+    steps_ms = list(itertools.accumulate(what_if.each_step_ms(scenarios), min))
+    reductions_ms = [before - after for before, after in itertools.pairwise([*steps_ms, 0.0])]
+    parts_ms = dict(zip(STEP_PARTS, reductions_ms, strict=True))
     scale = scale_to_timed(parts_ms, timed_ms, on_cpu=on_cpu)
     return StepParts(
         timed_ms=timed_ms,
         replayed_ms=steps_ms[0],
         recorded_ms=what_if.simulated_ms,
         profiler_us_per_event=what_if.per_event_ns / 1e3,
-        parts_ms={name: ms * scale if on_cpu or name in _OF_THE_HOST else ms for name, ms in parts_ms.items()},
+        parts_ms={name: ms * scale if on_cpu or name in _SCALABLE_PARTS else ms for name, ms in parts_ms.items()},
         scaled_by=scale,
         on_cpu=on_cpu,
-        hidden_communication_ms=max(0.0, _transfer_ms(what_if, what_if.corrected) - lengths[1]),
+        hidden_communication_ms=max(0.0, _transfer_ms(what_if, what_if.corrected) - parts_ms["exposed_transfer"]),
     )
 
 
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
-    """Return the factor that scales the parts to the timed step; 1 if their sum is near it or nothing can be scaled.
+    """Return the factor that scales the parts to the unprofiled step; 1 if their sum is near it.
 
-    Worked example, on a GPU: 15 ms of kernels, 15 of launching and 9 of transfers simulated, 22 timed. The excess of 17
-    of 39 ms is removed from the 24 ms that are not kernels: 7 remain, 0.29 of each.
+    Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 of launching and 9 of transfers, together 39.
+    The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels, so that 7 ms of
+    them remain: the factor is 7 / 24 = 0.29.
     """
-    whole = sum(parts_ms.values())
+    simulated_ms = sum(parts_ms.values())
+    excess_ms = simulated_ms - timed_ms
     if on_cpu:
-        return timed_ms / whole if whole > 0 and abs(whole - timed_ms) > _NEAR * timed_ms else 1.0
-    if whole - timed_ms <= _NEAR * timed_ms:
+        return timed_ms / simulated_ms if simulated_ms > 0 and abs(excess_ms) > _NEAR * timed_ms else 1.0
+    if excess_ms <= _NEAR * timed_ms:
         return 1.0
-    movable = sum(parts_ms[name] for name in _OF_THE_HOST)
-    return max(0.0, movable - (whole - timed_ms)) / movable if movable > 0 else 1.0
+    scalable_ms = sum(parts_ms[name] for name in _SCALABLE_PARTS)
+    return max(0.0, scalable_ms - excess_ms) / scalable_ms if scalable_ms > 0 else 1.0
 
 
 def _transfer_ms(what_if: WhatIf, costs: Scenario) -> float:
-    """Return the transfer time of a step on the mean device."""
+    """Return the transfer time of a step, hidden or exposed, as the mean over devices."""
     graph = what_if.graph
     devices = len(set(graph.device.track.tolist()))
     return milliseconds(float(np.nansum(costs.transfer))) / max(graph.steps * devices, 1)
 
 
-def _never_waits(what_if: WhatIf, costs: Scenario) -> Scenario:
+def _without_waits(what_if: WhatIf, costs: Scenario) -> Scenario:
+    """Remove waiting for data, marked or untraced, on the host."""
     return without_untraced(what_if, without_input(what_if, costs))

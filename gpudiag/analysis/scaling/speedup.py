@@ -2,10 +2,12 @@
 
 Each start of a job gets different cores and memory, so that the mean step time varies more between starts than the
 steps of one start suggest. Example: on a busy host ResNet-50 on one H200 took 17.8 ms in one job and 30.6 ms in
-another, with little scatter in each. Therefore every point is started twice, and the scatter widens its interval.
+another, with little scatter in each. Therefore every point is started twice, and the scatter between starts widens its
+confidence interval.
 
-Efficiency is a ratio to one device. If the host slowed that device, several devices appear to exceed 100 %, and the
-ratio describes the host instead of the scaling. A doubtful baseline is reported, and no conclusion is drawn from it.
+Efficiency is a ratio to one device. If the host slowed the job on one device, several devices can appear to exceed
+100 %, and the ratio describes the host instead of the scaling. A doubtful baseline is reported, and no conclusion is
+drawn from it.
 """
 
 from __future__ import annotations
@@ -21,12 +23,12 @@ from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import Estimate, student_t
 
-#: Baseline of each curve.
+#: Baseline by key of the curve.
 _Baselines = dict[tuple[object, ...], PointRecord]
 #: Assumed relative scatter between starts if it was not measured.
-_REPEATS = 0.005
-#: Largest relative difference between starts, and relative half-width of the interval, of a usable baseline.
-_APART = 0.10
+_ASSUMED_SCATTER = 0.005
+#: Limit for a usable baseline: of the relative difference between its starts, and of its interval's half-width.
+_MOST_SCATTER = 0.10
 
 
 def rate_of(point: PointRecord) -> Estimate | None:
@@ -38,7 +40,7 @@ def rate_of(point: PointRecord) -> Estimate | None:
 
 
 def curve(point: PointRecord) -> tuple[object, ...]:
-    """Return the key of a point's curve: all settings except the devices and figures that depend on their number."""
+    """Return the key of a point's curve. Points of one curve differ only in their devices."""
     batch = point.global_batch if point.mode == "strong" else point.batch_per_device
     return (*setting(point), point.strategy, batch)
 
@@ -73,8 +75,8 @@ def _baseline_of(
 ) -> PointRecord | None:
     """Return the baseline of a point.
 
-    One device has no peers, so the baseline of `nccl-no-p2p` is `nccl` on one device, and that of a strategy that
-    cannot run on one device is `independent`: the same training without communication.
+    One device has no peers, so the baseline of `nccl-no-p2p` is `nccl` on one device. If a strategy cannot run on one
+    device, its baseline is `independent`: the same training without communication.
     """
     alone = point.strategy.removesuffix(NO_P2P)
     if (point.framework, alone) in need_peers:
@@ -116,8 +118,8 @@ def _with_speedup(point: PointRecord, baselines: _Baselines, need_peers: Collect
 def with_scatter(points: Iterable[PointRecord]) -> list[PointRecord]:
     """Widen the points' intervals by the scatter between starts.
 
-    The scatter is pooled over all points of one workload and setting, because two starts of a single point give a poor
-    estimate (Student's t with one degree of freedom is 12.7).
+    The scatter is pooled over all points of one setting, because two starts of a single point give a poor estimate
+    (Student's t with one degree of freedom is 12.7).
     """
     known = list(points)
     groups: dict[tuple[object, ...], list[PointRecord]] = {}
@@ -135,7 +137,7 @@ def _scatter(points: Iterable[PointRecord]) -> tuple[float, float]:
         if len(logs) > 1:
             squares += statistics.variance(logs) * (len(logs) - 1)
             freedom += len(logs) - 1
-    return (math.sqrt(squares / freedom), freedom) if freedom else (_REPEATS, math.inf)
+    return (math.sqrt(squares / freedom), freedom) if freedom else (_ASSUMED_SCATTER, math.inf)
 
 
 def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
@@ -144,9 +146,9 @@ def _widened(point: PointRecord, scatter: float, freedom: float) -> PointRecord:
         return point
     error = student_t(freedom) * scatter / math.sqrt(max(1, len(point.starts)))
     rate = rate.over(Estimate(value=1.0, low=1 - error, high=1 + error, freedom=freedom))
-    seen = [start.samples_per_s for start in point.starts]
-    ends = min([rate.low, *seen]), max([rate.high, *seen])
-    return msgspec.structs.replace(point, ci95=ends, freedom=None if math.isinf(rate.freedom) else rate.freedom)
+    start_rates = [start.samples_per_s for start in point.starts]
+    ci95 = min([rate.low, *start_rates]), max([rate.high, *start_rates])
+    return msgspec.structs.replace(point, ci95=ci95, freedom=None if math.isinf(rate.freedom) else rate.freedom)
 
 
 def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, str]] = ()) -> dict[str, str]:
@@ -161,11 +163,14 @@ def doubtful(points: Sequence[PointRecord], need_peers: Collection[tuple[str, st
     for pair in itertools.combinations(alone, 2):
         if _same_training(*pair) and _far_apart(*pair):
             for point in pair:
-                reasons.setdefault(point.id, f"alone it took {_steps_slowest_first(pair)}")
+                reasons.setdefault(point.id, f"the same training on one device took {_steps_slowest_first(pair)}")
     for point in with_speedups(points, need_peers):
         if point.baseline is not None and _beyond_ideal(point):
-            reached = f"{point.devices} devices reach {100 * (point.efficiency or 0):.0f} % of {point.devices} times it"
-            reasons.setdefault(point.baseline, f"{reached}, and no known effect makes them faster than alone")
+            reasons.setdefault(
+                point.baseline,
+                f"{point.devices} devices reach {100 * (point.efficiency or 0):.0f} % of {point.devices} times its "
+                "throughput, and no known effect makes a device faster among others than alone",
+            )
     return reasons
 
 
@@ -182,12 +187,12 @@ def _beyond_ideal(point: PointRecord) -> bool:
 def _unstable(point: PointRecord) -> str | None:
     """Return why a one-device point is unusable as a baseline, regardless of other points; None if it is usable."""
     rates = [start.samples_per_s for start in point.starts]
-    if len(rates) > 1 and max(rates) > (1 + _APART) * min(rates):
-        times = max(rates) / min(rates)
-        apart = f"{100 * (times - 1):.0f} %" if times < 2 else f"a factor of {times:.1f}"
-        return f"{len(rates)} starts of it differ by {apart}"
+    if len(rates) > 1 and max(rates) > (1 + _MOST_SCATTER) * min(rates):
+        ratio = max(rates) / min(rates)
+        difference = f"{100 * (ratio - 1):.0f} %" if ratio < 2 else f"a factor of {ratio:.1f}"
+        return f"{len(rates)} starts of it differ by {difference}"
     rate = rate_of(point)
-    if rate is not None and rate.relative_half_width > _APART:
+    if rate is not None and rate.relative_half_width > _MOST_SCATTER:
         return f"its throughput is certain only to ±{100 * rate.relative_half_width:.0f} %"
     if point.paced_by_host:
         return "its CPU limits it, not the device: more devices change the CPU's work"
@@ -195,9 +200,9 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether two points differ only in the strategy, which on one device changes the time by a few percent."""
-    same = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
-    return same and a.strategy != b.strategy and a.device_indices == b.device_indices
+    """Return whether only the strategy differs. On one device it changes the step time by a few percent at most."""
+    same_curve = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
+    return same_curve and a.strategy != b.strategy and a.device_indices == b.device_indices
 
 
 def _far_apart(a: PointRecord, b: PointRecord) -> bool:
@@ -205,7 +210,7 @@ def _far_apart(a: PointRecord, b: PointRecord) -> bool:
     if rate_a is None or rate_b is None:
         return False
     ratio = rate_a.over(rate_b)
-    return abs(math.log(ratio.value)) > _APART and not ratio.low <= 1.0 <= ratio.high
+    return abs(math.log(ratio.value)) > _MOST_SCATTER and not ratio.low <= 1.0 <= ratio.high
 
 
 def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]) -> list[PointRecord]:
@@ -221,17 +226,23 @@ def without_conclusions(points: Iterable[PointRecord], doubts: Mapping[str, str]
 def again(
     points: Sequence[PointRecord], starts: int, need_peers: Collection[tuple[str, str]] = ()
 ) -> list[PointRecord]:
-    """Return the measured points to start again: those with too few starts, or else doubtful baselines, once each.
+    """Return the measured points to start again.
+
+    These are the points with too few starts. If there are none, they are the doubtful baselines that were not yet
+    started again.
 
     Args:
         points: all points.
         starts: number of starts that each point needs.
         need_peers: frameworks and strategies that cannot run on one device.
     """
-    few = [point for point in points if rate_of(point) is not None and max(1, len(point.starts)) < starts]
-    if few:
-        return few
+    incomplete = [point for point in points if rate_of(point) is not None and max(1, len(point.starts)) < starts]
+    if incomplete:
+        return incomplete
     doubts = doubtful(with_scatter(points), need_peers)
-    used = {point.baseline for point in with_speedups(points, need_peers) if point.devices > 1}
-    doubted = used & set(doubts)
-    return [point for point in points if point.id in doubted and max(1, len(point.starts)) == starts]
+    baselines = {point.baseline for point in with_speedups(points, need_peers) if point.devices > 1}
+    return [
+        point
+        for point in points
+        if point.id in doubts and point.id in baselines and max(1, len(point.starts)) == starts
+    ]

@@ -29,7 +29,7 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Maximum number of reasons to list; the headings show the rest.
+#: Maximum number of refusals to list. Beyond it, the headings of the groups show how the settings differ.
 _MOST_REFUSALS = 20
 #: Maximum number of machines to compare a row with, so that 20,000 different machines do not take quadratic time.
 _MOST_ENVIRONMENTS = 100
@@ -152,7 +152,7 @@ def _word(point: PointRecord, name: str) -> str:
 def _machine(machine: Machine) -> str:
     """Return a short name of an environment."""
     names = [f"{machine.gpus.count(name)} x {name}" for name in dict.fromkeys(machine.gpus)]
-    what = ", ".join(names) or machine.cpu or "unknown machine"
+    devices = ", ".join(names) or machine.cpu or "unknown machine"
     software = machine.software.get("torch") or machine.software.get("tensorflow")
-    where = f" ({machine.host})" if machine.host else ""
-    return f"{what}{where}{f', {software}' if software else ''}"
+    host = f" ({machine.host})" if machine.host else ""
+    return f"{devices}{host}{f', {software}' if software else ''}"

@@ -1,18 +1,19 @@
-"""Break down the loss from N times one device's throughput to the throughput of N devices: the waterfall.
+"""Compute the waterfall: the losses from N times one device's throughput to the throughput of N devices.
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
-per second, and the measured one is N B / TN, which is the share T1 / TN of the ideal. The share (TN - T1) / TN is lost.
-TN - T1 is the sum of the increases of the parts of a step: compute, launching, waiting for input, exposed transfer,
-waiting for peers. Each increase divided by TN is that part's loss in percent of the ideal, so that all sum to 100 %.
+per second. The measured one is N B / TN, which is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
+lost. TN - T1 is the sum of the increases of the parts of a step: compute, launching, waiting for input, exposed
+transfer, waiting for peers. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
+and all losses sum to 100 %.
 
-Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 compute, 7 transfer, 2 waiting. Efficiency 75 %; lost: slower
-compute 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. 75 + 2.5 + 17.5 + 5 = 100.
+Worked example. T1 = 30 ms, all compute. T4 = 40 ms: 31 compute, 7 transfer, 2 waiting. The efficiency is 75 %. Slower
+compute costs 1 / 40 = 2.5 %, exposed transfer 17.5 %, waiting 5 %. 75 + 2.5 + 17.5 + 5 = 100.
 
 T1 and TN are measured without the profiler. The parts come from simulations fitted to these times (`parts`). `rest` is
-the unexplained residual between T1 and TN. If parts were scaled because the recorded steps differed from the timed
+the unexplained residual between T1 and TN. If parts were scaled because the recorded steps differed from the unprofiled
 ones, a note states the factor.
 
-In strong scaling, each device has 1 / N of the samples, so that the reference is T1 / N.
+In strong scaling, each device has 1 / N of the samples, so that T1 is replaced by T1 / N.
 """
 
 from __future__ import annotations
@@ -30,12 +31,13 @@ _LOSS_OF = {
     "launch": "launch",
     "compute": "slower_compute",
 }
-#: Residual, in percent of the ideal, above which a note reports it.
+#: A note reports a residual above this, in percent of the ideal.
 _NOTABLE_REST = 1.0
-#: Largest residual, in percent of the ideal, and smallest scale factor of the parts, at which recorded steps explain
-#: the timed ones.
-_MOST_REST, _LEAST_SCALE = 5.0, 0.5
-#: Ratio of recorded to timed steps above which a note mentions the profiler's cost.
+#: If the residual is larger than this, in percent of the ideal, the parts do not explain the unprofiled steps.
+_MOST_REST = 5.0
+#: If the scale factor of the parts is smaller than this, they do not explain the unprofiled steps.
+_LEAST_SCALE = 0.5
+#: A note mentions the profiler's cost if recorded steps are longer than unprofiled ones by more than this factor.
 _NOTABLE_RECORDING = 1.25
 
 
@@ -58,24 +60,24 @@ def waterfall(
         ValueError: a figure is missing.
     """
     step_ms = pace_ms(point)
-    shrunk = point.batch_per_device / baseline.batch_per_device
-    ideal_ms = shrunk * pace_ms(baseline)
-    lost = dict.fromkeys(LOSSES, 0.0)
+    batch_ratio = point.batch_per_device / baseline.batch_per_device
+    ideal_ms = batch_ratio * pace_ms(baseline)
+    lost_ms = dict.fromkeys(LOSSES, 0.0)
     for part, loss in _LOSS_OF.items():
-        lost[loss] += several.parts_ms.get(part, 0.0) - shrunk * one.parts_ms.get(part, 0.0)
-    lost["rest"] = (step_ms - ideal_ms) - sum(lost.values())
+        lost_ms[loss] += several.parts_ms.get(part, 0.0) - batch_ratio * one.parts_ms.get(part, 0.0)
+    lost_ms["rest"] = (step_ms - ideal_ms) - sum(lost_ms.values())
     return _waterfall(
         point,
         baseline,
         ideal_ms,
-        lost,
+        lost_ms,
         parts=(several, one),
-        notes=tuple(_notes(point, several, one, 100 * lost["rest"] / step_ms, independent)),
+        notes=tuple(_notes(point, several, one, 100 * lost_ms["rest"] / step_ms, independent)),
     )
 
 
 def closes(fall: Waterfall) -> bool:
-    """Return whether the parts explain the timed steps."""
+    """Return whether the parts explain the unprofiled steps."""
     rest = next((loss.percent for loss in fall.losses if loss.name == "rest"), 0.0)
     parts = [part for part in (fall.parts, fall.baseline_parts) if part is not None and not part.on_cpu]
     return abs(rest) <= _MOST_REST and all(part.scaled_by >= _LEAST_SCALE for part in parts)
@@ -84,7 +86,7 @@ def closes(fall: Waterfall) -> bool:
 def measured_waterfall(
     point: PointRecord, baseline: PointRecord, independent: tuple[PointRecord, PointRecord]
 ) -> Waterfall:
-    """Compute the losses of `point` from timed steps alone: from running concurrently, and from communication.
+    """Compute two losses of `point` from unprofiled steps alone: by running concurrently, and by communication.
 
     Worked example. T1 = 30 ms and T4 = 40 ms; without communication a step takes 29 ms on one device and 31 ms on four.
     Running concurrently costs 2 of the 40 ms, 5 %, and communication costs the other 8 ms, 20 %.
@@ -96,20 +98,20 @@ def measured_waterfall(
     Raises:
         ValueError: a figure is missing.
     """
-    shrunk = point.batch_per_device / baseline.batch_per_device
-    ideal_ms = shrunk * pace_ms(baseline)
+    batch_ratio = point.batch_per_device / baseline.batch_per_device
+    ideal_ms = batch_ratio * pace_ms(baseline)
     many, alone = independent
-    together = pace_ms(many) - shrunk * pace_ms(alone)
-    lost = {"together": together, "exchange": pace_ms(point) - ideal_ms - together}
-    note = "from timed steps alone: the cost of communication is the difference to points without it"
-    return _waterfall(point, baseline, ideal_ms, lost, parts=None, notes=(note,))
+    together_ms = pace_ms(many) - batch_ratio * pace_ms(alone)
+    lost_ms = {"together": together_ms, "exchange": pace_ms(point) - ideal_ms - together_ms}
+    note = "from unprofiled steps alone: the cost of communication is the difference to points without it"
+    return _waterfall(point, baseline, ideal_ms, lost_ms, parts=None, notes=(note,))
 
 
 def _waterfall(
     point: PointRecord,
     baseline: PointRecord,
     ideal_ms: float,
-    lost: Mapping[str, float],
+    lost_ms: Mapping[str, float],
     *,
     parts: tuple[StepParts, StepParts] | None,
     notes: tuple[str, ...],
@@ -127,7 +129,7 @@ def _waterfall(
         reached_percent=100 * ideal_ms / step_ms,
         losses=tuple(
             Loss(name=name, percent=100 * ms / step_ms, samples_per_s=ideal * ms / step_ms, ms_per_step=ms)
-            for name, ms in lost.items()
+            for name, ms in lost_ms.items()
         ),
         hidden_communication_ms=parts[0].hidden_communication_ms if parts else 0.0,
         parts=parts[0] if parts else None,
@@ -165,15 +167,15 @@ def _notes(
         )
     for parts, subject in ((several, f"{point.devices} devices"), (one, "one device")):
         simulated = (
-            f"recorded steps of {subject} took {parts.recorded_ms:.1f} ms and timed ones {parts.timed_ms:.1f} ms; "
+            f"recorded steps of {subject} took {parts.recorded_ms:.1f} ms and unprofiled ones {parts.timed_ms:.1f} ms; "
             f"simulated without the profiler's cost, {parts.profiler_us_per_event:.1f} µs per event, they take "
             f"{parts.replayed_ms:.1f} ms"
         )
         if parts.scaled_by != 1.0:
-            exception = "" if parts.on_cpu else " except for the kernels'"
-            notes.append(f"{simulated}: the parts{exception} are estimates, multiplied by {parts.scaled_by:.2f}")
+            scaled_parts = "all parts" if parts.on_cpu else "all parts except the kernels"
+            notes.append(f"{simulated}; {scaled_parts} are estimates, multiplied by {parts.scaled_by:.2f}")
         elif parts.recorded_ms > _NOTABLE_RECORDING * parts.timed_ms:
             notes.append(simulated)
     if abs(rest_percent) > _NOTABLE_REST:
-        notes.append(f"the simulations miss the timed steps by {rest_percent:.1f} % of the ideal: the rest")
+        notes.append(f"the simulations miss the unprofiled steps by {rest_percent:.1f} % of the ideal: the rest")
     return notes

@@ -28,13 +28,18 @@ from gpudiag.training.session.progress import Progress
 
 
 class ProfiledCommand(msgspec.Struct, frozen=True, kw_only=True):
-    """A command that has ended; `unread` is the reason if its recording cannot be analysed."""
+    """A command that has ended.
+
+    Attributes:
+        analysis: None if nothing was recorded or the recording cannot be analysed.
+        analysis_error: reason why the recording cannot be analysed; None if it can.
+    """
 
     exit_code: int
     run_dir: Path
     run: RunRecord
     analysis: Analysis | None = None
-    unread: str | None = None
+    analysis_error: str | None = None
 
 
 def profile_command(
@@ -44,10 +49,10 @@ def profile_command(
     stop: bool,
     steps: int | None,
     warmup: int | None,
-    starting: Callable[[Path], None],
-    heard: Callable[[Progress], None],
-    said: Callable[[str], None],
-    measured: Callable[[Analysis, Path], None],
+    on_start: Callable[[Path], None],
+    on_message: Callable[[Progress], None],
+    on_warning: Callable[[str], None],
+    on_analysis: Callable[[Analysis, Path], None],
 ) -> ProfiledCommand:
     """Run the command, and analyse its recording.
 
@@ -56,14 +61,11 @@ def profile_command(
         output: the run directory; None for a new one.
         stop: end the command when the measurement is complete.
         steps, warmup: as for `gpudiag profile`.
-        starting: called with the run directory before the command starts.
-        heard: called with each message of its processes.
-        said: called with each sentence for the user.
-        measured: called in another thread with the analysis and the run directory when the measurement is complete,
-            while the command goes on.
-
-    Raises:
-        UsageError: there is no such command, or the directory cannot be written or another gpudiag uses it.
+        on_start: called with the run directory before the command starts.
+        on_message: called with each message of its processes.
+        on_warning: called with each warning for the user.
+        on_analysis: called in another thread with the analysis and the run directory when the measurement is complete,
+            if the command continues.
     """
     if shutil.which(command[0]) is None:
         raise UsageError(
@@ -75,13 +77,16 @@ def profile_command(
     run_dir = _run_directory(output, command)
     with locked(run_dir):
         _write_facts(run_dir, facts)
-        starting(run_dir)
+        on_start(run_dir)
         settings = Settings(run_dir=str(run_dir), command=tuple(command), stop=stop, steps=steps, warmup=warmup)
-        early = EarlyAnalysis(lambda analysis: measured(analysis, run_dir))
+        early = EarlyAnalysis(lambda analysis: on_analysis(analysis, run_dir))
         try:
-            # With `stop` the command ends now, and its final report comes equally early.
             code, run = run_command(
-                settings, heard, said=said, measured=lambda _run: None if stop else early.begin(run_dir)
+                settings,
+                on_message,
+                on_warning=on_warning,
+                # With `stop` the command ends when it is measured, so the final analysis is equally early.
+                on_measured=lambda _run: None if stop else early.begin(run_dir),
             )
         except OSError as error:
             raise GpudiagError(
@@ -93,18 +98,20 @@ def profile_command(
         return _analysed(ProfiledCommand(exit_code=code, run_dir=run_dir, run=run))
 
 
-def _analysed(done: ProfiledCommand) -> ProfiledCommand:
-    """Add the analysis of the recording."""
-    if not any(rank.trace for rank in done.run.ranks):
-        return done
+def _analysed(profiled: ProfiledCommand) -> ProfiledCommand:
+    """Add the analysis of the recording, and write its report."""
+    run_dir = profiled.run_dir
+    if not any(rank.trace for rank in profiled.run.ranks):
+        return profiled
     try:
-        analysis = analyze_run(done.run_dir)
-        run_html(analysis, step_beside(done.run_dir), done.run_dir, done.run_dir / REPORT_FILE)
+        analysis = analyze_run(run_dir)
+        run_html(analysis, step_beside(run_dir), run_dir, run_dir / REPORT_FILE)
     except GpudiagError as error:
-        return msgspec.structs.replace(done, unread=f"{error} {error.hint}")
+        return msgspec.structs.replace(profiled, analysis_error=f"{error} {error.hint}")
     except OSError as error:
-        return msgspec.structs.replace(done, unread=f"{done.run_dir} cannot be written: {error.strerror or error}")
-    return msgspec.structs.replace(done, analysis=analysis)
+        reason = f"{run_dir} cannot be written: {error.strerror or error}"
+        return msgspec.structs.replace(profiled, analysis_error=reason)
+    return msgspec.structs.replace(profiled, analysis=analysis)
 
 
 def _write_facts(run_dir: Path, facts: Facts) -> None:
@@ -118,15 +125,15 @@ def _write_facts(run_dir: Path, facts: Facts) -> None:
 
 
 def _run_directory(output: Path | None, command: Sequence[str]) -> Path:
-    """Return the given directory, else a new one here, or a temporary one if nothing can be written here."""
+    """Return `output`, or else a new directory: in the current directory if it is writable, or a temporary one."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_script(command)}"
-    wanted = (output or Path("gpudiag-runs") / name).absolute()
-    if ".." in wanted.parts:
-        wanted = wanted.resolve()
+    directory = (output or Path("gpudiag-runs") / name).absolute()
+    if ".." in directory.parts:
+        directory = directory.resolve()
     try:
-        wanted.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=wanted):
-            return wanted
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):  # checks that it is writable
+            return directory
     except OSError as error:
         if output is not None:
             raise UsageError(

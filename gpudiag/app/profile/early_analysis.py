@@ -1,4 +1,4 @@
-"""Analyse a command's recording while the command continues, in a process of low priority.
+"""Analyse a command's recording in a process of low priority while the command continues.
 
 A job may run for days after the measurement, and its user wants the diagnosis at once.
 """
@@ -21,13 +21,14 @@ from gpudiag.model.analysis import Analysis
 
 #: Niceness (at most 19), so that the job has priority if both need a core.
 _NICE = 15
+#: Maximum size of the analysis.
 _MOST_BYTES = 64 * 1024 * 1024
-#: Import gpudiag from the location of this process's gpudiag, and nothing from the command's directory (`-P`).
+#: Program that imports gpudiag from this process's location. The option `-P` excludes the command's directory.
 _PROGRAM = "import sys; sys.path.append({root!r}); from gpudiag.__main__ import main; sys.exit(main())"
 
 
 class EarlyAnalysis:
-    """An analysis in a second process; `ready` is called in a thread of this process, unless `end` came first."""
+    """An analysis in a second process. A thread of this process calls `ready` with it, unless `end` was called."""
 
     def __init__(self, ready: Callable[[Analysis], None]) -> None:
         self._ready = ready
@@ -37,7 +38,7 @@ class EarlyAnalysis:
         self._thread: threading.Thread | None = None
 
     def begin(self, run_dir: Path) -> None:
-        """Start the analysis and return; if it cannot start, the diagnosis comes at the command's end."""
+        """Start the analysis and return at once. If it cannot start, nothing is done."""
         with contextlib.suppress(OSError, RuntimeError):
             output = tempfile.TemporaryFile(prefix="gpudiag-")  # noqa: SIM115  # closed by the thread
             self._pid = _start(run_dir, output.fileno())
@@ -70,6 +71,7 @@ class EarlyAnalysis:
 
 
 def _start(run_dir: Path, output: int) -> int:
+    """Start the process, which writes the analysis to the file descriptor `output`; return its id."""
     program = _PROGRAM.format(root=str(Path(gpudiag.__file__).parents[1]))
     command = [sys.executable, "-P", "-c", program, "analyze", str(run_dir), "--json"]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)

@@ -1,4 +1,4 @@
-"""Prepare a run: make every open choice, refuse what is impossible, and measure links."""
+"""Prepare a run: choose what the options leave open, refuse what is impossible, and measure the links."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from gpudiag.training.models.registry import is_own
 from gpudiag.training.strategies.registry import check_communication, default_strategy, strategy_entry
 from gpudiag.training.strategies.strategy import Strategy
 
-#: Processes on a machine without GPUs.
+#: Default number of processes on a machine without GPUs.
 _CPU_PROCESSES = 2
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A run for which every choice is made."""
+    """A run that can be launched."""
 
     plan: Plan
     interpreter: Interpreter
@@ -56,13 +56,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(options: RunOptions) -> Prepared:
-    """Choose what the options leave open, and refuse what is impossible.
-
-    Raises:
-        UsageError: a name does not exist, or options conflict.
-        HardwareMissingError: there are fewer devices than requested, or a strategy needs GPUs and there are none.
-        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
-    """
+    """Choose what the options leave open, and refuse what is impossible."""
     options = check_options(options)
     framework = framework_named(options.framework)
     entry = None if options.strategy is None else strategy_entry(options.strategy, framework.name)
@@ -81,12 +75,7 @@ def prepare(options: RunOptions) -> Prepared:
 
 
 def prepare_program(options: RunOptions) -> Prepared:
-    """Prepare one process per device for one of gpudiag's training programs; the program's plan says what it trains.
-
-    Raises:
-        HardwareMissingError: there are fewer devices than requested.
-        FrameworkMissingError: the interpreter lacks the framework, or has one that cannot use this machine's GPUs.
-    """
+    """Prepare one process per device for one of gpudiag's training programs, whose plan determines what is trained."""
     interpreter, facts = _inspect(options)
     devices = _devices(options, facts)
     return _prepared(options, interpreter, facts, strategy=OWN_STRATEGY, devices=devices, processes=devices)
@@ -103,7 +92,7 @@ def _inspect(options: RunOptions) -> tuple[Interpreter, Facts]:
 def _prepared(
     options: RunOptions, interpreter: Interpreter, facts: Facts, *, strategy: str, devices: int, processes: int
 ) -> Prepared:
-    """Combine the choices."""
+    """Build the plan of the launch from the options and the choices."""
     job = Job.chosen(
         options,
         devices=devices // processes,
@@ -126,7 +115,7 @@ def usable_gpus(facts: Facts) -> int:
 
 
 def _check_framework(options: RunOptions, interpreter: Interpreter, gpus: int) -> None:
-    """Refuse a framework that cannot use this machine."""
+    """Refuse a framework that cannot use this machine's devices."""
     framework = framework_named(options.framework)
     if gpus and interpreter.cuda is None:
         raise FrameworkMissingError(
@@ -183,7 +172,7 @@ def measure_links(prepared: Prepared, on_progress: Callable[[ProbeStep], None] |
     """Add measurements of the machine's links if several GPUs will communicate over them.
 
     Args:
-        prepared: the run; its options say whether to measure, which takes about 5 s.
+        prepared: the run; its job states whether to measure the links, which takes about 5 s.
         on_progress: called from several threads with the current probe.
     """
     facts, job = prepared.facts, prepared.plan.job

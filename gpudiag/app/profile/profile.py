@@ -25,7 +25,7 @@ class Watcher(Protocol):
     """An observer that shows the progress of a run."""
 
     def prepared(self, prepared: Prepared) -> None:
-        """Called when every choice is made and before anything starts."""
+        """Called when the run is prepared, before anything starts."""
 
     def probing(self) -> AbstractContextManager[Callable[[ProbeStep], None]]:
         """Return the callback for the probes of links, which is called from several threads."""
@@ -34,7 +34,7 @@ class Watcher(Protocol):
         """Called with each message of a training process."""
 
     def say(self, phase: str, steps: int = 0, of: int | None = None) -> None:
-        """Called when a new phase begins, or proceeds."""
+        """Called when a phase begins, and with its number of completed steps when it proceeds."""
 
     def note(self, sentence: str) -> None:
         """Called with a sentence for the user."""
@@ -48,14 +48,7 @@ class ProfiledRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
-    """Train, record and analyse; after a failure the run directory keeps what was measured.
-
-    Raises:
-        UsageError, HardwareMissingError, FrameworkMissingError: as `prepare`, before anything starts; UsageError also
-            if another gpudiag is writing to the run directory.
-        WorkerFailedError: as `gpudiag.training.launch.launch`.
-        UnreadableInputError: the recording cannot be analysed.
-    """
+    """Train, record and analyse. After a failure the run directory keeps what was measured."""
     prepared = prepare(options)
     watcher.prepared(prepared)
     jobs, reasons = fitting(prepared.plan.job)
@@ -66,7 +59,7 @@ def profile(options: RunOptions, watcher: Watcher) -> ProfiledRun:
     watcher.say("starting")
     run_dir = prepared.plan.run_dir
     run_dir.mkdir(parents=True, exist_ok=True)
-    # Several nodes of one run may share the directory.
+    # Several nodes of one run may share the directory, so it is locked only if there is one node.
     with locked(run_dir) if prepared.plan.job.nodes == 1 else nullcontext():
         (run_dir / TRIES_FILE).unlink(missing_ok=True)  # left by an earlier run
         train(prepared, watcher.heard)

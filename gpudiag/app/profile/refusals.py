@@ -12,11 +12,7 @@ from gpudiag.training.models.registry import is_own, workload_entry
 
 
 def check_options(options: RunOptions) -> RunOptions:
-    """Return the options, with the strategy that the workload implies.
-
-    Raises:
-        UsageError: the workload does not exist, or options conflict.
-    """
+    """Return the options, with the strategy that the workload implies."""
     framework_named(options.framework).check(options)
     _check_tries(options)
     options = check_parallel(options)
@@ -31,7 +27,7 @@ def check_options(options: RunOptions) -> RunOptions:
 
 
 def _check_tries(options: RunOptions) -> None:
-    """Refuse changes of a job that cannot be trained beside it."""
+    """Refuse `--try` for runs that do not support it."""
     if not options.tries:
         return
     framework = framework_named(options.framework)
@@ -59,7 +55,7 @@ def _check_input(options: RunOptions) -> None:
 
 
 def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
-    """Refuse options of the other kind of workload; return the options with the strategy that a prediction implies."""
+    """Refuse options of training for a prediction, and the reverse. Return options with a prediction's strategy."""
     predicting = {"--volume": options.volume, "--keep-prediction": options.keep_prediction or None}
     training = {
         "--data": options.data,
@@ -76,8 +72,8 @@ def _check_prediction(options: RunOptions, *, trains: bool) -> RunOptions:
 
 
 def _check_user_function(options: RunOptions) -> None:
-    """Refuse options of built-in workloads for a user-defined function."""
-    options_of_workloads = {
+    """Refuse options that apply only to built-in workloads, for a user-defined function."""
+    workload_options = {
         "--strategy": options.strategy,
         "--batch-size": options.batch_size,
         "--precision": options.precision,
@@ -91,7 +87,7 @@ def _check_user_function(options: RunOptions) -> None:
         "--compile": options.compile or None,
         **{f"--{name.replace('_', '-')}": value for name, value in options.exchange.given().items()},
     }
-    given = [option for option, value in options_of_workloads.items() if value is not None]
+    given = [option for option, value in workload_options.items() if value is not None]
     if given:
         raise UsageError(
             f"{given[0]} does not go with {options.workload}: your own function decides that itself", "Leave it out."

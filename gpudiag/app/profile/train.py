@@ -1,4 +1,4 @@
-"""Carry out a prepared run."""
+"""Launch a prepared run."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpudiag.training.session.progress import Progress
 
 
 def train(prepared: Prepared, observer: Callable[[Progress], None], program: ProgramPlan | None = None) -> RunRecord:
-    """Train and record; leaves run.json, facts.json, traces and logs in the run directory.
+    """Train and record, and write run.json, facts.json, traces and logs into the run directory.
 
     Args:
         prepared: the run.
         observer: called with each message of each process.
-        program: the program to run instead of the job's workload, if it was prepared by `prepare_program`.
+        program: the program to run instead of the job's workload, if the run was prepared by `prepare_program`.
 
-    Raise the same errors as `gpudiag.training.launch.launch`; earlier measurements are kept.
+    Measurements made before an error are kept.
     """
     plan = msgspec.structs.replace(prepared.plan, program=program)
     plan.run_dir.mkdir(parents=True, exist_ok=True)
@@ -36,6 +36,6 @@ def train(prepared: Prepared, observer: Callable[[Progress], None], program: Pro
     except BaseException:
         entry = WORKLOADS.get(plan.job.workload)
         if program is None and entry is not None and not entry.trains:
-            # A partial volume takes gigabytes and is no measurement, and a killed process could not remove it.
+            # An incomplete volume takes gigabytes and is useless. A process that was killed could not remove it.
             remove_volumes(plan.run_dir)
         raise

@@ -1,4 +1,4 @@
-"""Train changes of a job by turns with the unchanged job, after its recording (`gpudiag profile --try`)."""
+"""Train changed jobs by turns with the unchanged job, after its recording (`gpudiag profile --try`)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Jobs = dict[str, Job]
 
 
 def fitting(job: Job) -> tuple[Jobs, dict[str, str]]:
-    """Return the changed jobs by name, and for each change that does not fit the job the reason."""
+    """Return the changed job of each change that fits, and the reason for each change that does not fit."""
     jobs: Jobs = {}
     reasons: dict[str, str] = {}
     for change in job.tries:
@@ -40,7 +40,7 @@ def measure_tries(
     Args:
         prepared: the recorded run.
         jobs, reasons: as `fitting` returns them.
-        say: called with the phase, and the numbers of begun and of all pairs of blocks.
+        say: called with the phase, the number of pairs of blocks that have begun, and the number of all pairs.
     """
     plan = prepared.plan
     directory = below(plan.run_dir, TRIES_DIR)
@@ -49,7 +49,7 @@ def measure_tries(
     if jobs:
         names = list(jobs)
 
-        def heard(message: Progress) -> None:
+        def on_message(message: Progress) -> None:
             if message.phase == "warmup":
                 say(f"trying {names[message.steps % len(names)]}: warming up", 0, None)
             elif message.phase == "timed":
@@ -59,7 +59,7 @@ def measure_tries(
         unchanged = msgspec.structs.replace(plan.job, steps=None, warmup=None)
         launch = msgspec.structs.replace(plan, run_dir=directory, job=unchanged)
         try:
-            train(msgspec.structs.replace(prepared, plan=launch), heard, TriesPlan(jobs=tuple(jobs.values())))
+            train(msgspec.structs.replace(prepared, plan=launch), on_message, TriesPlan(jobs=tuple(jobs.values())))
         except (WorkerFailedError, UsageError) as error:
             failure = str(error)
     measured = readable_json(directory / TRIES_FILE, MeasuredTries, TRIES_SCHEMA)

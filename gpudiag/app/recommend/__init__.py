@@ -1,1 +1,1 @@
-"""Measure the most promising strategies side by side, and say which to take. No framework is imported here."""
+"""Measure the most promising strategies by turns, and recommend one. No framework is imported here."""

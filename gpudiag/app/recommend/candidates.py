@@ -12,25 +12,25 @@ from gpudiag.training.strategies.tensorflow1 import FRAMEWORK as PREDICTED_ONLY
 
 
 def candidates(*, compress: Compress | None = "bf16", framework: str = DEFAULT_FRAMEWORK) -> tuple[Candidate, ...]:
-    """Return every strategy without options, and with compressed gradients if it supports them."""
+    """Return each strategy without compressed gradients and, if it supports them, also with them."""
     by_preference = sorted(strategies(framework).values(), key=lambda strategy: strategy.preference_rank)
     return tuple(candidate for strategy in by_preference for candidate in strategy.candidates(compress))
 
 
 def considered(request: RecommendRequest) -> tuple[Candidate, ...]:
     """Return the candidates of the request; raise UsageError if it names an unknown one."""
-    every = candidates(compress=None if request.exact else request.compress, framework=request.run.framework)
+    available = candidates(compress=None if request.exact else request.compress, framework=request.run.framework)
     if not request.only:
-        return every
-    known = {candidate.label: candidate for candidate in every}
-    unknown = [label for label in request.only if label not in known]
+        return available
+    labels = [candidate.label for candidate in available]
+    unknown = [label for label in request.only if label not in labels]
     if unknown:
-        raise UsageError(f"there is no strategy '{unknown[0]}' to recommend", there_are(unknown[0], known))
-    return tuple(candidate for candidate in every if candidate.label in {*request.only, INDEPENDENT})
+        raise UsageError(f"there is no strategy '{unknown[0]}' to recommend", there_are(unknown[0], labels))
+    return tuple(candidate for candidate in available if candidate.label in {*request.only, INDEPENDENT})
 
 
 def why_not(facts: Facts, chosen: tuple[Candidate, ...], devices: int) -> dict[str, str]:
-    """Return the reason for each candidate, by label, that cannot run on this number of devices of the machine."""
+    """Return the reasons why candidates cannot run on this number of devices of the machine, by label."""
     reasons = {
         candidate.label: strategy_entry(candidate.strategy, candidate.framework).why_not(facts, candidate, devices)
         for candidate in chosen
@@ -51,7 +51,7 @@ def code_change(candidate: Candidate) -> str:
 
 
 def check_possible(chosen: tuple[Candidate, ...], refused: dict[str, str], devices: int) -> None:
-    """Raise HardwareMissingError if there is only one device, or no candidate can run."""
+    """Raise HardwareMissingError if there is only one device, or if `refused` has a reason for every candidate."""
     if devices < 2:
         raise HardwareMissingError(
             "one device does not communicate, so there is no strategy to choose",

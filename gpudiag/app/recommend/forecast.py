@@ -19,33 +19,43 @@ def expected_scaling(
     curves: dict[str, Curve] | None = None,
     measured_ms: float | None = None,
 ) -> tuple[ExpectedStep, ...]:
-    """Step time, samples per second, speedup and efficiency of a candidate on 1 to `devices` devices.
+    """Return the expected step of a candidate on 1 to `devices` devices, each with the same batch (weak scaling).
 
-    The batch per device is constant (weak scaling), so the speedup is devices x step on one / step on many, and the
-    efficiency is the speedup divided by the number of devices. The result is empty if the compute is unknown, or if the
-    prediction for all devices differs from the measured step (`measured_ms`), because it then says nothing about fewer
-    devices.
+    The speedup on n devices is n times the step on one device over the step on n. The efficiency is the speedup over n.
+
+    Args:
+        facts: the machine.
+        model: gradients and compute of a step.
+        candidate: the strategy.
+        devices: the largest number of devices.
+        p2p: GPUs may use peer access.
+        curves: measured durations of communication, if any.
+        measured_ms: measured step on `devices` devices, if any. It replaces the predicted one.
+
+    Returns:
+        One step per number of devices. Nothing if the compute is unknown, or if the prediction differs too much from
+        the measured step, because the prediction for fewer devices is then unreliable too.
     """
     if model.compute is None:
         return ()
-    alone = model.compute.step_ms
-    found = []
+    one_device_ms = model.compute.step_ms
+    steps = []
     for count in range(1, devices + 1):
-        step = alone
+        step_ms = one_device_ms
         if count > 1:
-            step = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or alone
+            step_ms = predict(facts, model, [candidate], count, p2p=p2p, curves=curves)[0].step_ms or one_device_ms
         if count == devices and measured_ms is not None:
-            if abs(step / measured_ms - 1) > MAY_ERR:
+            if abs(step_ms / measured_ms - 1) > MAY_ERR:
                 return ()
-            step = max(alone, measured_ms)
-        found.append(
+            step_ms = max(one_device_ms, measured_ms)
+        steps.append(
             ExpectedStep(
                 strategy=candidate.label,
                 devices=count,
-                step_ms=step,
-                samples_per_s=None if not model.batch_size else 1e3 * count * model.batch_size / step,
-                speedup=count * alone / step,
-                efficiency=alone / step,
+                step_ms=step_ms,
+                samples_per_s=None if not model.batch_size else 1e3 * count * model.batch_size / step_ms,
+                speedup=count * one_device_ms / step_ms,
+                efficiency=one_device_ms / step_ms,
             )
         )
-    return tuple(found)
+    return tuple(steps)

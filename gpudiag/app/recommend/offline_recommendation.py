@@ -27,8 +27,9 @@ from gpudiag.prediction.situation import Situation
 from gpudiag.training.models.registry import training_entry
 from gpudiag.training.strategies.predict import predict
 
+#: Time limit of the process that lists gradients.
 _DESCRIBE_S = 120.0
-#: Limits on the number and the bytes of gradients in a file.
+#: Limits on the number of gradients in a file, and on the bytes of a gradient.
 _MOST_SIZES, _MOST_SIZE = 1_000_000, 1 << 50
 
 
@@ -52,26 +53,21 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
-    """List the gradients of a built-in workload, in a process that imports the framework.
-
-    Raises:
-        FrameworkMissingError: the interpreter has no framework.
-        WorkerFailedError: the process fails or takes too long.
-    """
+    """List the gradients of a built-in workload, in a process that imports the framework."""
     command = [python, "-P", "-m", "gpudiag.training.models.pytorch.gradients", name, *([] if on_gpu else ["--cpu"])]
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
+        process = subprocess.run(command, capture_output=True, timeout=_DESCRIBE_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}", "Check --python.") from error
-    output = done.stderr.decode(errors="replace").strip().splitlines()
-    if done.returncode != 0:
+    output = process.stderr.decode(errors="replace").strip().splitlines()
+    if process.returncode != 0:
         if any("No module named 'torch'" in line for line in output):
             raise FrameworkMissingError(f"{python} has no PyTorch, which is needed to list the gradients of {name}")
         raise WorkerFailedError(
             f"the gradients of {name} could not be listed: {output[-1] if output else 'no reason given'}"
         )
     try:
-        description = msgspec.json.decode(done.stdout, type=_WorkloadDescription)
+        description = msgspec.json.decode(process.stdout, type=_WorkloadDescription)
     except msgspec.MsgspecError as error:
         raise WorkerFailedError(f"the gradients of {name} could not be listed: {error}") from error
     gradients = Gradients(
@@ -85,11 +81,7 @@ def describe_workload(name: str, *, on_gpu: bool, python: str) -> Model:
 
 
 def read_gradients(path: Path) -> Model:
-    """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes.
-
-    Raises:
-        UnreadableInputError: the file has an unknown format, or its sizes are out of range.
-    """
+    """Read gradient sizes from a file: `gpudiag/gradients/1`, a run's `run.json`, or a JSON list of bytes."""
     data = read_bounded(path)
     try:
         if data.lstrip()[:1] == b"[":
@@ -140,18 +132,13 @@ def recommend_offline(
     gradients: Path | None = None,
     compute_ms: float | None = None,
 ) -> Recommendation:
-    """Predict every candidate and choose, without running anything on a device.
+    """Predict every candidate and choose one, without running anything on a device.
 
     Args:
-        request: what to do.
-        facts: the machine's facts; None for this machine, with measurements of the last day.
-        gradients: the model, as for `read_gradients`; None for the request's workload.
-        compute_ms: the step without communication, if known.
-
-    Raises:
-        UsageError: a name does not exist, or there are fewer devices than requested.
-        HardwareMissingError: no strategy can run.
-        UnreadableInputError: a file cannot be read.
+        request: the workload, the candidates and the devices.
+        facts: file with the machine's facts; None for this machine, with measurements of the last day.
+        gradients: file for `read_gradients`; None for the request's workload.
+        compute_ms: the step without communication, if it is known.
     """
     run = request.run
     candidates = considered(request)
@@ -173,7 +160,10 @@ def _this_machine(run: RunOptions) -> Facts:
 
 
 def _devices(facts: Facts, run: RunOptions) -> int:
-    """Return the requested devices, else all GPUs, else two processes; raise UsageError if there are fewer GPUs."""
+    """Return the requested number of devices, or else that of all GPUs, or two without GPUs.
+
+    Raise UsageError if the machine has GPUs, but fewer than requested.
+    """
     gpus = usable_gpus(facts)
     count = run.devices or gpus or 2
     if gpus and count > gpus:
@@ -220,7 +210,7 @@ def _predicted(
 
 
 def _compute(facts: Facts, model: Model, run: RunOptions, devices: int, compute_ms: float | None) -> Compute | None:
-    """Return the step without communication: given, measured, or estimated from the FLOPs per sample."""
+    """Return the step without communication: as given by the user, as measured, or estimated from its FLOPs."""
     gradients = model.gradients
     batch = run.batch_size or gradients.batch_size
     if compute_ms is not None:

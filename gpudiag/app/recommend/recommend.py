@@ -29,8 +29,16 @@ from gpudiag.prediction.curves import curves_of
 from gpudiag.training.models.registry import is_own, training_entry
 from gpudiag.training.session.progress import Progress
 
-#: Usual seconds for starting and warming up, for each finalist, and for all turns.
-_START_S, _FINALIST_S, _TURNS_S = 30.0, 6.0, 25.0
+#: Usual duration of starting and warming up, in seconds.
+_START_S = 30.0
+#: Usual duration of preparing each measured strategy, in seconds.
+_FINALIST_S = 6.0
+#: Duration of all turns, in seconds.
+_TURNS_S = 25.0
+#: Number of strategies that are measured in all turns, unless all are requested.
+_FINALISTS = 3
+#: Number of strategies that are measured at least briefly, unless all are requested.
+_MEASURED = 5
 
 
 def recommend(
@@ -39,32 +47,28 @@ def recommend(
     say: Callable[[str], None],
     on_probe: Callable[[ProbeStep], None] | None = None,
 ) -> Recommendation:
-    """Predict, measure the best few in alternation, and choose; measurements are kept in the run directory.
+    """Predict all candidates, measure the best few in alternation, and choose one.
 
-    `on_probe` is called from several threads.
-
-    Raises:
-        UsageError: a name does not exist, or the workload is a user-defined function.
-        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
+    Measurements are kept in the run directory. `on_probe` is called from several threads.
     """
-    began = time.time()  # wall-clock time, because the training processes compare with it
+    began = time.time()  # wall-clock time, because the training processes compare it with their own
     run = request.run
     if is_own(run.workload):
         raise UsageError(
-            f"gpudiag cannot change how {run.workload} exchanges gradients",
+            f"gpudiag cannot change how {run.workload} communicates gradients",
             "Name a similar built-in workload, or give --gradients with its gradient sizes and --predict-only.",
         )
     entry = training_entry(run.workload, "gpudiag recommend")
     if run.memory_format == "nhwc" and not entry.images:
         raise UsageError(f"{run.workload} has no images, so --memory-format does not apply", "Leave it out.")
-    chosen = considered(request)
+    candidates = considered(request)
     prepared = _prepared(run)
     devices = prepared.plan.processes
-    refused = why_not(prepared.facts, chosen, devices)
-    check_possible(chosen, refused, devices)
+    refused = why_not(prepared.facts, candidates, devices)
+    check_possible(candidates, refused, devices)
     prepared = measure_links(prepared, on_probe)
-    finalists = 0 if request.every else 3
-    number = len(chosen) - len(refused) if request.every else min(5, len(chosen) - len(refused))
+    possible = len(candidates) - len(refused)
+    measured = possible if request.every else min(_MEASURED, possible)
     plan = StrategyBenchmarkPlan(
         device=prepared.plan.job.device,
         devices=devices,
@@ -75,9 +79,9 @@ def recommend(
                 batch_size=run.batch_size,
                 precision=run.precision,
                 memory_format=run.memory_format or "nchw",
-                candidates=chosen,
+                candidates=candidates,
                 cannot=refused,
-                finalists=finalists,
+                finalists=0 if request.every else _FINALISTS,
                 seconds=_TURNS_S,
             ),
         ),
@@ -86,8 +90,11 @@ def recommend(
         began=began,
         limit_s=request.budget_s,
     )
-    estimate = min(request.budget_s, time.time() - began + _START_S + number * _FINALIST_S + _TURNS_S)
-    say(f"{run.workload} on {devices} devices: {number} of {len(chosen)} strategies by turns, about {estimate:.0f} s")
+    estimate_s = min(request.budget_s, time.time() - began + _START_S + measured * _FINALIST_S + _TURNS_S)
+    say(
+        f"{run.workload} on {devices} devices: {measured} of {len(candidates)} strategies by turns, "
+        f"about {estimate_s:.0f} s"
+    )
     run_dir = prepared.plan.run_dir
     train(prepared, observer, plan)
     benchmark = read_json(run_dir / benchmark_file(run.workload), StrategyBenchmark, STRATEGY_BENCHMARK_SCHEMA)
@@ -102,7 +109,7 @@ def recommend(
 
 
 def _prepared(run: RunOptions) -> Prepared:
-    """Prepare the processes; the benchmark's plan has batch size, precision and layout."""
+    """Prepare the processes, without batch size, precision and layout, because the benchmark's plan has them."""
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{run.workload}-recommend"
     return prepare_program(
         msgspec.structs.replace(
@@ -133,7 +140,7 @@ def _scaling(facts: Facts, benchmark: StrategyBenchmark, verdict: Recommendation
 
 
 def _over_budget(request: RecommendRequest, benchmark: StrategyBenchmark, verdict: Recommendation) -> tuple[str, ...]:
-    """Report that the command took a tenth longer than the budget."""
+    """Return a note if the command took over a tenth longer than its budget."""
     if (verdict.seconds or 0.0) <= 1.1 * request.budget_s:
         return ()
     start = f"starting the processes took {benchmark.seconds.get('start', 0.0):.0f} s"

@@ -16,13 +16,13 @@ from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import mean_of
 from gpudiag.training.strategies.predict import MAY_ERR, preference, usual_strategies
 
-#: Measured strategies closer than this are a tie even if the interval is narrower, because repeated runs differ.
+#: Two measured strategies are a tie if they differ by less than this share, because repeated runs differ as much.
 TIE_MEASURED = 0.005
-#: Predictions closer than this are a tie, because predictions are not more accurate.
+#: Two predictions are a tie if they differ by at most this share, because predictions are not more accurate.
 TIE_PREDICTED = 0.02
-#: Width of an interval, in percent, from which the report says that turns scattered.
+#: A note reports that turns scattered if an interval is wider than this, in percent of the step.
 _SCATTERED = 10.0
-#: Relative half width up to which a mean is steady enough to be ranked.
+#: A mean is steady enough to be ranked if its interval's half-width is at most this share of it.
 _STEADY = 0.10
 
 
@@ -30,10 +30,10 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
     """The measurements of one benchmark, by candidate label.
 
     Attributes:
-        turns: candidates with two rounds or more, `independent` included.
-        failed: why candidates failed, or had no turns.
-        steady: candidates whose mean is steady, `independent` included.
-        fastest: the fastest strategy that communicates; of the steady ones if there are any.
+        turns: turns of the candidates with two rounds or more, including `independent`.
+        failed: reasons why candidates failed, or had no turns.
+        steady: candidates whose mean is steady, including `independent`.
+        fastest: the fastest strategy that communicates. If any strategy is steady, it is one of the steady ones.
     """
 
     turns: dict[str, Turns]
@@ -43,7 +43,7 @@ class _Measured(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def racing(self) -> dict[str, Turns]:
-        """The measured strategies that communicate."""
+        """Turns of the strategies that communicate."""
         return _without_independent(self.turns)
 
 
@@ -52,7 +52,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
 
     Candidates are compared within each round, so that a drift of the machine cancels out. A candidate is tied with the
     fastest if the interval of their difference contains 0, or if it is slower by less than 0.5 %. A candidate with too
-    few rounds to compare is not ranked, and its presence prevents a winner.
+    few rounds to compare is not ranked. There is no winner if there is such a candidate.
     """
     turns = {turn.candidate.label: turn for turn in benchmark.turns if len(turn.round_ms) > 1 and turn.cannot is None}
     failed = {turn.candidate.label: turn.cannot for turn in benchmark.turns if turn.cannot is not None}
@@ -66,7 +66,7 @@ def judge(benchmark: StrategyBenchmark, *, seconds: float | None = None) -> Reco
             p2p=benchmark.p2p,
             peer_access=benchmark.peer_access,
             device_name=benchmark.device_name,
-            notes=("no strategy could be measured; the verdict is the prediction's",) if benchmark.turns else (),
+            notes=("no strategy could be measured, so the choice is based on predictions",) if benchmark.turns else (),
             failed=failed,
         )
     steady = _steady(turns)
@@ -81,14 +81,14 @@ def _measured_verdict(benchmark: StrategyBenchmark, measured: _Measured, *, seco
     ranking = _measured_ranking(benchmark, measured)
     tied = _tied(ranking, measured)
     candidates = {prediction.candidate.label: prediction.candidate for prediction in benchmark.predictions}
-    best, preference = _preferred([candidates[label] for label in tied if label in racing], measured)
+    best, why_preferred = _preferred([candidates[label] for label in tied if label in racing], measured)
     chosen = next(row for row in ranking if row.strategy == best.label)
     slower = [row for row in ranking if row.strategy in racing and row.strategy not in tied]
     return Recommendation(
         verdict="tie" if len(tied) > 1 else "winner",
         recommended=best.label,
         tied=tuple(tied) if len(tied) > 1 else (),
-        reason=preference + _reason(chosen, [row for row in ranking if row.strategy in tied], slower),
+        reason=why_preferred + _reason(chosen, [row for row in ranking if row.strategy in tied], slower),
         basis="measured",
         workload=benchmark.workload,
         device_name=benchmark.device_name,
@@ -118,10 +118,13 @@ def from_predictions(
     notes: Sequence[str] = (),
     failed: Mapping[str, str] | None = None,
 ) -> Recommendation:
-    """Choose by prediction alone; candidates within 2 % of the best are tied with it.
+    """Choose by prediction alone. Candidates within 2 % of the best are tied with it.
 
-    Raises:
-        HardwareMissingError: no candidate can run.
+    Args:
+        predictions: of all candidates.
+        workload, devices, batch_size, p2p, peer_access, device_name: fields of the result.
+        notes: further notes of the result.
+        failed: reasons why candidates could not be measured, by label.
     """
     failed = failed or {}
     possible = [
@@ -167,7 +170,10 @@ def _without_independent(turns: Mapping[str, Turns]) -> dict[str, Turns]:
 
 
 def _steady(turns: Mapping[str, Turns]) -> set[str]:
-    """Return the candidates whose mean is steady, by itself or relative to another's turns of the same rounds."""
+    """Return the candidates whose mean is steady, either absolutely or relative to another candidate.
+
+    Relative means that the ratio of the two candidates in the same rounds is steady.
+    """
 
     def uncertainty(turn: Turns) -> float:
         others = [other.round_ms for other in turns.values() if other is not turn]
@@ -206,12 +212,12 @@ def _row(prediction: Prediction, devices: int, batch_size: int | None, cannot: s
 
 
 def _with_measurement(row: Ranked, measured: _Measured, benchmark: StrategyBenchmark) -> Ranked:
-    """Add the measured step, and the slowdown against the fastest."""
+    """Add the measured step, and how much slower it is than that of the fastest candidate."""
     round_ms = measured.turns[row.strategy].round_ms
     step = mean_of(round_ms)
     slower_percent, interval = 0.0, (0.0, 0.0)
     if row.strategy != measured.fastest:
-        # Turns of the same round are near in time.
+        # Turns of the same round are compared, because they are near in time.
         fastest = measured.turns[measured.fastest].round_ms
         ratio = mean_of([ms / fastest_ms - 1 for ms, fastest_ms in zip(round_ms, fastest, strict=False)])
         slower_percent, interval = 100 * ratio.value, (100 * ratio.low, 100 * ratio.high)
@@ -244,7 +250,7 @@ def _is_tied(row: Ranked) -> bool:
 
 
 def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
-    """Return the fastest strategy, the strategies tied with it, and those that may be as fast."""
+    """Return the fastest strategy, those that are tied with it, and those that may be as fast."""
     racing = measured.racing
     tied = [row.strategy for row in ranking if row.strategy in racing and row.unranked is None and _is_tied(row)]
     tied = tied or [measured.fastest]
@@ -252,7 +258,7 @@ def _tied(ranking: Sequence[Ranked], measured: _Measured) -> list[str]:
 
 
 def _undecided(ranking: Sequence[Ranked], fastest: str) -> list[str]:
-    """Return the strategies that may be as fast as the fastest: unranked, or unmeasured for lack of time."""
+    """Return the strategies that may be as fast as the fastest: unranked ones, and some that were not measured."""
     fastest_ms = next(row.predicted_step_ms for row in ranking if row.strategy == fastest)
 
     def may_be_fastest(row: Ranked) -> bool:
@@ -269,12 +275,14 @@ def _preferred(tied: Sequence[Candidate], measured: _Measured) -> tuple[Candidat
     """Choose the tied candidate with the lowest preference rank, and report the reason.
 
     A usual strategy may be chosen even if its turns scattered; other strategies only if they are steady. If no
-    candidate qualifies, choose the fastest.
+    candidate is eligible, choose the fastest.
     """
-    eligible = [tie for tie in tied if tie.label in measured.steady or tie.label in usual_strategies()]
+    eligible = [
+        candidate for candidate in tied if candidate.label in measured.steady or candidate.label in usual_strategies()
+    ]
     if not eligible:
         fastest = next(candidate for candidate in tied if candidate.label == measured.fastest)
-        return fastest, "the fastest that was measured. " if tied[1:] else ""
+        return fastest, f"{fastest.label} was the fastest measured. " if tied[1:] else ""
     best = min(eligible, key=preference)
     return best, f"{best.label} is the simplest. " if tied[1:] else ""
 
@@ -303,13 +311,13 @@ def _predicted_reason(best: Prediction, tied: Sequence[Prediction]) -> str:
 
 
 def _measured_gain(slower: Sequence[Ranked], racing: Mapping[str, Turns], best: Candidate) -> Gain | None:
-    """Return the savings over the first usual strategy that is slower, else over the next slower strategy."""
+    """Return the savings over a usual strategy that is slower, or else over the next slower strategy."""
     labels = [row.strategy for row in slower]
     if not labels:
         return None
     over = next((label for label in usual_strategies() if label in labels), labels[0])
     best_ms, other_ms = (statistics.fmean(racing[label].round_ms) for label in (best.label, over))
-    if other_ms <= best_ms:  # the preferred candidate of a tie may be slower than its fastest
+    if other_ms <= best_ms:  # the preferred candidate may be slower than the fastest one with which it is tied
         return None
     return Gain(over=over, ms=other_ms - best_ms, percent=100 * (other_ms - best_ms) / other_ms, measured=True)
 
@@ -352,7 +360,7 @@ def _predicted_ceiling(
 
 
 def _measurement_notes(benchmark: StrategyBenchmark, ranking: Sequence[Ranked], racing: Collection[str]) -> list[str]:
-    """Report what was not measured, or not long enough, and how much turns scattered."""
+    """Return notes on strategies that were not measured, or not long enough, and on the scatter of turns."""
     notes = []
     left_out = [turn.candidate.label for turn in benchmark.turns if turn.cannot == NO_TIME]
     if left_out:
@@ -376,7 +384,7 @@ def _rounding_note(best: Candidate) -> tuple[str, ...]:
     if not best.lossy:
         return ()
     rounding = f"{best.label} rounds gradients to {best.compress}"
-    return (f"{rounding}: check that the loss falls as before, or run again with --exact",)
+    return (f"{rounding}: check that the loss decreases as it did, or run again with --exact",)
 
 
 def _assumed(predictions: Sequence[Prediction]) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Group points into launches, and choose the points to start again.
 
-Points whose processes have the same environment share one launch, which has as many processes as its largest point;
-the others wait while a smaller point trains. Profiled windows come last, because the profiler's library stays loaded
-and slows later steps.
+Points whose processes have the same environment share one launch. It has as many processes as its largest point needs;
+while a smaller point trains, the other processes wait. Profiled windows come last, because the profiler's library stays
+loaded and slows later steps.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpudiag.model.benchmarks.scale_request import ScaleRequest
 from gpudiag.model.benchmarks.scaling import PointRecord, Remark
 from gpudiag.model.benchmarks.sweep import SweepEntry, SweepPlan
 
-#: Largest share of a launch's time for profiled windows, each of which takes about as long as a point.
+#: Largest share of a launch's time for profiled windows. Each takes about as long as a point.
 _MOST_FOR_PROFILES = 0.3
-#: Time of the unprofiled steps before a profiled window; the timed point measures them well.
+#: Duration of the unprofiled steps before a profiled window. It is short, because the point has been timed before.
 _PROFILED_SECONDS = 0.5
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The points of one set of processes: timed ones in order, then profiled ones."""
+    """The points that one set of processes measures: first the timed ones in their order, then the profiled ones."""
 
     timed: tuple[Point, ...]
     profiled: tuple[Point, ...]
@@ -43,18 +43,18 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def processes(self) -> int:
-        """Number of processes, given by the highest device index."""
+        """Number of processes: one for each device index up to the highest."""
         return 1 + max(point.record.device_indices[-1] for point in self.points)
 
 
 def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
-    """Return the launch that measures the most important point and all others with the same peer access.
+    """Return the launch that measures the most important point and all others with the same setting of peer access.
 
-    Processes read the setting of peer access once, when they start.
+    Processes read this setting once, when they start.
 
     Args:
-        timed: points still to be timed, most important first; may be empty if some are to be profiled.
-        profiled: points still to be profiled.
+        timed: points that remain to be timed, most important first; may be empty if points remain to be profiled.
+        profiled: points that remain to be profiled.
     """
     p2p = (*timed, *profiled)[0].job.p2p
     return Launch(
@@ -64,7 +64,7 @@ def next_launch(timed: Sequence[Point], profiled: Sequence[Point]) -> Launch:
 
 
 def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPlan:
-    """Return the plan of the launch's processes, which begin no entry after `left_s` seconds."""
+    """Return the plan of the launch's processes. They begin no entry after `left_s` seconds; None for no limit."""
     timed_s = left_s
     if left_s is not None and launch.profiled:
         share = len(launch.profiled) / len(launch.points)
@@ -103,20 +103,20 @@ def plan(launch: Launch, request: ScaleRequest, left_s: float | None) -> SweepPl
 def started_again(
     request: ScaleRequest, wanted: Mapping[str, Point], known: Mapping[str, PointRecord], tried: Collection[str]
 ) -> list[Point]:
-    """Return the points to start again: each until it has the requested starts, then doubtful baselines.
+    """Return the points to start again: those with fewer starts than requested, or else doubtful baselines.
 
     Args:
-        request: the number of starts.
-        wanted: the points of this call, by id, in order.
-        known: the records of points, by id.
-        tried: directories of starts that this call has begun, whatever their outcome; they are not repeated.
+        request: contains the number of starts.
+        wanted: the points of this call by id, in order.
+        known: the records of points by id.
+        tried: directories of starts that this call has begun. They are not repeated, even if they failed.
     """
     records = [known[point_id] for point_id in wanted if point_id in known]
-    chosen = {record.id for record in again(records, request.starts, NEED_PEERS)}
+    again_ids = {record.id for record in again(records, request.starts, NEED_PEERS)}
     points = [
         msgspec.structs.replace(point, start=max(1, len(known[point_id].starts)) + 1)
         for point_id, point in wanted.items()
-        if point_id in chosen
+        if point_id in again_ids
     ]
     return [point for point in points if point.directory not in tried]
 
@@ -124,11 +124,11 @@ def started_again(
 def with_start(
     point: Point, known: Mapping[str, PointRecord], record: PointRecord
 ) -> tuple[PointRecord, Remark | None]:
-    """Merge the record of another start with the known one; add a remark if that start failed."""
+    """Merge the record of another start into the known record. If that start failed, return a remark too."""
     before = known.get(point.record.id)
     if point.start == 1 or before is None:
         return record, None
     if record.status == "measured":
         return together(before, record), None
-    message = f"{record.id}: start {point.start} failed: {record.error}; the result rests on {point.start - 1}"
+    message = f"{record.id}: start {point.start} failed: {record.error}; the result has {point.start - 1} starts"
     return before, Remark(code="failed-start", message=message)

@@ -1,8 +1,9 @@
 """List the requested points, most important first.
 
-Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs: first nccl on 4 and its baseline on 1, which give
-one efficiency; then `independent` on 4, the floor; then cpu-reduce on 4 and on 1; then the sizes between. If there are
-several batch sizes, precisions and so on, all points of the first come before those of the second.
+Worked example, with strategies nccl and cpu-reduce on up to 4 GPUs. First come nccl on 4 GPUs and its baseline on 1,
+which give an efficiency. Then come `independent` on 4 (the step without communication), cpu-reduce on 4 and on 1, and
+at last 2 GPUs. If several batch sizes, precisions or other settings are requested, all points of the first setting come
+before those of the second.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NEED_PEERS = frozenset(
     if strategy.least_devices > 1
 )
 
-#: Fields of a job that define the training, in addition to a point's fields.
+#: Fields of a job that define the training and are no fields of a point.
 _OPTIONS = ("loader_workers", "prefetch", "model", "volume", "keep_prediction", "steps", "warmup", "compile")
 
 
@@ -49,8 +50,9 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     """A point to measure.
 
     Attributes:
-        record: its record so far.
-        priority: lowest first.
+        job: the training.
+        record: the settings of the point, and its measurements if there are any.
+        priority: points with the lowest priority are measured first.
         start: number of the start, from 1.
     """
 
@@ -79,44 +81,39 @@ class Site(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """Largest number of devices of a point; on CPUs at least two processes, which may share a core."""
+        """Largest number of devices of a point; at least two without GPUs, because processes can share a core."""
         return self.gpus or max(self.cpus, 2)
 
 
 def all_points(request: ScaleRequest, site: Site) -> list[Point]:
-    """Return all requested points, most important first; impossible ones with their error.
-
-    Raises:
-        UsageError: a name that does not exist, or options that do not go together.
-        HardwareMissingError: more devices were requested than the machine has.
-    """
+    """Return all requested points, most important first. The record of an impossible point has an error."""
     sizes = _sizes(request, site)
-    chosen = _strategies(request, site)
+    requested = _strategies(request, site)
     points: dict[str, Point] = {}
     workloads = request.workloads or (("resnet20-cifar",) if site.gpus == 0 else ("resnet50",))
     for position, name in enumerate(workloads):
         variants = _variants(request, site, name)
+        strategies_of_workload = requested if workload_entry(name).trains else (INDEPENDENT,)
         for number, variant in enumerate(variants):
-            applicable = chosen if workload_entry(name).trains else (INDEPENDENT,)
-            for devices, strategy in itertools.product(sizes, applicable):
-                priority = (_tier(devices, strategy, sizes, chosen) + 10 * number, position)
+            for devices, strategy in itertools.product(sizes, strategies_of_workload):
+                priority = (_tier(devices, strategy, sizes, requested) + 10 * number, position)
                 _add(points, _point(request, site, variant, strategy, tuple(range(devices)), priority=priority))
         if position == 0:
-            _add_subsets(points, request, site, variants[0], chosen)
+            _add_subsets(points, request, site, variants[0], requested)
     return in_order(points.values())
 
 
 def in_order(points: Iterable[Point]) -> list[Point]:
-    """Sort by priority, then by devices, most first, so that all processes load their libraries at once.
+    """Sort by priority. Of equal priority, points with more devices come first.
 
-    On 4 H200s a process's first three steps of ResNet-50 took 9 s, which would be spent twice if one device came before
-    four.
+    Then all processes load their libraries at the same time. On 4 H200s a process's first three steps of ResNet-50 took
+    9 s, which would be spent twice if the point on one device came before that on four.
     """
     return sorted(points, key=lambda point: (point.priority, -point.record.devices))
 
 
 def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
-    """Return the options of each curve's points; in strong mode the batch is the whole step's."""
+    """Return the options of each curve; in strong scaling `batch_size` is the batch of all devices together."""
     entry = workload_entry(name)
     batch = entry.default_batch(on_gpu=bool(site.gpus))
     batches = request.batch_sizes or (batch * (max(_sizes(request, site)) if request.mode == "strong" else 1),)
@@ -142,6 +139,7 @@ def _variants(request: ScaleRequest, site: Site, name: str) -> list[RunOptions]:
 
 
 def _check_words(request: ScaleRequest) -> None:
+    """Raise UsageError if an option has an unknown value."""
     for values, valid, option in (
         (request.precisions, PRECISIONS, "--precision"),
         (request.memory_formats, MEMORY_FORMATS, "--memory-format"),
@@ -153,10 +151,13 @@ def _check_words(request: ScaleRequest) -> None:
 
 
 def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
-    there = f"{site.gpus} GPU{'s' * (site.gpus != 1)}" if site.gpus else f"no GPU, and CPUs for {site.most} processes"
+    """Return the numbers of devices: 1 and the requested ones, or else the powers of two and all devices."""
+    devices_here = (
+        f"{site.gpus} GPU{'s' * (site.gpus != 1)}" if site.gpus else f"no GPU, and CPUs for {site.most} processes"
+    )
     for devices in request.devices:
         if devices > site.most:
-            raise HardwareMissingError(f"--devices {devices}: this machine has {there}")
+            raise HardwareMissingError(f"--devices {devices}: this machine has {devices_here}")
     if request.devices:
         return tuple(sorted({1, *request.devices}))
     largest = site.gpus or 2
@@ -165,10 +166,11 @@ def _sizes(request: ScaleRequest, site: Site) -> tuple[int, ...]:
 
 
 def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
+    """Return the requested strategies, or else the default one and `independent`."""
     framework = framework_named(request.run.framework)
-    chosen = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
-    for name in chosen:
-        # Peer access is a setting of a launch, so it is compared only if jobs share launches.
+    names = request.strategies or (default_strategy(framework.name, on_gpu=site.gpus > 0), INDEPENDENT)
+    for name in names:
+        # Peer access is a setting of shared launches, so only their strategies have the suffix for no peer access.
         bare = name.removesuffix(NO_P2P) if framework.shares_launches else name
         entry = strategy_entry(bare, framework.name)
         if name != bare and not site.gpus:
@@ -178,16 +180,17 @@ def _strategies(request: ScaleRequest, site: Site) -> tuple[str, ...]:
                 f"strategy {name} needs GPUs, and this machine has none to use",
                 f"Use --strategies {default_strategy(framework.name, on_gpu=False)},{INDEPENDENT}.",
             )
-    return tuple(dict.fromkeys(chosen))
+    return tuple(dict.fromkeys(names))
 
 
 def _tier(devices: int, strategy: str, sizes: Sequence[int], strategies: Sequence[str]) -> int:
-    at_the_ends = devices in (1, max(sizes))
+    """Return the importance of a point, 0 for the most important; see the module's example."""
+    smallest_or_largest = devices in (1, max(sizes))
     if strategy == strategies[0]:
-        return 0 if at_the_ends else 3
+        return 0 if smallest_or_largest else 3
     if strategy == INDEPENDENT:
         return 1 if devices == max(sizes) else 4
-    return 2 if at_the_ends else 5
+    return 2 if smallest_or_largest else 5
 
 
 def _add(points: dict[str, Point], point: Point) -> None:
@@ -202,9 +205,10 @@ def _add(points: dict[str, Point], point: Point) -> None:
 def _add_subsets(
     points: dict[str, Point], request: ScaleRequest, site: Site, variant: RunOptions, strategies: Sequence[str]
 ) -> None:
-    """Add each GPU alone, and each pair."""
+    """Add each GPU alone and each pair of GPUs, if they are requested."""
+    # Single devices are compared only in weak scaling. Points with separate launches always use the first devices.
     if request.mode == "strong" or not framework_named(request.run.framework).shares_launches:
-        return  # jobs with separate launches take the first devices; single devices are compared in weak scaling only
+        return
     devices = range(site.most if site.gpus else max(_sizes(request, site)))
     if (request.alone and site.gpus > 1) or request.pairs:
         for device in devices:
@@ -228,6 +232,7 @@ def _point(
     *,
     priority: tuple[int, ...],
 ) -> Point:
+    """Return the point of a variant's training with this strategy on the devices with these indices."""
     devices = len(indices)
     error = None
     batch = step_batch = variant.batch_size or 1
@@ -239,7 +244,7 @@ def _point(
                 "choose --batch-size as a multiple of every number of devices"
             )
             batch = max(1, batch)
-    # One device has no peer access to switch off, and some strategies need several devices.
+    # On one device there is no peer access to switch off, and strategies that need peers become `independent`.
     p2p = not strategy.endswith(NO_P2P) or devices == 1
     bare = on_one_device(strategy, request.run.framework) if devices == 1 else strategy.removesuffix(NO_P2P)
     job = Job.chosen(
@@ -267,7 +272,10 @@ def _point(
 
 
 def to_profile(request: ScaleRequest, wanted: list[Point]) -> list[Point]:
-    """Return the points to record: for `auto`, the largest of each strategy that communicates, and their baselines."""
+    """Return the points to record.
+
+    For `auto` these are the points with the most devices of each strategy that communicates, and their baselines.
+    """
     possible = [point for point in wanted if point.record.status != "failed"]
     if request.recorded == "none":
         return []
@@ -336,7 +344,7 @@ def point_id(record: PointRecord) -> str:
 
 
 def _options(job: Job) -> dict[str, str]:
-    """Return the options of a job that are not fields of a point and differ from the defaults."""
+    """Return those options of a job that are no fields of a point and differ from their defaults."""
     default = Job(workload=job.workload, strategy=job.strategy, device=job.device, framework=job.framework)
     changed = {name: str(getattr(job, name)) for name in _OPTIONS if getattr(job, name) != getattr(default, name)}
     return {**changed, **job.exchange.given()}

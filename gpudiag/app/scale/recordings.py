@@ -1,6 +1,6 @@
-"""Analyse the recorded steps of points, and split an unprofiled step into parts.
+"""Analyse the recorded steps of points, and break down an unprofiled step into parts.
 
-Both results are saved with the traces, so that conclusions can be drawn again without traces.
+Both results are saved beside the traces, so that conclusions can be drawn again after the traces are deleted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.run_directory import ANALYSIS_FILE, TRACES_DIR, read_json, readable_json, write_json
 from gpudiag.training.strategies.registry import strategies
 
-#: Saved parts are used again if their step time differs from the timed one by less than this share.
+#: Saved parts are used for an unprofiled step time that differs from theirs by at most this share.
 _SAME = 0.001
 
 
@@ -40,23 +40,23 @@ class _RecordedPoint(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, RecordedSteps], list[Remark]]:
-    """Analyse the recorded points that are not analysed yet, in parallel.
+    """Analyse in parallel the recorded points that are not analysed yet.
 
     Args:
         output: the benchmark's directory.
         points: its points.
 
     Returns:
-        Return the recorded steps by point id, and remarks on failures.
+        The recorded steps by point id, and remarks on failures.
     """
     recorded_points = [
         _RecordedPoint(point=point, directory=directory)
         for point in points
         if point.status == "measured" and (directory := recorded_directory(output, point.id)) is not None
     ]
-    undone = [recorded for recorded in recorded_points if not _is_done(recorded)]
-    errors = side_by_side(_analyse, undone)
-    problems = {failed.directory: error for failed, error in zip(undone, errors, strict=True) if error is not None}
+    new = [recorded for recorded in recorded_points if not _is_analysed(recorded)]
+    errors = side_by_side(_analyse, new)
+    problems = {recorded.directory: error for recorded, error in zip(new, errors, strict=True) if error is not None}
     steps: dict[str, RecordedSteps] = {}
     for recorded in recorded_points:
         try:
@@ -73,8 +73,8 @@ def analysed(output: Path, points: Iterable[PointRecord]) -> tuple[dict[str, Rec
     return steps, remarks
 
 
-def _is_done(recorded: _RecordedPoint) -> bool:
-    """Return whether the analysis and the parts are saved, or there are no traces to make them from."""
+def _is_analysed(recorded: _RecordedPoint) -> bool:
+    """Return whether the analysis and the parts are saved, or cannot be made because there are no traces."""
     traces = recorded.directory / TRACES_DIR
     if not traces.is_dir() or not any(traces.iterdir()):
         return True
@@ -90,9 +90,8 @@ def _saved_parts(directory: Path) -> StepParts | None:
 def _analyse(recorded: _RecordedPoint) -> str | None:
     """Save analysis and parts; return the error if that fails."""
     point = recorded.point
-
     strategy = strategies(point.framework).get(point.strategy.removesuffix(NO_P2P))
-    staged = strategy is None or strategy.through_host  # unknown strategies may be staged
+    staged = strategy is None or strategy.through_host  # an unknown strategy may communicate through the host
     try:
         timeline = analyze_run_traces(recorded.directory).timeline
         parts = step_parts(timeline, pace_ms(point), staged=staged, fed=point.data != "device")

@@ -35,26 +35,23 @@ from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.models.registry import workload_entry
 from gpudiag.training.session.progress import Progress
 
-#: Time to start processes; if less of the budget is left, nothing is launched.
+#: Time to start processes. If less of the budget is left, nothing is launched.
 _START_S = 12.0
+#: Shortest time in seconds that a launch gets for its points.
+_SHORTEST_S = 5.0
 
 #: Called with each message of a training process and the points of its launch.
 Observer = Callable[["Progress", "Launch"], None]
 
 
 def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None]) -> Scaling | None:
-    """Measure the requested points that are missing, and write `scaling.json`; None if only measuring.
+    """Measure the requested points that are missing, draw conclusions, and write `scaling.json`.
 
-    Raises:
-        UsageError: a name does not exist, or the output directory has points of another machine.
-        HardwareMissingError: more devices than there are.
-        FrameworkMissingError: the interpreter cannot train.
-        GpudiagError: results cannot be written; measurements are kept.
-        WorkerFailedError: no point could be measured.
+    With `measure_only`, draw no conclusions and return None.
     """
     store = Store(request.output)
     with locked(request.output):
-        # The plans say what is trained, so the launch has no training options.
+        # The launch has no training options, because the plan of each launch contains the trainings.
         run = msgspec.structs.replace(request.run, output=str(request.output / "launch-0"))
         benchmark = _ScalingBenchmark(request, store, prepare_program(run), observer, say)
         benchmark.measure()
@@ -66,11 +63,7 @@ def scale(request: ScaleRequest, observer: Observer, say: Callable[[str], None])
 
 
 def conclude_again(request: ScaleRequest) -> Scaling:
-    """Draw conclusions from the points in `request.output`; this trains nothing and needs no GPU.
-
-    Raises:
-        UnreadableInputError: there are no points.
-    """
+    """Draw conclusions from the points in `request.output`, without training. This needs no GPU."""
     store = Store(request.output, reading=True) if (request.output / POINTS).is_dir() else None
     points = store.points() if store is not None else {}
     if store is None or not points:
@@ -119,7 +112,14 @@ def _unreadable_points(store: Store) -> list[Remark]:
 
 
 class _ScalingBenchmark:
-    """The points of one call: measured ones, and those left to time or to profile, most important first."""
+    """Measure the points of one call.
+
+    Attributes:
+        points: records of all points in the output directory, by id.
+        wanted: the points of this call that can run, by id.
+        tried: directories of starts that this call has begun.
+        timed, profiled: points that remain to be timed and to be profiled, most important first.
+    """
 
     def __init__(
         self, request: ScaleRequest, store: Store, first: Prepared, observer: Observer, say: Callable[[str], None]
@@ -132,9 +132,7 @@ class _ScalingBenchmark:
         requested = all_points(request, Site(gpus=len(self.machine.gpus), cpus=self.facts.host.usable_cpus or 1))
         self.points = store.points()
         check_machine(self.points, self.machine, request.output)
-        #: The points of this call that can run, by id.
         self.wanted: dict[str, Point] = {}
-        #: Directories of starts that this call has begun.
         self.tried: set[str] = set()
         self.timed: list[Point] = []
         for point in requested:
@@ -147,8 +145,8 @@ class _ScalingBenchmark:
         with writing(request.output):
             write_json(request.output / FACTS_FILE, self.facts)
         records = [self.points.get(point.record.id) for point in requested]
-        there = sum(record is not None and record.status == "measured" for record in records)
-        say(f"{len(requested)} points, {there} of them already measured" if there else f"{len(requested)} points")
+        measured = sum(record is not None and record.status == "measured" for record in records)
+        say(f"{len(requested)} points" + (f", {measured} of them already measured" if measured else ""))
 
     def _enqueue(self, point: Point) -> None:
         """Queue a point unless it cannot run or has been measured."""
@@ -160,11 +158,11 @@ class _ScalingBenchmark:
         missing = known is None or (
             known.status != "measured" and (self.request.again or known.status == "not measured")
         )
-        if missing and not self._harvest(point):
+        if missing and not self._recover(point):
             self.timed.append(point)
 
-    def _harvest(self, point: Point) -> bool:
-        """Read the result of a job that was complete when an earlier call ended before it could save the point."""
+    def _recover(self, point: Point) -> bool:
+        """Save the point of a job that an earlier call measured, if that call ended before it saved the point."""
         outcome = self.store.outcome(point.record.id)
         if outcome is None or not outcome.done:
             return False
@@ -196,26 +194,26 @@ class _ScalingBenchmark:
             launch = next_launch([point for point in self.timed if not point.by_itself], self.profiled)
             launches += 1
             if left_s is not None:
-                # Launches share the remaining time in proportion to their points.
+                # The launch gets a share of the remaining time in proportion to its points.
                 share = len(launch.points) / (len(self.timed) + len(self.profiled))
-                left_s = max(5.0, left_s * share - _START_S)
+                left_s = max(_SHORTEST_S, left_s * share - _START_S)
             self._run(launch, below(self.request.output, f"launch-{launches}"), left_s)
 
     def _next_alone(self) -> Point | None:
-        """Return a point that needs separate processes, if it is first in the queue or only such points are left."""
+        """Return a point that needs its own processes, if it is first in the queue or only such points are left."""
         alone = next((point for point in self.timed if point.by_itself), None)
         if alone is not None and (alone is self.timed[0] or all(point.by_itself for point in self.timed)):
             return alone
         return None
 
     def _start_again(self) -> bool:
-        """Queue the points that need another start."""
+        """Queue the points that need another start; return whether there are any."""
         self.timed = started_again(self.request, self.wanted, self.points, self.tried)
         self.tried.update(point.directory for point in self.timed)
         return bool(self.timed)
 
     def _run(self, launch: Launch, directory: Path, left_s: float | None) -> None:
-        """Run one launch, and remove each point whose turn came from the queue."""
+        """Run one launch, read its results, and remove the points that it began from the queues."""
         prepared = _for_launch(self.first, launch, directory)
         with writing(self.request.output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -231,12 +229,12 @@ class _ScalingBenchmark:
         except OSError as error:
             with writing(self.request.output):
                 raise error from None
-        self._take_in(launch, failure)
+        self._read_results(launch, failure)
         if failure is None:
             shutil.rmtree(directory, ignore_errors=True)
 
     def _run_alone(self, point: Point) -> None:
-        """Time and record a point in separate processes, as `gpudiag profile` does."""
+        """Time and record a point in its own processes, as `gpudiag profile` does."""
         record, job, store = point.record, point.job, self.store
         self.timed.remove(point)
         directory = store.directory(record.id, start=point.start)
@@ -262,16 +260,16 @@ class _ScalingBenchmark:
         run, volume = store.run(record.id, start=point.start), store.volume(record.id, start=point.start)
         self._note_start(point, with_figures(timed, run, None, self.machine, volume))
 
-    def _take_in(self, launch: Launch, failure: GpudiagError | None) -> None:
-        """Read the results of a launch; give up its points if none of them began."""
+    def _read_results(self, launch: Launch, failure: GpudiagError | None) -> None:
+        """Read the results of a launch. If none of its points began, drop them all."""
         error = str(failure) if failure else "its processes were ended"
-        begun = [self._take_in_timed(point, error) for point in launch.timed]
-        begun += [self._take_in_profiled(point, error) for point in launch.profiled]
+        begun = [self._read_timed(point, error) for point in launch.timed]
+        begun += [self._read_profiled(point, error) for point in launch.profiled]
         if not any(begun):
-            self._give_up(launch, failure)
+            self._drop(launch, failure)
 
-    def _take_in_timed(self, point: Point, error: str) -> bool:
-        """Save the result of a timed point; return whether it began."""
+    def _read_timed(self, point: Point, error: str) -> bool:
+        """Save the result of a timed point; return whether it began. `error` is its error if it did not end."""
         store = self.store
         outcome = store.outcome(point.record.id, start=point.start)
         if outcome is None:
@@ -286,7 +284,7 @@ class _ScalingBenchmark:
         self._halve_if_out_of_memory(point, record, out_of_memory=out_of_memory)
         return True
 
-    def _take_in_profiled(self, point: Point, error: str) -> bool:
+    def _read_profiled(self, point: Point, error: str) -> bool:
         """Remove a profiled point from the queue, with a remark if it failed; return whether it began."""
         outcome = self.store.outcome(point.record.id, profile=True)
         if outcome is None:
@@ -297,7 +295,7 @@ class _ScalingBenchmark:
             self.remarks.append(Remark(code="not-profiled", message=message))
         return True
 
-    def _give_up(self, launch: Launch, failure: GpudiagError | None) -> None:
+    def _drop(self, launch: Launch, failure: GpudiagError | None) -> None:
         """Drop a launch's points, because a second attempt would fail in the same way."""
         if failure is not None and not any(record.status == "measured" for record in self.points.values()):
             raise failure
@@ -307,6 +305,7 @@ class _ScalingBenchmark:
         self.profiled = [point for point in self.profiled if point not in launch.profiled]
 
     def _halve_if_out_of_memory(self, point: Point, record: PointRecord, *, out_of_memory: bool) -> None:
+        """Queue the point with half the batch if its first start failed for lack of memory."""
         failed = record.status == "failed" and point.start == 1
         if failed and out_of_memory and self.request.halve and record.batch_per_device > 1:
             smaller = halved(point)
@@ -321,6 +320,7 @@ class _ScalingBenchmark:
         self._note(merged)
 
     def _note(self, record: PointRecord) -> None:
+        """Save a point."""
         self.points[record.id] = record
         self.store.save(record)
 
@@ -350,7 +350,7 @@ def _machine(first: Prepared) -> Machine:
 
 
 def _for_launch(first: Prepared, launch: Launch, directory: Path) -> Prepared:
-    """Return the first preparation with the launch's number of processes."""
+    """Return `first` with the launch's directory, peer access and number of processes."""
     cpus = first.facts.host.usable_cpus or 1
     launch_plan = msgspec.structs.replace(
         first.plan,

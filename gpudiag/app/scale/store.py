@@ -1,6 +1,6 @@
-"""Save points: `points/<id>/` is a point's run directory, and `point.json` in it is its result.
+"""Save points. The directory `points/<id>/` is a point's run directory, and contains its result, `point.json`.
 
-Each point is written atomically as soon as it is measured, so that a second call continues after any interruption. A
+Each point is written atomically as soon as it is measured, so that a second call can continue after any interruption. A
 file that cannot be read is renamed, and its point is measured again.
 """
 
@@ -43,12 +43,8 @@ class Store:
     """The points of one output directory.
 
     Args:
-        output: created if missing.
-        reading: create, rename and write nothing; leave out points that cannot be read.
-
-    Raises:
-        UsageError: `output` is a file.
-        GpudiagError: `output` cannot be created.
+        output: created if it does not exist.
+        reading: create, rename and write nothing; omit points that cannot be read.
     """
 
     def __init__(self, output: Path, *, reading: bool = False) -> None:
@@ -63,16 +59,12 @@ class Store:
                 below(output, POINTS).mkdir(parents=True, exist_ok=True)
 
     def directory(self, point_id: str, *, profile: bool = False, start: int = 1) -> Path:
-        """Return the run directory of a point, of a later start, or of its profiled steps.
-
-        Raises:
-            UnreadableInputError: the directory would be outside of the output directory.
-        """
+        """Return the run directory of a point. Later starts and profiled steps have their own directories."""
         return below(self.output, self.relative(point_id, profile=profile, start=start))
 
     @staticmethod
     def relative(point_id: str, *, profile: bool = False, start: int = 1) -> str:
-        """Return the same directory, relative to the output directory."""
+        """Return the directory of `directory`, relative to the output directory."""
         return f"{POINTS}/{point_id}" + (f"/{PROFILE}" if profile else f"/start-{start}" if start > 1 else "")
 
     def points(self) -> dict[str, PointRecord]:
@@ -95,15 +87,11 @@ class Store:
                 continue
             if point.id == path.parent.name:
                 yield point
-            else:  # the id determines where the point's files are read and written
+            else:  # the id would determine another directory for the point's files
                 self.notes.append(f"{path}: belongs to point {point.id[:100]!r}, not to its directory; left out")
 
     def save(self, point: PointRecord) -> None:
-        """Write one point.
-
-        Raises:
-            GpudiagError: the disk is full, or the directory cannot be written.
-        """
+        """Write one point."""
         directory = self.directory(point.id)
         with writing(self.output):
             directory.mkdir(parents=True, exist_ok=True)
@@ -124,24 +112,24 @@ class Store:
         return readable_json(directory / OUTCOME_FILE, EntryOutcome, OUTCOME_SCHEMA)
 
     def run(self, point_id: str, *, start: int = 1) -> RunRecord | None:
-        """Return the run record of the point's job, if it can be read."""
+        """Return the run record of the point's job; None if it cannot be read."""
         return readable_json(self.directory(point_id, start=start) / RUN_FILE, RunRecord, RUN_SCHEMA)
 
     def volume(self, point_id: str, *, start: int = 1) -> InferenceRecord | None:
-        """Return the inference record of the point's job, if it predicts."""
+        """Return the inference record of the point's job; None if the job trains."""
         return readable_json(self.directory(point_id, start=start) / INFERENCE_FILE, InferenceRecord, INFERENCE_SCHEMA)
 
     def command(self, default: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the command that measured, according to the result or the record of a point."""
-        known = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
-        if known is not None:
-            return known.command or default
+        """Return the command that measured the points: from the saved result, or else from the record of a point."""
+        result = readable_json(self.output / SCALING_FILE, Scaling, SCALING_SCHEMA)
+        if result is not None:
+            return result.command or default
         runs = (self.run(point_id) for point_id in self.points())
         return next((run.command for run in runs if run is not None and run.command), default)
 
 
 def recorded_directory(output: Path, point_id: str) -> Path | None:
-    """Return the run directory with a point's recorded steps, or None if no steps were recorded."""
+    """Return the run directory with a point's recorded steps; None if no steps were recorded."""
     for profile in (True, False):
         try:
             directory = below(output, Store.relative(point_id, profile=profile))

@@ -11,7 +11,7 @@ from gpudiag.model.benchmarks.selftest import FaultPlan, LeftOut
 from gpudiag.training.frameworks.framework import Framework
 from gpudiag.training.jobs.faults.parallel_layouts import CPU_PROCESSES, slow_ranks
 
-#: Entries that `--quick` leaves out unless they are named.
+#: Entries that `--quick` runs only if the user names them.
 _LONGER = (*MORE, *JOBS, *DIVIDED)
 ENTRIES = (*QUICK, *_LONGER)
 CATALOGUE = {entry.name: entry for entry in ENTRIES}
@@ -28,7 +28,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def faulty_rank(world_size: int) -> int:
-    """Return the rank of a single-rank fault; never rank 0, which a careless diagnosis would name."""
+    """Return the rank of a single-rank fault. It is never rank 0, the rank that a careless diagnosis names."""
     return world_size // 2
 
 
@@ -50,13 +50,13 @@ def choose(
         device: `cuda` or `cpu`.
         world_size: training processes.
         usable_cpus: cores that they may run on.
-        peer_access: True if some GPU reaches another's memory, so that this can be switched off.
+        peer_access: whether a GPU can access another GPU's memory, so that peer access can be switched off.
         framework: the framework that trains.
         workloads: the trained workloads; empty for all.
-        quick: leave out longer entries that are not named.
+        quick: leave out the longer entries, unless `names` has them.
     """
     wanted = {catalogue_entry(name).name for name in names} or set(CATALOGUE)
-    chosen, left_out = [], []
+    runnable, left_out = [], []
     for entry in ENTRIES:
         if entry.name not in wanted:
             continue
@@ -71,12 +71,12 @@ def choose(
             f"only in {' and '.join(entry.workloads)}": not _applies(entry, workloads),
             "not with --quick unless named": quick and entry in _LONGER and not names,
         }
-        why = next((reason for reason, holds in obstacles.items() if holds), None)
-        if why is None:
-            chosen.append(entry)
+        reason = next((obstacle for obstacle, applies in obstacles.items() if applies), None)
+        if reason is None:
+            runnable.append(entry)
         else:
-            left_out.append(LeftOut(fault=entry.name, why=why))
-    return tuple(chosen), tuple(left_out)
+            left_out.append(LeftOut(fault=entry.name, why=reason))
+    return tuple(runnable), tuple(left_out)
 
 
 def processes_of(entry: CatalogueEntry, *, device: str, world_size: int) -> int:

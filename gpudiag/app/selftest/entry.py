@@ -11,23 +11,23 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A fault or job.
 
     Attributes:
-        name: as on the command line.
+        name: the name on the command line.
         summary: the change to the job.
-        injected: the fault that the training processes inject, if its name differs.
-        code: the finding that should come first; None for a clean run.
-        causes: right causes; empty for any.
-        cpu_causes: right causes on CPU processes, whose training thread is host and device at once.
-        gpu_amount, cpu_amount: size as a share of the clean step; None if the fault makes no sense on that device.
-        cpu_amount_in: size on CPUs by framework, for faults that make sense in some frameworks only.
+        injected: the kind of fault that the training processes inject; empty if it is `name`.
+        code: the code of the finding that should come first; None for a job without a fault.
+        causes: causes that this finding may name; empty for any.
+        cpu_causes: these causes on CPU processes, whose training thread is host and device at once.
+        gpu_amount, cpu_amount: size as a share of the clean step; None if the fault has no effect on that device.
+        cpu_amount_in: size on CPUs by framework, for faults that have an effect in some frameworks only.
         one_rank: only one rank, not rank 0, has the fault.
         first_rank: only rank 0 has the fault.
-        several: needs two devices or more.
-        in_pairs: needs an even number of devices.
+        several: the fault needs two devices or more.
+        in_pairs: the fault needs an even number of devices.
         marked: `gpudiag.profile` marks the loader.
         p2p: False to launch without peer access.
-        or_else: other right findings, with their causes.
-        job: a whole job, whose own communication and launch overhead are measured.
-        workloads: workloads that it applies to; empty for all.
+        or_else: other codes that the first finding may have, with the causes that it may name.
+        job: True for a whole job; the cost of its own communication and launches is measured.
+        workloads: workloads that may have the fault; empty for all.
         divided: a small GPT that the processes divide, trained in a launch of its own.
     """
 
@@ -62,15 +62,15 @@ class CatalogueEntry(msgspec.Struct, frozen=True, kw_only=True):
         return self.job and self.code is None
 
     def fits(self, workload: str) -> bool:
-        """Return whether it applies to this workload."""
+        """Return whether this workload may have the fault."""
         return not self.workloads or workload in self.workloads
 
     def amount(self, device: str, framework: str) -> float | None:
-        """Return its size as a share of the clean step; None if it makes no sense on this device."""
+        """Return the fault's size as a share of the clean step; None if it has no effect on this device."""
         return self.gpu_amount if device == "cuda" else self.cpu_amount_in.get(framework, self.cpu_amount)
 
     def expected(self, device: str, ranks: tuple[int, ...], world_size: int) -> ExpectedFinding:
-        """Return the right diagnosis if these ranks (empty for all) have the fault."""
+        """Return the right diagnosis of a run in which these ranks (empty for all) have the fault."""
         causes = self.causes if device == "cuda" or self.cpu_causes is None else self.cpu_causes
         all_ranks = tuple(range(world_size)) if self.code is not None else ()
         return ExpectedFinding(code=self.code, ranks=ranks or all_ranks, causes=causes, or_else=self.or_else)

@@ -17,7 +17,7 @@ QUICK = (
         gpu_amount=0.0,
         cpu_amount=0.0,
     ),
-    # On a GPU the host runs ahead by most of a step; a loader delay costs only what exceeds that.
+    # On a GPU the host runs ahead by most of a step. A delay of the loader costs only the time beyond that.
     CatalogueEntry(
         name="late-loader",
         summary="each batch comes late on all ranks, from a loader without marks",
@@ -65,7 +65,7 @@ QUICK = (
         causes=("pageable memory",),
         gpu_amount=0.4,
     ),
-    # The amount is the number of layers.
+    # `gpu_amount` is the number of layers.
     CatalogueEntry(
         name="sync",
         summary="an .item() before and after each layer's forward",
@@ -73,7 +73,8 @@ QUICK = (
         code="host-sync",
         causes=SYNCHRONIZATIONS,
         gpu_amount=1.0,
-        # Functions on a CPU end when their work is complete, so the fault costs nothing and must raise no alarm.
+        # TensorFlow's functions on a CPU end when their work is complete. Hence .item() costs nothing there, and the
+        # diagnosis must raise no alarm.
         cpu_amount_in={"tensorflow": 1.0},
     ),
     CatalogueEntry(
@@ -92,7 +93,7 @@ QUICK = (
         cpu_amount=0.8,
         several=True,
     ),
-    # The amount is the number of busy programs on that core.
+    # The amounts are the number of busy programs on that core.
     CatalogueEntry(
         name="pinned-core-one",
         summary="one rank shares a single core with busy programs",
@@ -140,7 +141,7 @@ MORE = (
         several=True,
         workloads=IMAGES,
     ),
-    # On a GPU the checkpoint is first copied to the host.
+    # On a GPU, saving starts with a copy of the checkpoint to the host.
     CatalogueEntry(
         name="rank0-saves",
         summary="rank 0 saves a checkpoint after each step",
@@ -175,7 +176,7 @@ MORE = (
         gpu_amount=1.0,
         workloads=("gpt",),
     ),
-    # The straggler changes from step to step; with two ranks it alternates.
+    # The straggler changes in each step. With two ranks they take turns.
     CatalogueEntry(
         name="varying-lengths",
         summary="in each step another rank has the longest sequences, or the most images",
@@ -194,7 +195,7 @@ MORE = (
         gpu_amount=1.2,
         workloads=("resnet50",),
     ),
-    # The amount is the size of the batch.
+    # The cost follows from the size of the batch. `gpu_amount` has no effect.
     CatalogueEntry(
         name="float64-batches",
         summary="batches come in float64 from pageable memory, and the device converts them",
@@ -204,7 +205,7 @@ MORE = (
         gpu_amount=1.0,
         workloads=("resnet50",),
     ),
-    # Each copy waits for the device; as one copy from pinned memory they would cost nothing.
+    # Each copy waits for the device. One copy of all tensors from pinned memory would cost nothing.
     CatalogueEntry(
         name="many-small-copies",
         summary="hundreds of small tensors are copied to the GPU one by one each step",
@@ -227,7 +228,7 @@ MORE = (
         several=True,
         workloads=("gpt",),
     ),
-    # The host waits for the counts that PyTorch's layer gathers, before it launches the rest.
+    # PyTorch's layer gathers sample counts, and the host waits for them before it launches the next op.
     CatalogueEntry(
         name="sync-batchnorm",
         summary="SyncBatchNorm in place of each batch norm",
@@ -237,7 +238,7 @@ MORE = (
         several=True,
         workloads=("resnet50",),
     ),
-    # The amount is the size of the model's memory.
+    # The cost follows from the model's memory. `gpu_amount` has no effect.
     CatalogueEntry(
         name="emptied-cache",
         summary="free memory is returned to the driver after each step and allocated again in the next",

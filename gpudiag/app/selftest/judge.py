@@ -1,4 +1,4 @@
-"""Compare diagnoses with the true cost of faults."""
+"""Compare diagnoses with the true costs of faults, measured on unprofiled steps with and without the fault."""
 
 from __future__ import annotations
 
@@ -20,56 +20,56 @@ from gpudiag.model.benchmarks.selftest import (
 )
 from gpudiag.statistics import mean_of, wilson
 
-#: On GPUs found and true cost may differ by this share of the true cost or by this many ms, whichever is more.
+#: Accepted difference between found and true cost on GPUs: this share of the true cost, but at least this many ms.
 GPU_SHARE, GPU_MS = 0.10, 1.0
-#: On CPU processes, which share cores with other work, the difference may be this share or this many standard errors.
+#: The same on CPU processes: this share, but at least this many standard errors, because other work uses the cores too.
 CPU_SHARE, CPU_ERRORS = 0.25, 3.0
 #: A finding that saves less than this share of the step is no alarm.
 ALARM_SHARE = 0.05
 #: Codes of the findings about the clean job's communication and launch overhead.
 COMMUNICATION, LAUNCHING = "communication-bound", "launch-bound"
-#: A loss of the clean job may be reported from this share of the alarm level on.
-_NEARLY = 0.5
-#: Share of each block's steps that is left out at either end, so that a single disturbance does not count as cost.
+#: A finding about the clean job is right if the true loss is at least this share of the alarm level.
+_LEAST_LOSS_SHARE = 0.5
+#: A block's mean leaves out this share of steps at either end of the sorted times, so one disturbance has no effect.
 _TRIMMED = 0.1
-#: Accepted errors of the amount: a share of the true cost, but at least this many ms.
-_WITHIN = ((0.10, 1.0), (0.25, 2.0))
+#: The score counts costs that are found within these errors: (share of the true cost, least error in ms).
+_ACCURACIES = ((0.10, 1.0), (0.25, 2.0))
 
 
 def ablation_cost(blocks: Sequence[StepBlock]) -> FaultCost:
     """Return the true cost, from alternating blocks with and without the fault.
 
-    The step time of a block is the trimmed mean of its steps, averaged over ranks. Neighbouring blocks of either kind
-    form a pair; the cost is the mean difference of pairs.
+    The step time of a block is the trimmed mean of its steps, averaged over ranks. The nth block without the fault and
+    the nth block with it form a pair. The cost is the mean difference over pairs.
 
     Raises:
         ValueError: there is no pair of blocks.
     """
-    off = [_step_ms(block) for block in blocks if not block.on]
-    on = [_step_ms(block) for block in blocks if block.on]
-    differences = [faulty - clean for clean, faulty in zip(off, on, strict=False)]
+    clean_ms = [_step_ms(block) for block in blocks if not block.on]
+    faulty_ms = [_step_ms(block) for block in blocks if block.on]
+    differences = [faulty - clean for clean, faulty in zip(clean_ms, faulty_ms, strict=False)]
     if not differences:
         raise ValueError("no pair of blocks with and without the fault")
     return FaultCost(
-        clean_ms=statistics.fmean(off),
-        faulty_ms=statistics.fmean(on),
+        clean_ms=statistics.fmean(clean_ms),
+        faulty_ms=statistics.fmean(faulty_ms),
         ms=statistics.fmean(differences),
         standard_error_ms=mean_of(differences).standard_error if len(differences) > 1 else 0.0,
     )
 
 
-def communication_cost(clean: FaultCost, apart: FaultCost) -> FaultCost:
+def communication_cost(no_fault: FaultCost, communication_fault: FaultCost) -> FaultCost:
     """Return the cost of communication in the clean job.
 
     Args:
-        clean: the cost of the fault "none".
-        apart: the cost of a fault of communication, whose blocks without it have no communication.
+        no_fault: the cost of the fault "none"; its blocks are the clean job.
+        communication_fault: the cost of a fault of communication; its blocks without the fault do not communicate.
     """
     return FaultCost(
-        clean_ms=apart.clean_ms,
-        faulty_ms=clean.clean_ms,
-        ms=clean.clean_ms - apart.clean_ms,
-        standard_error_ms=math.hypot(clean.standard_error_ms, apart.standard_error_ms),
+        clean_ms=communication_fault.clean_ms,
+        faulty_ms=no_fault.clean_ms,
+        ms=no_fault.clean_ms - communication_fault.clean_ms,
+        standard_error_ms=math.hypot(no_fault.standard_error_ms, communication_fault.standard_error_ms),
     )
 
 
@@ -93,8 +93,8 @@ def tolerance_ms(cost: FaultCost, *, device: str, window_error_ms: float, window
     Args:
         cost: the true cost.
         device: `cuda` or `cpu`.
-        window_error_ms: standard error of the mean of the recorded steps, from which the found cost comes.
-        window_ms: that mean; on a CPU its difference to the unprofiled mean shows that the machine has changed.
+        window_error_ms: standard error of the mean of the recorded steps, from which the found cost is computed.
+        window_ms: this mean. On a CPU, its difference to the unprofiled mean shows that the machine has changed.
     """
     if device == "cuda":
         return max(GPU_SHARE * abs(cost.ms), GPU_MS)
@@ -111,7 +111,7 @@ def tolerance_in_words(device: str) -> str:
         )
     return (
         f"found and true cost may differ by {100 * CPU_SHARE:.0f} % or {CPU_ERRORS:g} standard errors (of the true "
-        f"cost over pairs of blocks and of the recorded steps together) or by as much as recorded and timed steps "
+        f"cost over pairs of blocks and of the recorded steps together) or by as much as recorded and unprofiled steps "
         f"differ, whichever is most; anything else that costs {100 * ALARM_SHARE:.0f} % of the step or that many "
         f"standard errors is a false alarm"
     )
@@ -126,15 +126,15 @@ def judge(
     clean_losses: Mapping[str, FaultCost] = {},
     run_dir: str = "",
 ) -> SelftestRow:
-    """Compare the true cost of a fault with the diagnosis: one row of the table.
+    """Compare the true cost of a fault with the diagnosis. Return one row of the table.
 
     Args:
         ablation: the true cost.
         expected: the right diagnosis.
         analysis: the diagnosis.
         window_error_ms: standard error of the mean of the recorded steps.
-        clean_losses: the cost of communication and of launching without the fault, by finding code, if measured.
-        run_dir: the run directory.
+        clean_losses: the cost of communication and of launch overhead without the fault, by finding code, if measured.
+        run_dir: the run directory, relative to the selftest's directory.
     """
     cost = ablation_cost(ablation.blocks)
     tolerance = tolerance_ms(
@@ -181,19 +181,20 @@ def judge(
 
 
 def _others(analysis: Analysis, alarms: Sequence[Finding], first: Finding | None, alarm_ms: float) -> tuple[Found, ...]:
-    """Return the other findings that still save more than the alarm level after the first one is fixed."""
-    left_ms = _left_ms(analysis, alarms[0] if alarms else None)
+    """Return the other findings that still save at least the alarm level after the first one is fixed."""
+    saving_afterwards_ms = _saving_after(analysis, alarms[0] if alarms else None)
     return tuple(
         _found(finding)
         for finding in alarms
-        if finding is not first and not _are_alternatives(finding, first) and left_ms(finding) >= alarm_ms
+        if finding is not first and not _are_alternatives(finding, first) and saving_afterwards_ms(finding) >= alarm_ms
     )
 
 
 def _included_ms(primary: Found | None, expected: ExpectedFinding, clean_losses: Mapping[str, FaultCost]) -> float:
-    """Return the clean job's loss that removing the found cause also removes.
+    """Return the clean job's loss that fixing the first finding also removes, in ms per step.
 
-    Removing all launch overhead or all communication includes the clean job's share, unless communication is the fault.
+    A fix of all launch overhead or of all communication also removes the clean job's part. If communication is the
+    fault, the true cost already contains this part.
     """
     if primary is None or primary.code not in clean_losses or {primary.code, expected.code} == {COMMUNICATION}:
         return 0.0
@@ -210,10 +211,7 @@ def compare(
     alarm: float,
     included_ms: float = 0.0,
 ) -> tuple[Verdict, tuple[str, ...]]:
-    """Return the verdict and, if it is `wrong`, the reasons.
-
-    A fault that costs no more than the alarm level need not be found; if it is found, it counts.
-    """
+    """Return the verdict and, if it is `wrong`, the reasons; `too small` for a missed fault below the alarm level."""
     false_alarms = tuple(
         f"false alarm: {other.code}, {other.ms:.1f} ms" for other in others if other.code not in expected.codes
     )
@@ -225,54 +223,55 @@ def compare(
         if cost.ms <= max(alarm, tolerance):
             return "too small", ()
         return "wrong", (f"not found: {cost.ms:.1f} ms of {cost.faulty_ms:.1f}",)
-    why = []
+    errors = []
     if primary.code not in expected.codes:
-        why.append(f"{primary.code} instead of {expected.code}")
+        errors.append(f"{primary.code} instead of {expected.code}")
     else:
         if primary.ranks != expected.ranks:
-            why.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
+            errors.append(f"ranks {_list(primary.ranks)} instead of {_list(expected.ranks)}")
         causes = expected.causes_of(primary.code)
         if causes and primary.cause not in causes:
-            why.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
+            errors.append(f"cause '{primary.cause}' instead of '{causes[0]}'")
         excess_ms = _excess_ms(primary, cost, included_ms)
         if abs(excess_ms) > tolerance:
-            why.append(f"{abs(excess_ms):.1f} ms too {'much' if excess_ms > 0 else 'little'}")
-    why.extend(false_alarms)
-    return ("wrong" if why else "right"), tuple(why)
+            errors.append(f"{abs(excess_ms):.1f} ms too {'much' if excess_ms > 0 else 'little'}")
+    errors.extend(false_alarms)
+    return ("wrong" if errors else "right"), tuple(errors)
 
 
 def count_scores(rows: Iterable[SelftestRow]) -> tuple[Score, ...]:
-    """Count correct diagnoses by aspect, of the faults that are large enough to be found, and false alarms."""
+    """Count the right diagnoses of faults by aspect, and the false alarms."""
+    # A fault counts if it costs more than the alarm level and the tolerance.
     rows = tuple(rows)
     faults = [
         row for row in rows if row.expected.code is not None and row.true.ms > max(row.alarm_ms, row.tolerance_ms)
     ]
-    listed = [_listed(row) for row in faults]
+    diagnoses = [_diagnosis_of_fault(row) for row in faults]
     scores = [
-        _score("found", [primary is not None for primary in listed]),
+        _score("found", [diagnosis is not None for diagnosis in diagnoses]),
         _score("code first", [row.found is not None and row.found.code in row.expected.codes for row in faults]),
-        _score("ranks and cause right", list(map(_is_named_right, faults, listed))),
+        _score("ranks and cause right", list(map(_has_right_ranks_and_cause, faults, diagnoses))),
     ]
-    for share, ms in _WITHIN:
-        within = [
-            primary is not None and abs(_excess_ms(primary, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
-            for row, primary in zip(faults, listed, strict=True)
+    for share, ms in _ACCURACIES:
+        accurate = [
+            found is not None and abs(_excess_ms(found, row.true, row.included_ms)) <= max(share * row.true.ms, ms)
+            for row, found in zip(faults, diagnoses, strict=True)
         ]
-        scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", within))
+        scores.append(_score(f"amount within {100 * share:.0f} % or {ms:g} ms", accurate))
     return (*scores, _score("rows with a false alarm", [_has_false_alarm(row) for row in rows]))
 
 
-def _listed(row: SelftestRow) -> Found | None:
-    """Return the finding of the fault at any position."""
+def _diagnosis_of_fault(row: SelftestRow) -> Found | None:
+    """Return the first finding with a right code, at any position; None if there is none."""
     findings = [] if row.found is None else [row.found, *row.others]
     return next((finding for finding in findings if finding.code in row.expected.codes), None)
 
 
-def _is_named_right(row: SelftestRow, primary: Found | None) -> bool:
-    if primary is None or primary.ranks != row.expected.ranks:
+def _has_right_ranks_and_cause(row: SelftestRow, diagnosis: Found | None) -> bool:
+    if diagnosis is None or diagnosis.ranks != row.expected.ranks:
         return False
-    causes = row.expected.causes_of(primary.code)
-    return not causes or primary.cause in causes
+    causes = row.expected.causes_of(diagnosis.code)
+    return not causes or diagnosis.cause in causes
 
 
 def _has_false_alarm(row: SelftestRow) -> bool:
@@ -285,32 +284,32 @@ def _score(name: str, right: list[bool]) -> Score:
 
 
 def _excess_ms(primary: Found, cost: FaultCost, included_ms: float) -> float:
-    """Return by how much the found amount exceeds the true one, which may or may not contain `included_ms`."""
+    """Return how far the found cost is above (or, negative, below) the range `cost.ms` to `cost.ms + included_ms`."""
     return primary.ms - min(max(primary.ms, cost.ms), cost.ms + included_ms)
 
 
 def _first(alarms: Sequence[Finding], expected: ExpectedFinding) -> Finding | None:
-    """Return the largest alarm, or a right one among its alternatives."""
+    """Return the largest alarm. If one of its alternatives has a right code, return this alternative instead."""
     if not alarms:
         return None
     alternatives = [finding for finding in alarms if finding is alarms[0] or _are_alternatives(finding, alarms[0])]
     return next((finding for finding in alternatives if finding.code in expected.codes), alarms[0])
 
 
-def _left_ms(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
-    """Return a function that gives the ms per step that a finding saves after the first one is fixed.
+def _saving_after(analysis: Analysis, first: Finding | None) -> Callable[[Finding], float]:
+    """Return a function from a finding to the ms per step that its fix saves after the fix of the first finding.
 
-    The order of fixes contains these savings. If it does not begin with the first finding, each finding counts alone.
+    The analysis has these savings in its sequence of fixes (`next`). If the sequence does not begin with the first
+    finding, the function returns what each fix saves alone.
     """
-    path = analysis.next
-    if first is None or not path or not _fixes(path[0], first):
+    fixes = analysis.next
+    if first is None or not fixes or not _fixes(fixes[0], first):
         return _saves_ms
-    later = list(pairwise(path))
 
-    def left_ms(finding: Finding) -> float:
-        return next((before.step_ms - fix.step_ms for before, fix in later if _fixes(fix, finding)), 0.0)
+    def saving_afterwards_ms(finding: Finding) -> float:
+        return next((prior.step_ms - fix.step_ms for prior, fix in pairwise(fixes) if _fixes(fix, finding)), 0.0)
 
-    return left_ms
+    return saving_afterwards_ms
 
 
 def _fixes(fix: Fix, finding: Finding) -> bool:
@@ -318,16 +317,16 @@ def _fixes(fix: Fix, finding: Finding) -> bool:
 
 
 def _are_alternatives(finding: Finding, other: Finding | None) -> bool:
-    """Return whether removing either is enough."""
+    """Return whether a fix of one of the two also removes the other."""
     return other is not None and (finding.code in other.instead or other.code in finding.instead)
 
 
 def _is_clean_loss(finding: Finding, loss: FaultCost, alarm_ms: float, allowed_ms: float) -> bool:
-    """Return whether a finding describes a large enough loss of the clean job, so that it is no false alarm.
+    """Return whether a finding reports a loss that the clean job has too, so that it is no false alarm.
 
-    A fault may hide some of that loss, but not add to it.
+    The finding may report less than this loss, because a fault may hide a part of it.
     """
-    return loss.ms >= _NEARLY * alarm_ms and _saves_ms(finding) <= allowed_ms
+    return loss.ms >= _LEAST_LOSS_SHARE * alarm_ms and _saves_ms(finding) <= allowed_ms
 
 
 def _saves_ms(finding: Finding) -> float:

@@ -1,4 +1,4 @@
-"""`gpudiag selftest`: train with faults, record, analyse and judge."""
+"""`gpudiag selftest`: train with faults, record the training, and judge the diagnosis."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD, SEQUENCES
 from gpudiag.training.session.progress import Progress
 
-#: Called with each message of a training process and the faults of its launch, in order.
+#: Called with each message of a training process and the names of the faults of its launch, in order.
 Observer = Callable[[Progress, tuple[str, ...]], None]
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """A workload with settings for which the clean step has no finding; memory format None is the framework's."""
+    """A workload, and settings with which its clean step has no finding. Memory format None is the framework's."""
 
     workload: str
     batch_size: int
@@ -60,14 +60,13 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     memory_format: MemoryFormat | None = None
 
 
-#: The first workload has much compute and the second many gradients; both keep a recent GPU busier than its host. The
-#: batch of the second training is so large that the exposed communication of its last 150 MB of gradients is no
-#: finding.
+#: The first workload has much compute, the second many gradients. In both, a recent GPU has more work than its host.
+#: The batch of the second is so large that the exposed communication of its last 150 MB of gradients is no finding.
 GPU_TRAININGS = (
     Training(workload="resnet50", batch_size=64, precision="bf16", memory_format="nhwc"),
     Training(workload="gpt", batch_size=12, precision="bf16"),
 )
-#: Much compute for 1 MB of gradients, which gloo exchanges in about a millisecond.
+#: The workload computes much for 1 MB of gradients, which gloo exchanges in about a millisecond.
 CPU_TRAININGS = (Training(workload="resnet20-cifar", batch_size=8, precision="fp32"),)
 
 
@@ -91,16 +90,11 @@ class SelftestRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], None]) -> Selftest:
-    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure.
-
-    Raises:
-        UsageError: a name does not exist, or no fault can run here.
-        HardwareMissingError, FrameworkMissingError, WorkerFailedError: as for `gpudiag profile`.
-    """
+    """Train, record, analyse and judge. The output directory keeps all measurements, also after a failure."""
     first = _prepared(request, request.output, p2p=True)
     device, world_size = first.plan.job.device, first.plan.world_size
     trainings = _trainings(request, device)
-    chosen, left_out = choose(
+    runnable, left_out = choose(
         (*request.faults, *request.jobs),
         device=device,
         world_size=world_size,
@@ -110,7 +104,7 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
         workloads=tuple(training.workload for training in trainings),
         quick=request.quick,
     )
-    if not chosen:
+    if not runnable:
         raise UsageError("none of the requested faults can run here", f"{left_out[0].fault}: {left_out[0].why}.")
     request.output.mkdir(parents=True, exist_ok=True)
     with locked(request.output):
@@ -118,14 +112,14 @@ def selftest(request: SelftestRequest, observer: Observer, say: Callable[[str], 
             for p2p in (True, False):
                 entries = tuple(
                     entry
-                    for entry in chosen
+                    for entry in runnable
                     if entry.p2p == p2p and entry.fits(training.workload) and not entry.divided
                 )
                 if entries:
-                    what = "" if p2p else " without peer access"
-                    say(f"{training.workload}{what}: {', '.join(entry.name for entry in entries)}")
+                    suffix = "" if p2p else " without peer access"
+                    say(f"{training.workload}{suffix}: {', '.join(entry.name for entry in entries)}")
                     _launch(request, training, entries, observer, p2p=p2p)
-        divided = tuple(entry for entry in chosen if entry.divided)
+        divided = tuple(entry for entry in runnable if entry.divided)
         if divided:
             say(f"{PARALLEL_WORKLOAD}: {', '.join(entry.name for entry in divided)}")
             _launch_divided(request, divided, observer, device=device, world_size=world_size)
@@ -139,28 +133,27 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
     Args:
         output: the directory of the selftest.
         left_out: the faults that could not run; None to take them from the earlier result.
-
-    Raises:
-        UnreadableInputError: the directory has no runs of a selftest, or its files are broken.
     """
     runs = sorted(path.parent for path in output.glob(f"*/*/{ABLATION_FILE}") if (path.parent / RUN_FILE).is_file())
     ablations = [read_json(run / ABLATION_FILE, Ablation, ABLATION_SCHEMA) for run in runs]
-    known = [(run, ablation) for run, ablation in zip(runs, ablations, strict=True) if ablation.fault.name in CATALOGUE]
-    if not known:
+    judged = [
+        (run, ablation) for run, ablation in zip(runs, ablations, strict=True) if ablation.fault.name in CATALOGUE
+    ]
+    if not judged:
         raise UnreadableInputError(f"{output}: holds no runs of a selftest", "Give the directory of a selftest.")
     order = list(CATALOGUE)
-    known.sort(
+    judged.sort(
         key=lambda pair: (
             pair[1].workload == PARALLEL_WORKLOAD,
             pair[1].workload,
             order.index(pair[1].fault.name),
         )
     )
-    analyses = side_by_side(analyze_run, [run for run, _ in known])
-    records = [read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA) for run, _ in known]
+    analyses = side_by_side(analyze_run, [run for run, _ in judged])
+    records = [read_json(run / RUN_FILE, RunRecord, RUN_SCHEMA) for run, _ in judged]
     clean_losses = _clean_losses(output, ablations)
     rows = []
-    for (run, ablation), analysis, record in zip(known, analyses, records, strict=True):
+    for (run, ablation), analysis, record in zip(judged, analyses, records, strict=True):
         entry = CATALOGUE[ablation.fault.name]
         rows.append(
             judge(
@@ -172,7 +165,7 @@ def judge_directory(output: Path, *, left_out: tuple[LeftOut, ...] | None = None
                 run_dir=str(run.relative_to(output)),
             )
         )
-    first = known[0][1]
+    first = judged[0][1]
     result = Selftest(
         device=first.device,
         device_name=first.device_name,
@@ -200,21 +193,24 @@ def _failures(output: Path) -> tuple[LeftOut, ...]:
 
 
 def _losses(job: Ablation) -> dict[str, FaultCost]:
-    """Return the losses of a whole job to communication and launch overhead, by finding code."""
+    """Return the cost of a whole job's communication and launch overhead, by finding code."""
     launching = {LAUNCHING: ablation_cost(job.held)} if job.held else {}
     return {COMMUNICATION: ablation_cost(job.blocks)} | launching
 
 
 def _clean_losses(output: Path, ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return the losses of each workload's clean job to communication and launch overhead, by finding code."""
+    """Return, by workload, the cost of the clean job's communication and launch overhead, by finding code.
+
+    The launch overhead is measured with held ops or against a CUDA graph. The larger cost counts.
+    """
     losses = _losses_of_faults(ablations)
     for path in output.glob(f"*/{CLEAN_COMMUNICATION}/{ABLATION_FILE}"):
         background = read_json(path, Ablation, ABLATION_SCHEMA)
         losses[background.workload] = _losses(background)
-    for workload, launching in _losses_against_graph(ablations).items():
-        held = losses.get(workload, {}).get(LAUNCHING)
-        if held is None or held.ms < launching.ms:
-            losses[workload] = {**losses.get(workload, {}), LAUNCHING: launching}
+    for workload, against_graph in _launch_overhead_against_graph(ablations).items():
+        with_held_ops = losses.get(workload, {}).get(LAUNCHING)
+        if with_held_ops is None or with_held_ops.ms < against_graph.ms:
+            losses[workload] = {**losses.get(workload, {}), LAUNCHING: against_graph}
     return losses
 
 
@@ -228,7 +224,10 @@ def _gpu_costs(ablations: list[Ablation]) -> dict[tuple[str, str], FaultCost]:
 
 
 def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCost]]:
-    """Return the cost of communication from the blocks of two faults, for recordings without a background plan."""
+    """Return the cost of communication by workload, for older recordings, which did not measure it on its own.
+
+    It is computed from the blocks of the faults `none` and `slow-exchange`.
+    """
     costs = _gpu_costs(ablations)
     return {
         workload: {COMMUNICATION: communication_cost(clean, costs[workload, "slow-exchange"])}
@@ -237,10 +236,11 @@ def _losses_of_faults(ablations: list[Ablation]) -> dict[str, dict[str, FaultCos
     }
 
 
-def _losses_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
-    """Return the launch overhead of each clean job against the same job as a CUDA graph.
+def _launch_overhead_against_graph(ablations: list[Ablation]) -> dict[str, FaultCost]:
+    """Return, by workload, the launch overhead of the clean job: its step time minus that as a CUDA graph.
 
-    A device's launch queue holds a thousand ops, but a graph holds all ops of a step.
+    Held ops show only a part of this overhead, because a device's launch queue has only a thousand places. A graph
+    launches all ops of a step at once.
     """
     costs = _gpu_costs(ablations)
     losses = {}
@@ -286,7 +286,7 @@ def _launch(
             fault_plan(entry, device=device, world_size=world_size, framework=request.run.framework)
             for entry in entries
         ),
-        # Hosts of idle GPUs drift too: by a fifth of ResNet-50's step within a minute.
+        # Several pairs are needed, because step times drift: ResNet-50's by a fifth within a minute on idle GPUs.
         pairs=2 if request.quick else 4,
         block_ms=400.0 if request.quick or device == "cuda" else 600.0,
         least_steps=6 if request.quick else 8,

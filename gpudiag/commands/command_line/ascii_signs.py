@@ -1,4 +1,4 @@
-"""An error handler for terminals with a small encoding, which writes `x` for a multiplication sign."""
+"""Replace characters that a terminal's encoding lacks by similar ASCII ones (a multiplication sign by `x`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 
 #: Name of the error handler.
 ASCII_SIGNS = "gpudiag.ascii"
-#: One character each, so that table columns stay aligned.
+#: Replacements; each is one character, so that the columns of tables stay aligned.
 _SIGNS = {
     "\N{MULTIPLICATION SIGN}": "x",
     "\N{MIDDLE DOT}": "-",
@@ -45,5 +45,5 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
     """Return the replacement of characters that cannot be encoded, and the position after them."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    shown = "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end])
-    return shown, error.end
+    replacement = "".join(_SIGNS.get(sign, "?") for sign in error.object[error.start : error.end])
+    return replacement, error.end

@@ -1,4 +1,4 @@
-"""Complete workloads, strategies, codes, and the words of an option's metavar in a shell."""
+"""Complete values of options and arguments in a shell: workloads, strategies, codes, and the words of a metavar."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
-#: Metavar of an option that takes one of a few words: `torch|tensorflow`.
+#: Metavar of an option that takes one or more of a few words, such as `torch|tensorflow`.
 _WORDS = re.compile(r"[a-z][a-z0-9-]*([|,][a-z][a-z0-9-]*)+")
 
 
 def complete_values(verb: Callable[..., Any]) -> None:
-    """Add completions to the parameters of a verb's function, before typer makes its parser."""
+    """Add completions to the parameters of a command's function. Call this before typer makes its parser."""
     for name, hint in get_type_hints(verb, include_extras=True).items():
         for info in getattr(hint, "__metadata__", ()):
             if isinstance(info, OptionInfo | ArgumentInfo) and info.autocompletion is None:
@@ -22,10 +22,11 @@ def complete_values(verb: Callable[..., Any]) -> None:
 
 
 def _completer(name: str, metavar: str) -> Callable[[typer.Context, str], list[str]] | None:
+    """Return the completion function of a parameter; None if its values are unknown."""
     # `gpudiag diff --fail-on` takes `regression=5%` instead of codes.
-    known = None if metavar.startswith("regression") else _KNOWN.get(name)
-    if known is not None:
-        return lambda ctx, incomplete: _matching(known(ctx), incomplete)
+    words = None if metavar.startswith("regression") else _WORDS_OF.get(name)
+    if words is not None:
+        return lambda ctx, incomplete: _matching(words(ctx), incomplete)
     if _WORDS.fullmatch(metavar):
         return lambda ctx, incomplete: _matching(re.split("[|,]", metavar), incomplete)  # noqa: ARG005 # typer calls it
     return None
@@ -62,8 +63,8 @@ def _forms(_ctx: typer.Context) -> Iterable[str]:
     return (*FORMS, "all")
 
 
-#: Words of parameters whose metavar does not list them, by name.
-_KNOWN: dict[str, Callable[[typer.Context], Iterable[str]]] = {
+#: Functions that return the possible words of parameters whose metavar does not list them, by parameter name.
+_WORDS_OF: dict[str, Callable[[typer.Context], Iterable[str]]] = {
     "workload": _workloads,
     "workloads": _workloads,
     "like": _workloads,

@@ -1,4 +1,4 @@
-"""Options that several verbs share, declared once, and the checks of their values."""
+"""Declare the options that several commands share, and check their values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Word = TypeVar("Word", bound=str)
 
 MAX_TRACE_GB = 4.0
-#: A narrower table is unreadable; no line is wider.
+#: Smallest and largest width of a report. A narrower table is unreadable, and no line is wider.
 NARROWEST, WIDEST = 40, 1000
 
 Traces = Annotated[

@@ -53,7 +53,7 @@ def show_analysis(analysis: Analysis, *, as_json: bool, all_ranks: bool, width: 
 def show_pipeline(
     analysis: PipelineAnalysis, *, as_json: bool, all_ranks: bool, width: int | None, full: bool = False
 ) -> None:
-    """Print the analysis of a table of operations as JSON or as a report; `full` adds evidence and all advice."""
+    """Print the analysis of a pipeline-parallel job as JSON or as a report; `full` adds evidence and all advice."""
     if as_json:
         write_as_json(analysis)
         return

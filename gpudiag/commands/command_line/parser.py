@@ -14,25 +14,24 @@ from gpudiag.errors import UsageError, there_are
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-# typer exposes click's exceptions under changing private names; BadParameter's parent is their usage error.
+
+#: click's UsageError, which is the parent of BadParameter. typer exposes it only under private names that change.
 _PARSER_ERROR = cast("type[Exception]", typer.BadParameter.__mro__[1])
-
-
-#: Set by the shell's script, which `--install-completion` installs.
+#: Environment variable that the shell's completion script sets. `--install-completion` installs this script.
 COMPLETE = "_GPUDIAG_COMPLETE"
-#: Key of a context's words after `--`.
+#: Key of a context's `meta` for the words after `--`.
 AFTER_SEPARATOR = "gpudiag.after-separator"
 
 
 class VerbGroup(TyperGroup):
-    """The commands, each imported only when it is called, so that help of one command does not import the others."""
+    """The commands. Each is imported only when it is called, so that help of one command does not import the others."""
 
     def list_commands(self, _ctx: Any) -> list[str]:
-        """Return the verbs."""
+        """Return the names of the commands."""
         return list(SUMMARIES)
 
     def get_command(self, _ctx: Any, cmd_name: str) -> Any:
-        """Import a verb's module and make its parser; None for an unknown verb."""
+        """Import a command's module and make its parser; return None for an unknown command."""
         if cmd_name not in SUMMARIES:
             return None
         module = importlib.import_module(f"gpudiag.commands.{cmd_name}")
@@ -45,12 +44,12 @@ class VerbGroup(TyperGroup):
         return typer.main.get_command(parser)
 
     def format_commands(self, _ctx: Any, formatter: Any) -> None:
-        """List the verbs with their summaries."""
+        """List the commands with their summaries."""
         with formatter.section("Commands"):
             formatter.write_dl(list(SUMMARIES.items()))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the verb, and keep the words after `--`, because the verb's parser drops the separator."""
+        """Find the command, and store the words after `--`, because the command's parser drops the separator."""
         if args[:1] == ["profile"]:
             args = ["profile", *_profile_words(self, ctx, args[1:])]
         if "--" in args:
@@ -61,7 +60,7 @@ class VerbGroup(TyperGroup):
 
 
 def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
-    """Put `--` before the user's own command, whose options are not gpudiag's."""
+    """Insert a missing `--` before the user's own command, so that its options are not parsed as gpudiag's."""
     from gpudiag.commands.command_line.without_separator import with_separator
     from gpudiag.training.models.registry import WORKLOADS
 
@@ -69,7 +68,7 @@ def _profile_words(group: VerbGroup, ctx: Any, words: list[str]) -> list[str]:
 
 
 def _examples(examples: Sequence[tuple[str, str]]) -> str:
-    """Format examples as an epilog that starts with `\\b`, so that the help formatter does not reflow it."""
+    """Format examples for the end of the help. They start with `\\b`, so that the formatter does not reflow them."""
     return "\b\nExamples:\n" + "\n".join(f"  {command}\n      {purpose}" for command, purpose in examples)
 
 
@@ -101,13 +100,13 @@ def gpudiag(
 
 
 def dispatch(words: list[str]) -> int:
-    """Parse the words, call the verb, and return the exit code.
+    """Parse the words, call the command, and return the exit code.
 
-    typer's own `main` is not used because its exit code for a broken pipe is that of a crossed threshold.
+    typer's own `main` is not used, because its exit code for a broken pipe is the same as for a crossed threshold.
 
     Raises:
-        UsageError: the parser does not understand the line.
-        KeyboardInterrupt: interrupted.
+        UsageError: the words are no valid command line.
+        KeyboardInterrupt: the command was interrupted.
     """
     group = typer.main.get_command(app)
     if COMPLETE in os.environ:
@@ -125,6 +124,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def _usage_error(error: Any) -> UsageError:
+    """Convert click's UsageError, and suggest similar options for an unknown one."""
     context = error.ctx
     message = error.message if hasattr(error, "possibilities") else error.format_message()
     message = message[:1].lower() + message[1:].rstrip(".")

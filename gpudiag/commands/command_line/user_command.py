@@ -1,4 +1,4 @@
-"""Implement `gpudiag profile -- COMMAND`, which reports on standard error, because standard output is the command's."""
+"""`gpudiag profile -- COMMAND`. The report goes to standard error; the command writes to standard output."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CommandOptions:
-    """The options of `gpudiag profile`, under its parameters' names, that apply to the user's own command."""
+    """Those options of `gpudiag profile` that apply to the user's own command, with the names of its parameters."""
 
     stop_after: bool
     output: Path | None
@@ -41,7 +41,7 @@ _APPLICABLE = {"workload", "no_source", *(field.name for field in dataclasses.fi
 
 
 def command_after_separator(context: typer.Context) -> list[str] | None:
-    """Return the words after `--`, or None if there is no `--`.
+    """Return the words after `--`; None if there is no `--`.
 
     Raises:
         UsageError: no word follows `--`, or a workload precedes it.
@@ -58,7 +58,7 @@ def command_after_separator(context: typer.Context) -> list[str] | None:
 
 
 def refuse_other_options(context: typer.Context) -> None:
-    """Raise UsageError if an option is given that the user's command decides."""
+    """Raise UsageError if an option is given that does not apply to the user's own command."""
     for parameter in context.command.get_params(context):
         name = parameter.name or ""
         source = context.get_parameter_source(name)
@@ -80,42 +80,42 @@ def run_user_command(command: Sequence[str], options: CommandOptions) -> int:
             notes.add(sentence)
             _say(sentence)
 
-    def heard(message: Progress) -> None:
+    def on_message(message: Progress) -> None:
         if message.note is not None:
             note(message.note)
 
-    def starting(run_dir: Path) -> None:
+    def on_start(run_dir: Path) -> None:
         _say(f"profiling `{shlex.join(command)}`, into {run_dir}")
 
-    def measured(analysis: Analysis, run_dir: Path) -> None:
+    def on_analysis(analysis: Analysis, run_dir: Path) -> None:
         for line in _verdict(analysis, run_dir, time.monotonic() - begun_s):
             _say(line)
 
-    done = profile_command(
+    profiled = profile_command(
         command,
         output=options.output,
         stop=options.stop_after,
         steps=options.steps,
         warmup=options.warmup,
-        starting=starting,
-        heard=heard,
-        said=note,
-        measured=measured,
+        on_start=on_start,
+        on_message=on_message,
+        on_warning=note,
+        on_analysis=on_analysis,
     )
-    if done.analysis is not None:
+    if profiled.analysis is not None:
         from gpudiag.report.console import report_console
         from gpudiag.report.terminal.report import render_analysis
 
         console = report_console(sys.stderr, width=options.width)
-        render_analysis(done.analysis, console, all_ranks=options.all_ranks, full=options.full)
-    for line in _closing_lines(done):
+        render_analysis(profiled.analysis, console, all_ranks=options.all_ranks, full=options.full)
+    for line in _closing_lines(profiled):
         if line not in notes:
             _say(line)
-    return done.exit_code
+    return profiled.exit_code
 
 
 def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
-    """Return three lines with the diagnosis, for a job that is still running."""
+    """Return two or three lines with the diagnosis, for a job that is still running."""
     from gpudiag.report import figures
     from gpudiag.report.verdict import verdict_of
 
@@ -129,18 +129,19 @@ def _verdict(analysis: Analysis, run_dir: Path, after_s: float) -> list[str]:
     return [line for line in lines if line]
 
 
-def _closing_lines(done: ProfiledCommand) -> list[str]:
-    """Return how steps were found, the failures, and where the results are."""
-    lines = _step_lines(done.run)
-    if done.run.error is not None:
-        lines.append(done.run.error)
-    if done.unread is not None:
-        lines.append(f"the recording cannot be analysed: {done.unread}")
-    run_dir = done.run_dir.resolve()  # without `..`
-    if done.analysis is not None and any(rank.trace for rank in done.run.ranks):
+def _closing_lines(profiled: ProfiledCommand) -> list[str]:
+    """Return lines that state how steps were found, what failed, and where the results are."""
+    run = profiled.run
+    lines = _step_lines(run)
+    if run.error is not None:
+        lines.append(run.error)
+    if profiled.analysis_error is not None:
+        lines.append(f"the recording cannot be analysed: {profiled.analysis_error}")
+    run_dir = profiled.run_dir.resolve()  # without `..`
+    if profiled.analysis is not None and any(rank.trace for rank in run.ranks):
         lines.append(f"saved in {run_dir}; read it again with `gpudiag analyze {shlex.quote(str(run_dir))}`")
         return lines
-    unprofiled = [rank.unprofiled for rank in done.run.ranks if rank.unprofiled is not None]
+    unprofiled = [rank.unprofiled for rank in run.ranks if rank.unprofiled is not None]
     if unprofiled:
         slowest = max(unprofiled, key=lambda times: times.mean_ms)
         steps = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms on average"
@@ -149,7 +150,7 @@ def _closing_lines(done: ProfiledCommand) -> list[str]:
 
 
 def _step_lines(run: RunRecord) -> list[str]:
-    """Say how the boundaries of steps were found."""
+    """Return a line that states how the ends of steps were found."""
     boundary = run.steps_found
     if boundary is None:
         return []

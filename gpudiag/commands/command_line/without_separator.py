@@ -1,4 +1,4 @@
-"""Implement `gpudiag profile torchrun … train.py`: the user's command without `--` before it."""
+"""`gpudiag profile torchrun … train.py`: recognize the user's command without `--` before it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEPARATOR = "--"
 
 
 class Parameter(Protocol):
-    """The attributes of an option that are needed here."""
+    """Attributes of a command's parameter that are used here."""
 
     opts: list[str]
     secondary_opts: list[str]
@@ -22,15 +22,16 @@ class Parameter(Protocol):
 
 
 def with_separator(words: Sequence[str], parameters: Sequence[Parameter], workloads: Iterable[str]) -> list[str]:
-    """Put `--` before the first word that is a command, unless there is a `--`.
+    """Insert `--` before the user's command, unless the words contain `--` or a workload.
 
     Args:
         words: the words after `gpudiag profile`.
         parameters: the options of `gpudiag profile`.
-        workloads: names that are no commands.
+        workloads: names of workloads.
 
     Raises:
-        UsageError: the word is a script, which needs an interpreter, or a file that is not executable.
+        UsageError: the command's first word is a script without its interpreter, or a file that does not exist or is
+            not executable; or it is unknown, and unknown options follow it.
     """
     if SEPARATOR in words:
         return list(words)
@@ -60,8 +61,9 @@ def with_separator(words: Sequence[str], parameters: Sequence[Parameter], worklo
 
 
 def _write(words: Sequence[str], *, or_torchrun: bool = False) -> str:
-    several = " (several GPUs: torchrun --nproc-per-node N in place of python)" if or_torchrun else ""
-    return f"Write: gpudiag profile {shlex.join(words)}{several}"
+    """Return a hint with the right command line."""
+    several_gpus = " (several GPUs: torchrun --nproc-per-node N in place of python)" if or_torchrun else ""
+    return f"Write: gpudiag profile {shlex.join(words)}{several_gpus}"
 
 
 def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | None:
@@ -80,7 +82,7 @@ def _first_word(words: Sequence[str], parameters: Sequence[Parameter]) -> int | 
 
 
 def _takes_value(parameters: Sequence[Parameter]) -> dict[str, bool]:
-    """Return whether each option, by name, is followed by a value."""
+    """Return whether a value follows each option, by the option's name."""
     return {
         name: not getattr(parameter, "is_flag", False)
         for parameter in parameters

@@ -1,1 +1,1 @@
-"""Progress of long work on standard error: a bar or a line in a terminal, lines in a pipe."""
+"""Show the progress of long commands on standard error: as a bar or a line in a terminal, as lines in a pipe."""

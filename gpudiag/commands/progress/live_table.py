@@ -1,4 +1,4 @@
-"""Live tables of ranks and GPUs during a run."""
+"""Show live tables of ranks and GPUs during a run."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 #: Window in seconds over which the live step time is averaged.
 _PACE_S = 3.0
-#: NVML itself averages over a sixth of a second to a second.
+#: Seconds between two readings of the GPUs. NVML itself averages over a sixth of a second to a second.
 _READ_EVERY_S = 1.0
-#: Number of ranks shown: those that are furthest behind.
+#: Maximum number of ranks in the table. The ranks that are furthest behind are shown.
 _MOST_RANKS = 8
 _UNKNOWN = "—"
 
@@ -39,9 +39,9 @@ _PHASES: dict[Phase, str] = {
 
 
 class LiveTable:
-    """Ranks: phase, steps, recent step time, time to fetch batches. GPUs: utilization, clock, power, memory.
+    """A table of ranks (phase, steps, step time, time to fetch batches) and one of GPUs (utilization, clock, memory).
 
-    Step times are computed here from the arrival of messages, so that the ranks have no overhead.
+    Step times are computed from the arrival of messages, so that the ranks have no overhead.
 
     Args:
         read_gpus: called once a second to read the GPUs.
@@ -53,20 +53,21 @@ class LiveTable:
     ) -> None:
         self._read_gpus, self._clock = read_gpus, clock
         self._latest: dict[int, Progress] = {}
-        self._seen: dict[int, deque[tuple[float, int]]] = {}
+        #: Per rank, arrival time in seconds and number of steps of the messages in the window `_PACE_S`.
+        self._arrivals: dict[int, deque[tuple[float, int]]] = {}
         self._gpus: tuple[GpuNow, ...] = ()
         self._read_s = float("-inf")
 
     def heard(self, message: Progress) -> None:
         """Process one message."""
         before = self._latest.get(message.rank)
-        seen = self._seen.setdefault(message.rank, deque())
+        arrivals = self._arrivals.setdefault(message.rank, deque())
         if before is not None and (before.phase != message.phase or before.steps > message.steps):
-            seen.clear()
+            arrivals.clear()
         now = self._clock()
-        seen.append((now, message.steps))
-        while now - seen[0][0] > _PACE_S and len(seen) > 2:
-            seen.popleft()
+        arrivals.append((now, message.steps))
+        while now - arrivals[0][0] > _PACE_S and len(arrivals) > 2:
+            arrivals.popleft()
         self._latest[message.rank] = message
 
     def __rich__(self) -> RenderableType:
@@ -74,14 +75,15 @@ class LiveTable:
         now = self._clock()
         if now - self._read_s >= _READ_EVERY_S:
             self._gpus, self._read_s = self._read_gpus(), now
-        shown = sorted(self._latest.values(), key=lambda rank: (list(_PHASES).index(rank.phase), rank.steps, rank.rank))
-        ranks = _table(
+        order = list(_PHASES)
+        ranks = sorted(self._latest.values(), key=lambda rank: (order.index(rank.phase), rank.steps, rank.rank))
+        rank_table = _table(
             ("rank", "phase", "steps", "step ms", "fetching ms"),
-            (self._rank(rank) for rank in sorted(shown[:_MOST_RANKS], key=lambda rank: rank.rank)),
+            (self._rank(rank) for rank in sorted(ranks[:_MOST_RANKS], key=lambda rank: rank.rank)),
         )
-        tables: list[RenderableType] = [ranks] if shown else []
-        if len(shown) > _MOST_RANKS:
-            tables.append(f"and {len(shown) - _MOST_RANKS} more ranks, not further behind")
+        tables: list[RenderableType] = [rank_table] if ranks else []
+        if len(ranks) > _MOST_RANKS:
+            tables.append(f"and {len(ranks) - _MOST_RANKS} more ranks, not further behind")
         if self._gpus:
             tables.append(_table(("GPU", "busy", "SM MHz", "W", "memory"), map(_gpu, self._gpus)))
         return Group(*tables)
@@ -97,9 +99,9 @@ class LiveTable:
         )
 
     def _step_ms(self, rank: int) -> float | None:
-        """Return the mean step time of the window in ms."""
-        (first_s, first), (last_s, last) = self._seen[rank][0], self._seen[rank][-1]
-        return 1e3 * (last_s - first_s) / (last - first) if last > first else None
+        """Return the mean step time in ms in the window `_PACE_S`; None without a completed step."""
+        (first_s, first_steps), (last_s, last_steps) = self._arrivals[rank][0], self._arrivals[rank][-1]
+        return 1e3 * (last_s - first_s) / (last_steps - first_steps) if last_steps > first_steps else None
 
 
 def _gpu(now: GpuNow) -> tuple[str, ...]:

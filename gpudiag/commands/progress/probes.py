@@ -1,4 +1,4 @@
-"""Progress of the probes: a bar in a terminal, a line per probe in a pipe or a log."""
+"""Show the progress of the probes: as a bar in a terminal, as a line per probe in a pipe or a log."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from gpudiag.report.console import report_console
 if TYPE_CHECKING:
     from gpudiag.machine.probes.runner import ProbeStep
 
+#: Maximum length of a description.
 _LONGEST = 60
 
 
 class ProbeProgressBar:
-    """Callable from any thread with the current probe; leaving the context removes the bar."""
+    """Progress of the probes. Call it from any thread with the current probe. Leaving the context removes the bar."""
 
     def __init__(self) -> None:
         console = report_console(sys.stderr)
         self._lock = threading.Lock()
-        self._said: set[str] = set()
+        #: Probes for which a line was printed.
+        self._printed: set[str] = set()
         self._bar: Progress | None = None
         if console.is_terminal:
             self._bar = Progress(
@@ -55,7 +57,7 @@ class ProbeProgressBar:
                 self._bar.update(
                     self._task, description=Text(description).plain, completed=done or 0, total=step.of or None
                 )
-            elif step.probe not in self._said:
-                self._said.add(step.probe)
+            elif step.probe not in self._printed:
+                self._printed.add(step.probe)
                 line = "loading the probes" if step.stage == "loading" else f"measuring {step.probe}"
                 print(line, file=sys.stderr, flush=True)  # noqa: T201

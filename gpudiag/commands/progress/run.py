@@ -1,4 +1,4 @@
-"""Progress of `gpudiag profile`: bar and tables in a terminal, a line per phase in a pipe."""
+"""Show the progress of `gpudiag profile`: as a bar and tables in a terminal, as a line per phase in a pipe."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RunProgress:
         self._show(_PHASES[behind.phase], behind.steps, behind.of)
 
     def say(self, phase: str, steps: int = 0, of: int | None = None) -> None:
-        """Show a phase outside of the training processes."""
+        """Show a phase of this process."""
         self._show(phase, steps, of)
 
     def note(self, sentence: str) -> None:
@@ -114,5 +114,5 @@ class RunProgress:
         self._table = LiveTable(self._open.enter_context(gpus_now()))
         for message in self._latest.values():
             self._table.heard(message)
-        drawn = Group(self._bar, self._table)
-        self._open.enter_context(Live(drawn, console=self._bar.console, refresh_per_second=4, transient=True))
+        bar_and_tables = Group(self._bar, self._table)
+        self._open.enter_context(Live(bar_and_tables, console=self._bar.console, refresh_per_second=4, transient=True))

@@ -1,4 +1,4 @@
-"""Progress of recommend, scale and selftest: a line that changes in a terminal, a line per event in a pipe."""
+"""Show the progress of recommend, scale and selftest: as one changing line in a terminal, as lines in a pipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class StatusLine:
-    """The line; each subclass reads the messages of one command's processes."""
+    """A line of progress. Each subclass reads the messages of one command's processes."""
 
     def __init__(self) -> None:
         self._status: Any = None
@@ -31,7 +31,7 @@ class StatusLine:
             self._status.stop()
 
     def say(self, line: str, *, lasting: bool = True) -> None:
-        """Show a line; in a pipe only if it is permanent and new."""
+        """Show a line. In a pipe, print it only if it is `lasting` and differs from the last line."""
         if self._status is None and sys.stderr.isatty():
             from rich.console import Console
 
@@ -59,7 +59,7 @@ class StrategyBenchmarkProgress(StatusLine):
         self._turns_began = 0.0
 
     def heard(self, message: Progress) -> None:
-        """Show the phase, and for turns how many seconds remain."""
+        """Show the phase, and during turns the number of seconds that remain."""
         phase = self._PHASES.get(message.phase)
         if message.rank != 0 or phase is None:
             return
@@ -86,7 +86,7 @@ class FaultProgress(StatusLine):
     }
 
     def heard(self, message: Progress, faults: tuple[str, ...]) -> None:
-        """Show the phase and the fault, of a launch that measures these faults in order."""
+        """Show the phase and the current fault. The launch measures `faults` in this order."""
         phase = self._PHASES.get(message.phase)
         if message.rank != 0 or phase is None:
             return
@@ -100,7 +100,7 @@ class PointProgress(StatusLine):
     """Progress of `gpudiag scale`: the point that is being measured."""
 
     def heard(self, message: Progress, launch: Launch) -> None:
-        """Show the point that a sweep begins; only such messages state the number of points."""
+        """Show the point that the launch begins. Only messages about the begin of a point have the number of points."""
         if message.phase != "starting" or message.of is None or not 0 <= message.steps < len(launch.points):
             return
         record = launch.points[message.steps].record

@@ -1,1 +1,1 @@
-"""Inventory of the machine, without a framework or CUDA: `gpus/` by NVML, `host/` by /proc and /sys, and `links`."""
+"""List the machine's hardware without a framework or CUDA: GPUs by NVML, the host by /proc and /sys, and links."""

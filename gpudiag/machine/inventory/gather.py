@@ -29,27 +29,27 @@ def _cuda_version(session: NvmlSession, reasons: dict[str, str]) -> str | None:
 
 
 def _why_no_gpu(session: NvmlSession, root: Path, reasons: dict[str, str]) -> None:
-    """Record why no GPU is listed: there is none, or its driver does not work."""
-    why = session.unavailable or reasons.get("gpus") or "the driver lists none"
-    present = nvidia_gpus_on_bus(root)
-    if present:
-        where = f"PCI shows {len(present)} NVIDIA GPU{'s' if len(present) > 1 else ''} ({', '.join(present[:4])})"
-        reasons["gpus"] = f"{where}, but {why}"
+    """Set the reason why no GPU is listed: there is none, or its driver does not work."""
+    driver_reason = session.unavailable or reasons.get("gpus") or "the driver lists none"
+    pci_ids = nvidia_gpus_on_bus(root)
+    if pci_ids:
+        on_bus = f"PCI shows {len(pci_ids)} NVIDIA GPU{'s' if len(pci_ids) > 1 else ''} ({', '.join(pci_ids[:4])})"
+        reasons["gpus"] = f"{on_bus}, but {driver_reason}"
     else:
-        reasons["gpus"] = f"none on the PCI bus; {why}"
+        reasons["gpus"] = f"none on the PCI bus; {driver_reason}"
 
 
 def _mark_visible(gpus: Sequence[Gpu], environment: Mapping[str, str], reasons: dict[str, str]) -> tuple[Gpu, ...]:
-    seen = cuda_visible(environment.get("CUDA_VISIBLE_DEVICES"), gpus, environment.get("CUDA_DEVICE_ORDER"))
-    if seen.note:
-        reasons["visible"] = seen.note
-    return tuple(msgspec.structs.replace(gpu, visible=gpu.index in seen.indices) for gpu in gpus)
+    visible = cuda_visible(environment.get("CUDA_VISIBLE_DEVICES"), gpus, environment.get("CUDA_DEVICE_ORDER"))
+    if visible.note:
+        reasons["visible"] = visible.note
+    return tuple(msgspec.structs.replace(gpu, visible=gpu.index in visible.indices) for gpu in gpus)
 
 
 def gather_inventory(
     nvml: Any | None = None, root: Path = Path("/"), environment: Mapping[str, str] | None = None
 ) -> Facts:
-    """Return the inventory from NVML, /proc and /sys, in well under a second and without raising.
+    """Return the inventory from NVML, /proc and /sys. This takes well under a second, and raises no exceptions.
 
     Args:
         nvml: a replacement for the module `pynvml`, with its functions and error classes.
@@ -58,8 +58,8 @@ def gather_inventory(
 
     Returns:
         Facts without measurements and findings. Without a GPU `gpus` is empty and `host.reasons["gpus"]` has the
-        reason. Strings contain no control characters. PCIe generation and width are current values (`under_load`
-        False), because an idle link trains down.
+        reason. Strings contain no control characters. PCIe generation and width are those of now, which may be lower
+        than under load, because an idle link reduces them (`under_load` is False).
     """
     environment = os.environ if environment is None else environment
     reasons: dict[str, str] = {}
@@ -74,7 +74,7 @@ def gather_inventory(
     host = gather_host(root, environment, gpus, driver=driver, cuda_driver=cuda_driver, reasons=reasons)
     if host.hypervisor and gpus:
         host.reasons["topology"] = (
-            "this is a virtual machine: distances over PCI are those of the guest's view, not of the hardware"
+            "this is a virtual machine: distances over PCI are those that the guest sees, not those of the hardware"
         )
     facts = Facts(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

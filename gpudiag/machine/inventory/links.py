@@ -1,4 +1,4 @@
-"""Describe the path and the peer access between every two GPUs, and group GPUs that reach each other directly."""
+"""List the path and the peer access between every two GPUs, and group GPUs that reach each other directly."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _READ = 0
 _WRITE = 1
 _NVLINK = 2
 _STATUS_OK = 0
+#: Reasons why peer access is denied, by NVML's status.
 _DENIED = {
     1: "chipset not supported (CNS): the path between them crosses a chipset that does not carry peer traffic",
     2: "GPU not supported (GNS): this model, or this model in a virtual machine, has no peer access",
@@ -28,14 +29,14 @@ _LEVEL = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 
 def _nvlink_lanes(session: NvmlSession, a: Gpu, b: Gpu, handle_a: Any, handle_b: Any) -> int:
-    """Count the lanes that connect two GPUs, directly or else through switches to which both are attached."""
+    """Count the lanes that connect two GPUs: directly, or else through switches to which both are attached."""
     direct = sum(lane.active and lane.remote is not None and lane.remote == b.pci_id for lane in a.nvlinks)
     if direct:
         return direct
     through = [sum(lane.active and lane.remote_kind == "switch" for lane in gpu.nvlinks) for gpu in (a, b)]
     if all(through):
         return min(through)
-    # A virtual machine may hide the remote end of every lane; then the driver's NVLink status is used.
+    # A virtual machine may hide the remote end of every lane. Then the driver's NVLink status decides.
     hidden = [sum(lane.active and lane.remote_kind == "unknown" for lane in gpu.nvlinks) for gpu in (a, b)]
     joined = all(hidden) and session.ask({}, "p2p", "nvmlDeviceGetP2PStatus", handle_a, handle_b, _NVLINK) == _STATUS_OK
     return min(hidden) if joined else 0
@@ -67,8 +68,8 @@ def gather_links(session: NvmlSession, gpus: Sequence[Gpu], handles: Sequence[An
     Args:
         session: NVML.
         gpus: the GPUs.
-        handles: their NVML handles in the same order, None for a GPU that cannot be opened.
-        root: file system that /sys is read from, if NVML does not give the distance.
+        handles: their NVML handles in the same order; None for a GPU that cannot be opened.
+        root: the file system from which /sys is read if NVML does not return the distance.
     """
     links = []
     for (a, handle_a), (b, handle_b) in combinations(zip(gpus, handles, strict=True), 2):
@@ -88,20 +89,20 @@ def reaches_directly(link: Link) -> bool:
 
 
 def find_islands(indices: Sequence[int], links: Iterable[Link]) -> tuple[tuple[int, ...], ...]:
-    """Group the GPUs into islands, in which every pair is linked directly; each GPU belongs to one.
+    """Group the GPUs into islands. Within an island, every pair is linked directly. Each GPU belongs to one island.
 
-    GPUs are taken in order, and each joins the first island in which it reaches every member. NVLink has precedence
-    over PCIe, so that a bridged pair stays together. On a hybrid cube mesh of eight this gives the two quads. A GPU
-    with unknown peer access is a separate island.
+    GPUs are taken in order, and each joins the first island in which it reaches every member directly. An island that
+    it reaches over NVLink has precedence over one that it reaches over PCIe, so that a bridged pair stays together. On
+    a hybrid cube mesh of eight the islands are the two quads. A GPU with unknown peer access is a separate island.
     """
-    direct = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
+    over_nvlink = {frozenset((link.a, link.b)): link.lanes > 0 for link in links if reaches_directly(link)}
     islands: list[list[int]] = []
     for index in indices:
-        fitting = [island for island in islands if all(frozenset((index, other)) in direct for other in island)]
-        over_nvlink = [island for island in fitting if all(direct[frozenset((index, other))] for other in island)]
-        chosen = next(iter(over_nvlink or fitting), None)
-        if chosen is None:
+        reached = [island for island in islands if all(frozenset((index, other)) in over_nvlink for other in island)]
+        by_nvlink = [island for island in reached if all(over_nvlink[frozenset((index, other))] for other in island)]
+        home = next(iter(by_nvlink or reached), None)
+        if home is None:
             islands.append([index])
         else:
-            chosen.append(index)
+            home.append(index)
     return tuple(tuple(island) for island in islands)

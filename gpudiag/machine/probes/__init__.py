@@ -1,1 +1,1 @@
-"""Plan the probe programs, run them, decode their results, assemble these into facts, and cache them for a day."""
+"""Plan and run the probe programs, add their results to facts, and cache these for a day."""

@@ -1,4 +1,4 @@
-"""Add the results of probe programs to facts: GPUs by inventory index, ceilings beside bandwidths, fits."""
+"""Add the results of probe programs to facts, with the inventory's numbers of GPUs, with ceilings and with fits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpudiag.units import bus_factor
 
 
 class _Machine:
-    """The inventory, with a mapping from CUDA ordinals to its indices."""
+    """The inventory, with access by index and by CUDA ordinal."""
 
     def __init__(self, facts: Facts) -> None:
         self.gpus = {gpu.index: gpu for gpu in facts.gpus}
@@ -40,7 +40,7 @@ class _Machine:
         self._visible = [gpu.index for gpu in facts.gpus if gpu.visible]
 
     def indices(self, document: ProbeDocument) -> dict[int, int]:
-        """Map CUDA ordinals to inventory indices by PCI id, because CUDA and NVML may number GPUs differently."""
+        """Return CUDA ordinal → inventory index, by PCI id, because CUDA and NVML may number GPUs differently."""
         indices = {}
         for gpu in document.gpus:
             index = self._by_pci.get(normal_pci_id(gpu.pci_id))
@@ -59,7 +59,7 @@ class _Machine:
 
 
 def assemble(facts: Facts, outcomes: Sequence[ProbeOutcome], skipped: Sequence[Skipped]) -> Facts:
-    """Return the inventory with all measurements; missing ones are in `skipped`."""
+    """Return the inventory with all measurements. Missing ones are in `skipped`."""
     documents = [outcome.document for outcome in outcomes if outcome.document is not None]
     facts = _with_links_under_load(facts, documents)
     machine = _Machine(facts)
@@ -106,8 +106,8 @@ def _with_links_under_load(facts: Facts, documents: Sequence[ProbeDocument]) -> 
             if gpu.memory_bus_bits is None:
                 gpu = replace(gpu, memory_bus_bits=probed.memory_bus_bits)
             if probed.pcie_under_load is not None:
-                seen = probed.pcie_under_load
-                link = replace(gpu.pcie, generation=seen.generation, width=seen.width, under_load=True)
+                loaded = probed.pcie_under_load
+                link = replace(gpu.pcie, generation=loaded.generation, width=loaded.width, under_load=True)
                 gpu = replace(gpu, pcie=link)
             gpus[gpu.index] = gpu
     return replace(facts, gpus=tuple(gpus[gpu.index] for gpu in facts.gpus))
@@ -244,7 +244,7 @@ def _verified(wrong: int | None) -> bool | None:
 
 
 def _skipped(outcomes: Sequence[ProbeOutcome]) -> list[Skipped]:
-    """Return the measurements that programs did not make."""
+    """Return the measurements that are missing, with their reasons."""
     skipped = []
     for outcome in outcomes:
         if outcome.reason is not None:

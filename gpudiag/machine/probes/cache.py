@@ -1,7 +1,7 @@
-"""Cache the measurements of this machine, because a profile needs link bandwidths, but they rarely change.
+"""Cache the measurements of this machine, because a profile needs link bandwidths, and they rarely change.
 
-Measurements apply to the same GPUs, driver and communication variables. Results are kept for a day, because links and
-neighbours change, in files that only the user can read and write.
+Cached measurements are used only with the same GPUs, driver and communication variables. They are valid for a day,
+because links and neighbours may change. Only the user can read and write the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gpudiag.model.run_directory import cache_home, encode_json, is_private, wri
 MAX_AGE_S = 24 * 3600
 #: Maximum number of files; the oldest are deleted.
 MOST_FILES = 16
-#: Transports that a training run may need; facts are kept under each that was measured.
+#: Transports that a training run may need. Facts are saved under the name of each that was measured.
 _TRANSPORTS = ("nccl", "nccl-no-p2p")
 
 
@@ -34,9 +34,9 @@ def cache_directory(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def cached_measurements(inventory: Facts, transport: str, directory: Path | None = None) -> Facts | None:
-    """Return the inventory with measurements of the same machine within a day, including an all-reduce by `transport`.
+    """Return the inventory with cached measurements of the same machine that include an all-reduce by `transport`.
 
-    Return None if there are none, or if the directory is not private to the user.
+    Return None if there are none that are valid, or if the directory is not private to the user.
     """
     try:
         directory = cache_directory() if directory is None else directory
@@ -52,7 +52,7 @@ def cached_measurements(inventory: Facts, transport: str, directory: Path | None
 
 
 def keep_measurements(facts: Facts, directory: Path | None = None) -> None:
-    """Save measurements for `cached_measurements`; write errors are ignored, because measurements can be repeated."""
+    """Save measurements for `cached_measurements`. Write errors are ignored, because measurements can be repeated."""
     transports = [transport for transport in _TRANSPORTS if _has(facts, transport)]
     if not transports:
         return
@@ -84,14 +84,14 @@ def with_measurements(inventory: Facts, measured: Facts) -> Facts:
 
 
 def _with_link(gpu: Gpu, before: Gpu | None) -> Gpu:
-    """Keep a link that was read under load, because an idle link trains down."""
+    """Use the earlier state of the link if it was read under load, because an idle link reduces its speed."""
     if before is None or not before.pcie.under_load:
         return gpu
     return msgspec.structs.replace(gpu, pcie=before.pcie, memory_bus_bits=gpu.memory_bus_bits or before.memory_bus_bits)
 
 
 def _machine(facts: Facts) -> dict[str, object]:
-    """Return everything that measurements depend on."""
+    """Return the facts on which measurements depend."""
     return {
         "host": facts.host.name,
         "driver": facts.host.driver,

@@ -9,22 +9,23 @@ import numpy as np
 from gpudiag.model.facts import QUEUED, Collective, CollectiveFit
 from gpudiag.units import bus_factor
 
-#: Relative error beyond which a point loses weight (Huber's bound), because NCCL changes its protocol between sizes,
-#: and sizes near a change do not fit a line.
+#: Relative error above which a point has less weight (Huber's bound). NCCL changes its protocol between sizes, and
+#: sizes near a change do not fit a line.
 _BOUND = 0.1
+#: Maximum number of iterations.
 _ROUNDS = 60
 
 
 def fit_latency_and_bandwidth(sizes: Sequence[float], times: Sequence[float]) -> tuple[float, float]:
     """Return (a, b) of time = a + b x size, with a, b ≥ 0, that minimise *relative* errors.
 
-    The relative errors are minimised by iteratively reweighted least squares. Each point is divided by its time, so
-    that 20 µs at 1 KiB count as much as 2 ms at 512 MiB. Points with an error above 10 % have less weight, so that one
-    outlier does not change the fit.
+    The method is iteratively reweighted least squares. Each point is divided by its time, so that 20 µs at 1 KiB count
+    as much as 2 ms at 512 MiB. Points with an error above 10 % have less weight, so that one outlier does not change
+    the fit.
 
     Args:
-        sizes: at least two different ones, positive.
-        times: positive, as many.
+        sizes: positive sizes, at least two different ones.
+        times: positive times, one per size.
 
     Raises:
         ValueError: fewer than two different sizes, or values that are not positive and finite.
@@ -50,12 +51,13 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
     # Columns are scaled to their largest entry, because sizes span six orders of magnitude.
     columns = np.stack([root / y, root * x / y])
     scale = columns.max(axis=1)
-    both, *_ = np.linalg.lstsq((columns / scale[:, None]).T, root, rcond=None)
-    a, b = both / scale
+    scaled, *_ = np.linalg.lstsq((columns / scale[:, None]).T, root, rcond=None)
+    a, b = scaled / scale
     if a >= 0 and b >= 0:
         return float(a), float(b)
-    alone = (columns @ root) / (columns * columns).sum(axis=1)
-    only_a, only_b = (float(alone[0]), 0.0), (0.0, float(alone[1]))
+    # One of the two is 0 then. The other is the solution of least squares with its column alone.
+    single = (columns @ root) / (columns * columns).sum(axis=1)
+    only_a, only_b = (float(single[0]), 0.0), (0.0, float(single[1]))
 
     def cost(pair: tuple[float, float]) -> float:
         return float((weights * ((pair[0] + pair[1] * x) / y - 1) ** 2).sum())
@@ -64,7 +66,10 @@ def _weighted(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float,
 
 
 def fit_collectives(collectives: Iterable[Collective]) -> tuple[CollectiveFit, ...]:
-    """Return one fit per operation, transport and number of ranks with two or more sizes and a measurable bandwidth."""
+    """Return one fit per operation, transport and number of ranks.
+
+    There is none if fewer than two sizes were measured, or if the times do not show a bandwidth.
+    """
     groups: dict[tuple[str, str, int], list[Collective]] = {}
     for measured in collectives:
         if measured.strategy.endswith(QUEUED):

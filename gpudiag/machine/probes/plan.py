@@ -13,7 +13,7 @@ from gpudiag.model.facts import Facts, Skipped
 _CPU_RANKS = 2
 #: Largest message between processes without GPUs: larger than caches, and fast enough on a laptop.
 _CPU_LARGEST_MIB = 64
-#: If each rank has this many cores, importing PyTorch does not disturb the measuring programs.
+#: Number of cores per rank with which importing PyTorch does not disturb programs that measure at the same time.
 _CPUS_PER_IMPORT = 4
 #: Results of gpu_paths.py: schema and name.
 _HOST = ("gpudiag/probe-copy-host/1", "copies to and from the host")
@@ -26,7 +26,7 @@ _QUICK = ("copies and NCCL", "gpu_paths.py", 0.55)
 
 
 class _Plan:
-    """The programs chosen so far, and the skipped ones."""
+    """The programs chosen so far, and the measurements that are left out."""
 
     def __init__(self, programs: Path, timeout_s: float, *, quick: bool) -> None:
         self.chosen: list[Planned] = []
@@ -57,12 +57,12 @@ def plan_probes(
         facts: the inventory.
         programs: the folder of the probe programs.
         quick: only the most important measurements, in about 5 s on 4 GPUs instead of 20.
-        timeout_s: bound on loading and, again, on measuring of each program.
-        p2p: False to measure NCCL with peer access off if quick.
+        timeout_s: limit on the loading of each program, and on its measuring.
+        p2p: with `quick`, measure NCCL without peer access if this is False.
 
     Returns:
-        Programs in the order in which they measure. Copies come first, because the rest is judged by them. Programs
-        without GPUs come last, because GPU contexts are destroyed at the same time.
+        Programs in the order in which they measure. Copies come first, because other measurements are compared with
+        them. Programs without GPUs come last, so that GPU contexts can be destroyed at the same time.
     """
     plan = _Plan(programs, timeout_s, quick=quick)
     gpus = sum(gpu.visible for gpu in facts.gpus)
@@ -79,7 +79,7 @@ def plan_probes(
 
 
 def _plan_cuda(plan: _Plan, gpus: int, *, p2p: bool) -> None:
-    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly, one at a time."""
+    """Add as few CUDA programs as the transports allow, because the driver creates contexts slowly and sequentially."""
     if gpus < 2:
         plan.add(*(_QUICK if plan.quick else _COPIES), "--parts", "host", parts=(_HOST,), holds_gpus=True)
         return

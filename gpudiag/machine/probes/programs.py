@@ -1,7 +1,7 @@
 """Find the probe programs, and decode their results.
 
-A program prints one JSON object whose `schema` names its kind and version. Programs may be killed at any time, or
-replaced by others, so their output is validated against these types.
+A program prints a JSON object whose `schema` names its kind and version. The output is validated against these types,
+because a program may be killed at any time, or replaced by another one.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class ProbeDocument(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of every program's result."""
 
     schema: str
+    #: Reason why nothing can be measured on this machine, if that is no failure.
     unavailable: str | None = None
-    """Reason why nothing could be measured, if that is no failure."""
     errors: tuple[ProbeFailure, ...] = ()
     skipped: tuple[ProbeFailure, ...] = ()
     versions: dict[str, str] = {}
     setup_s: float = 0.0
     measure_s: float = 0.0
+    #: Seconds of each phase of loading and measuring, only of this part of the program.
     phases_s: dict[str, float] = {}
-    """Seconds of each phase of loading and measuring, of this part of the program only."""
     gpus: tuple[ProbedGpu, ...] = ()
 
 
 class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of every copy; `wrong_words` is None if data was not compared."""
+    """Fields of every copy. `wrong_words` is the number of words that arrived wrong; None if they were not compared."""
 
     gb_per_s: float
     size_bytes: int
@@ -69,7 +69,7 @@ class MeasuredCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies between the host and GPUs, or within one. Rates in GB/s; `gpus` holds CUDA ordinals, one per flow."""
+    """Copies between the host and GPUs, or within a GPU. `gpus` has the CUDA ordinal of each concurrent flow."""
 
     path: str
     memory: str
@@ -107,7 +107,7 @@ class PeerCopy(MeasuredCopy, frozen=True, kw_only=True):
 
 
 class PeerLatency(msgspec.Struct, frozen=True, kw_only=True):
-    """Latency between two GPUs: a load goes from `src` to memory of `dst`."""
+    """Latency between two GPUs; for loads, a kernel on `src` reads memory of `dst`."""
 
     kind: str
     src: int
@@ -125,7 +125,7 @@ class PeerCopies(ProbeDocument, frozen=True, kw_only=True):
 
 
 class HostMemoryCopy(MeasuredCopy, frozen=True, kw_only=True):
-    """Copies between NUMA nodes by threads on the first; copied bytes count once."""
+    """Copies from NUMA node `src` to `dst` by threads on `src`; copied bytes count once."""
 
     src: str
     dst: str
@@ -188,8 +188,8 @@ def decode_document(output: bytes) -> ProbeDocument:
     """Decode and validate a program's output.
 
     Raises:
-        ValueError: the output is not JSON, has an unknown schema, or lacks fields of its schema; the message says
-            which.
+        ValueError: the output is not JSON, has an unknown schema, or lacks fields of its schema. The message names the
+            reason.
     """
     try:
         schema = msgspec.json.decode(output, type=_SchemaOnly).schema

@@ -1,12 +1,11 @@
-"""Run probe programs, each in a separate process with a time limit; their output is untrusted.
+"""Run probe programs, each in a separate process with a time limit. Their output is untrusted.
 
-A program first loads (imports, CUDA contexts, buffers, communicators), reports that it is ready, and measures on
-command. So programs load at the same time, no GPU context is created or destroyed while copies are measured, and a
-program that hangs or crashes loses only its own results.
+A program first loads (imports, CUDA contexts, buffers, communicators) and reports that it is ready. It measures when it
+gets the command `go`. So programs load at the same time, and no GPU context is created or destroyed while copies are
+measured. A program that hangs or crashes loses only its own results.
 
-Two activities overlap with measuring, because they do not disturb it. Programs that load only on the CPU (importing
-PyTorch) may become ready late. Programs that hold GPUs are ended while the host is measured, after the last of them has
-measured.
+Two activities overlap with measuring, because they do not disturb it. A program that loads only on the CPU (importing
+PyTorch) may still load. And programs that hold GPUs are ended while the host is measured.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ import msgspec
 
 from gpudiag.machine.probes.programs import ProbeDocument, decode_document
 
-#: Far more than any probe prints; a program that prints more is ended before it fills memory.
+#: Maximum size of the output, far more than any probe prints. A program that prints more is ended.
 MAX_OUTPUT_BYTES = 16 << 20
-#: Lines of standard error kept for the error message.
+#: Number of lines of standard error that are kept for the error message.
 _KEPT_LINES = 20
+#: Maximum number of bytes of standard error that are read as one line.
 _LONGEST_LINE = 4096
 
 Status = Literal["ok", "unavailable", "failed", "timeout", "garbage"]
@@ -41,11 +41,11 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
     """A program to run.
 
     Attributes:
-        name: for messages, and as a key.
+        name: name in messages, and key of the outcome.
         setup_timeout_s, timeout_s: limits on loading and on measuring.
-        parts: schema and name of each result of a program with several results.
-        holds_gpus: whether it creates CUDA contexts during loading.
-        loads_aside: whether it loads only on the CPU, so that other programs may measure at the same time.
+        parts: schema and name of each result, if the program has several results.
+        holds_gpus: the program creates CUDA contexts during loading.
+        loads_aside: the program loads only on the CPU, so that other programs may measure at the same time.
     """
 
     name: str
@@ -60,7 +60,13 @@ class Planned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a program or of a part of it: a checked document if `status` is ok or unavailable, else a reason."""
+    """Result of a program or of one of its parts.
+
+    Attributes:
+        document: the validated result if `status` is ok, or unavailable.
+        reason: reason why there is no result.
+        setup_s, measure_s: durations of loading and of measuring.
+    """
 
     name: str
     planned: Planned
@@ -82,7 +88,7 @@ class ProbeStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunningProbe:
-    """A started program. Use as a context manager, which ends its process group."""
+    """A started program. As a context manager, it ends the program's process group."""
 
     def __init__(self, planned: Planned, on_progress: Callable[[ProbeStep], None] | None = None) -> None:
         self.planned = planned
@@ -147,7 +153,7 @@ class RunningProbe:
         return True
 
     def measure(self) -> list[ProbeOutcome]:
-        """Let the program measure, and wait for its result; return one outcome, or one per part."""
+        """Let the program measure, wait for its result, and return one outcome, or one per part."""
         self._go_at = time.perf_counter()
         with contextlib.suppress(OSError):
             if self._process.stdin is not None:
@@ -161,7 +167,7 @@ class RunningProbe:
                 return self._judge("timeout", f"had not finished after {limit:g} s{self._last()}")
             self._done.wait(0.01)
         if self._done.is_set():
-            # A separate thread reads the result, which was written before the message that it is complete.
+            # The result was written before this message, but the thread that reads it may not have finished.
             self._readers[0].join(5)
             return self._judge()
         code = self._process.wait()
@@ -179,7 +185,7 @@ class RunningProbe:
         return self._judge("timeout", f"was not ready to measure after {limit:g} s{self._last()}")
 
     def _judge(self, status: Status = "ok", reason: str | None = None) -> list[ProbeOutcome]:
-        """Return the outcome of the program, or of each part; parts written before a failure are kept."""
+        """Return the outcome of the program or of each part. Parts that were written before a failure are valid."""
         if self._too_much:
             status, reason = "garbage", f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB"
         documents: list[ProbeDocument] = []
@@ -208,7 +214,7 @@ class RunningProbe:
         ]
 
     def _results(self, *, whole: bool) -> list[bytes]:
-        """Return the lines of the output; only `whole` lines if the program may have been cut off."""
+        """Return the lines of the output. With `whole`, omit a last line without an end, which may be incomplete."""
         lines = bytes(self._output).splitlines(keepends=True) if self.planned.parts else [bytes(self._output)]
         return [line for line in lines if line.endswith(b"\n") or not whole] or ([] if whole else [b""])
 
@@ -228,7 +234,7 @@ class RunningProbe:
         )
 
     def _last(self) -> str:
-        """Return the last line of standard error that is not a progress message, as the end of a sentence."""
+        """Return the last line of standard error that is no progress message, as the end of a sentence."""
         return f": {self._tail[-1]}" if self._tail else ""
 
     def _read_output(self) -> None:
@@ -290,8 +296,8 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
     """Load the programs in parallel, then let them measure one after another, in the order of the plan.
 
     Returns:
-        Outcomes in that order, one per program or per part of it. When this returns or raises, also after Ctrl-C, every
-        started process group has ended.
+        Outcomes in that order, one per program or per part of it. When this function returns or raises, also after
+        Ctrl-C, every started process group has ended.
     """
     with contextlib.ExitStack() as stack:
         if on_progress is not None:
@@ -310,7 +316,7 @@ def run_probes(plan: Sequence[Planned], on_progress: Callable[[ProbeStep], None]
                 ready = probe.wait_until_ready(started + probe.planned.setup_timeout_s)
                 outcomes[name] = probe.measure() if ready else probe.give_up()
             if holding and probe is holding[-1]:
-                _end_all(holding)  # immediately, because a driver takes time to destroy each program's contexts
+                _end_all(holding)  # now, because the driver takes time to destroy contexts, while the host is measured
         _end_all(running)
         return [outcome for planned in plan for outcome in outcomes[planned.name]]
 

@@ -1,4 +1,4 @@
-"""Make tables of a difference: a waterfall over buckets, and the kernels, collectives and copies that changed most."""
+"""Make tables of a difference: a waterfall over buckets; and the kernels, collectives and copies that changed most."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from gpudiag.report.console import GAP, plain_table
 from gpudiag.report.diff.words import part_label, signed
 from gpudiag.report.palette import LABELS
 
-#: Smaller times and changes are not shown.
+#: Smallest time or change that is shown.
 SEEN_MS = 0.005
-#: Narrower bars show nothing, so the columns A and B are dropped to make room.
+#: Smallest width of a bar. If there is less room, the columns A and B are omitted.
 _NARROWEST_BAR = 12
 _WIDEST_BAR = 60
 MOST_PARTS = 10
+#: Smallest terminal width with which the columns A and B are shown.
 _ROOM_FOR_TIMES = 70
-#: A smaller difference in calls per step is an effect of where the captures begin and end.
+#: Smallest difference in calls per step that is shown. Smaller ones depend on where the recordings begin and end.
 _SAME_CALLS = 0.5
 
 
@@ -68,7 +69,7 @@ def _glyphs(console: Console) -> BarGlyphs:
 
 
 def waterfall(diff: Diff, console: Console) -> Table:
-    """Return a line with a bar per bucket, and a line for the step, which is the sum of the buckets."""
+    """Return a line with a bar for each bucket, and a line for their sum, the step."""
     rows = [
         _row(LABELS[change.bucket], change)
         for change in diff.buckets
@@ -103,8 +104,8 @@ def waterfall(diff: Diff, console: Console) -> Table:
 def bars_of(differences: Sequence[float], total: float, width: int, glyphs: BarGlyphs) -> list[Text]:
     """Return a bar per difference and one for their total, on an axis from the lowest to the highest running sum.
 
-    Worked example: +6, -2 and their total +4 on 12 cells: the running sums are 0, 6 and 4, so a cell is 0.5; the bars
-    are cells 0-12, 8-12 and 0-8.
+    Worked example. The differences are +6 and -2, their total is +4, and there are 12 cells. The running sums are 0, 6
+    and 4, so that a cell is 0.5. The bars are the cells 0-12, 8-12 and 0-8.
     """
     sums = list(accumulate(differences, initial=0.0))
     low, high = min(*sums, total), max(*sums, total)
@@ -133,30 +134,31 @@ def parts_table(diff: Diff, width: int) -> Table:
     """Return the largest changes over all buckets, the remainder, and their sum, which is the change of the step."""
     step = _row("step", diff.step("profiled"))
     by_size = sorted(_part_rows(diff), key=lambda pair: -abs(pair[1].difference_ms))
-    shown = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= SEEN_MS][:MOST_PARTS]
-    rest = _remainder("all others" if shown else "everything", step, [row for _, row in shown])
-    rows = [*shown, ("", rest), ("", step)]
-    full = width >= _ROOM_FOR_TIMES
-    headings = ("B - A", *(("A", "B") if full else ()), "bucket")
-    cells = _part_cells(rows, full=full)
+    largest = [(bucket, row) for bucket, row in by_size if abs(row.difference_ms) >= SEEN_MS][:MOST_PARTS]
+    remainder = _remainder("all others" if largest else "everything", step, [row for _, row in largest])
+    rows = [*largest, ("", remainder), ("", step)]
+    with_times = width >= _ROOM_FOR_TIMES
+    headings = ("B - A", *(("A", "B") if with_times else ()), "bucket")
+    cells = _part_cells(rows, with_times=with_times)
     room = max(_room(headings, cells, width), 1)
-    groups = len({part.group for bucket in diff.buckets for part in bucket.parts if part.group}) > 1
+    several_groups = len({part.group for bucket in diff.buckets for part in bucket.parts if part.group}) > 1
     table = plain_table((*headings, "what"), left=("bucket", "what"), no_wrap=True)
     for (_, row), words in zip(rows, cells, strict=True):
-        style = {id(step): "bold", id(rest): "dim"}.get(id(row), "")
-        what = _part_name(row, room, calls=full, groups=groups)
-        table.add_row(*(Text(word, style=style) for word in (*words, what)))
+        style = {id(step): "bold", id(remainder): "dim"}.get(id(row), "")
+        name = _part_name(row, room, calls=with_times, groups=several_groups)
+        table.add_row(*(Text(word, style=style) for word in (*words, name)))
     return table
 
 
-def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, full: bool) -> list[tuple[str, ...]]:
+def _part_cells(rows: Sequence[tuple[str, ChangeRow]], *, with_times: bool) -> list[tuple[str, ...]]:
+    """Return the cells of each row except its name: change, times of A and B if `with_times`, bucket."""
     step = rows[-1][1]
     largest = max(abs(row.difference_ms) for _, row in rows)
     longest = max(step.before_ms, step.after_ms)
     cells = []
     for bucket, row in rows:
         times = [figures.milliseconds(ms, beside=longest) for ms in (row.before_ms, row.after_ms)]
-        cells.append((signed(row.difference_ms, beside=largest), *(times if full else ()), bucket))
+        cells.append((signed(row.difference_ms, beside=largest), *(times if with_times else ()), bucket))
     return cells
 
 
@@ -174,7 +176,7 @@ def _part_rows(diff: Diff) -> list[tuple[str, ChangeRow]]:
     """Return every part with its bucket's label, and the remainder of each bucket."""
     rows = [("", ChangeRow(label="unattributed", difference_ms=diff.unattributed_ms))]
     for bucket in diff.buckets:
-        rest = _remainder("the rest" if bucket.parts else "", bucket, bucket.parts)
-        rest = msgspec.structs.replace(rest, difference_ms=bucket.rest_ms)
-        rows += [(LABELS[bucket.bucket], row) for row in (*(_row("", part, part) for part in bucket.parts), rest)]
+        remainder = _remainder("the rest" if bucket.parts else "", bucket, bucket.parts)
+        remainder = msgspec.structs.replace(remainder, difference_ms=bucket.rest_ms)
+        rows += [(LABELS[bucket.bucket], row) for row in (*(_row("", part, part) for part in bucket.parts), remainder)]
     return rows

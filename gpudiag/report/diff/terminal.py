@@ -1,4 +1,4 @@
-"""The terminal report of a difference: verdict, runs, buckets, ranks, waits, findings, warnings."""
+"""Print the difference between two runs: verdict, runs, buckets, ranks, waits, findings, warnings."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ MOST_FINDINGS = 12
 _LONGEST = 300
 #: A rank is an outlier if this share of its step changed in other buckets than on the median rank.
 _UNLIKE_SHARE = 0.05
-#: Changes below this share of the step are jitter of arrival or rounding.
-_NEWS_SHARE = 0.01
+#: Smallest change that is shown, as a share of the step. Smaller ones are jitter of arrivals, or rounding.
+_SEEN_SHARE = 0.01
 _WITHIN_A_RUN = "Noise is the variation of steps within each run; two runs of the same code may differ by more."
 
 
@@ -59,18 +59,19 @@ def _overlapped(diff: Diff) -> list[Text]:
 
 
 def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
-    """Return a line per rank with the buckets that changed; if there are many ranks, only the median and outliers."""
+    """Return a line per rank with the buckets that changed; of many ranks, only the median and the outliers."""
     table = plain_grid({"no_wrap": True}, {"no_wrap": True, "justify": "right"}, {})
     names = labels(ranks)
     largest = max(abs(rank.difference_ms) for rank in ranks)
     shown = list(range(len(ranks)))
     if len(ranks) > MOST_RANKS:
-        typical = {bucket: median(rank.buckets_ms[bucket] for rank in ranks) for bucket in BUCKETS}
-        distances = [bucket_distance(rank.buckets_ms, typical) for rank in ranks]
-        unlike = [index for index in shown if distances[index] > _UNLIKE_SHARE * step_ms]
-        shown = sorted(sorted(unlike, key=lambda index: -distances[index])[: MOST_RANKS - 1])
-        middle = signed(median(rank.difference_ms for rank in ranks), beside=largest)
-        table.add_row(Text(f"median of {len(ranks)}"), Text(middle, style="bold"), _buckets(typical, step_ms))
+        median_ms = {bucket: median(rank.buckets_ms[bucket] for rank in ranks) for bucket in BUCKETS}
+        distances = [bucket_distance(rank.buckets_ms, median_ms) for rank in ranks]
+        outliers = [index for index in shown if distances[index] > _UNLIKE_SHARE * step_ms]
+        shown = sorted(sorted(outliers, key=lambda index: -distances[index])[: MOST_RANKS - 1])
+        difference_words = signed(median(rank.difference_ms for rank in ranks), beside=largest)
+        name = Text(f"median of {len(ranks)}")
+        table.add_row(name, Text(difference_words, style="bold"), _buckets(median_ms, step_ms))
     for index in shown:
         rank = ranks[index]
         difference = Text(signed(rank.difference_ms, beside=largest), style="bold")
@@ -83,7 +84,7 @@ def rank_lines(ranks: Sequence[RankChange], step_ms: float) -> RenderableType:
 
 def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
     """Return `wait +33.2, compute +3.0`, largest change first."""
-    changed = [bucket for bucket in BUCKETS if abs(buckets_ms[bucket]) >= _NEWS_SHARE * step_ms]
+    changed = [bucket for bucket in BUCKETS if abs(buckets_ms[bucket]) >= _SEEN_SHARE * step_ms]
     if not changed:
         return Text("no bucket changed by 1 % of the step", style="dim")
     changed.sort(key=lambda bucket: -abs(buckets_ms[bucket]))
@@ -92,13 +93,13 @@ def _buckets(buckets_ms: Mapping[str, float], step_ms: float) -> Text:
 
 
 def lines_table(lines: Sequence[LineChange], step_ms: float) -> Table | None:
-    """Return a line per source line whose own time changed, largest change first; None without any."""
-    news = [line for line in lines if abs(line.difference_ms) >= _NEWS_SHARE * step_ms][:MOST_LINES]
-    if not news:
+    """Return a row per source line whose own time changed, largest change first; None if no line changed."""
+    changed = [line for line in lines if abs(line.difference_ms) >= _SEEN_SHARE * step_ms][:MOST_LINES]
+    if not changed:
         return None
     right = {"no_wrap": True, "justify": "right"}
     table = plain_grid({"no_wrap": True}, right, right, right, {}, gap=2)
-    for line in news:
+    for line in changed:
         table.add_row(
             Text(f"{one_line(line.file).rpartition('/')[2]}:{line.line}"),
             Text(figures.milliseconds(line.before_ms, beside=step_ms)),
@@ -113,7 +114,7 @@ def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
     """Return one line per rank that others wait for longer or less, largest change first."""
     groups: dict[tuple[int, bool], list[WaitChange]] = defaultdict(list)
     for wait in waits:
-        if abs(wait.difference_ms) >= _NEWS_SHARE * step_ms:
+        if abs(wait.difference_ms) >= _SEEN_SHARE * step_ms:
             groups[wait.on_rank, wait.difference_ms > 0].append(wait)
     ordered = sorted(groups.items(), key=lambda item: -sum(abs(wait.difference_ms) for wait in item[1]))
     lines = [
@@ -124,7 +125,7 @@ def wait_lines(waits: Sequence[WaitChange], step_ms: float) -> list[Text]:
 
 
 def findings_table(findings: Sequence[FindingChange]) -> Table:
-    """Return a line per finding with its change (appeared, changed, disappeared), severity, savings and title."""
+    """Return a row per finding with its status (appeared, disappeared, remained), severity, savings and title."""
     table = plain_grid({"no_wrap": True}, {})
     for change in findings[:MOST_FINDINGS]:
         table.add_row(Text(change.status), _finding_line(change))
@@ -134,16 +135,16 @@ def findings_table(findings: Sequence[FindingChange]) -> Table:
 
 
 def _finding_line(change: FindingChange) -> Text:
-    shown = change.after if change.after is not None else change.before
-    if shown is None:
+    finding = change.after if change.after is not None else change.before
+    if finding is None:
         return Text()
-    line = Text(_cut(shown.code), style=SEVERITY_STYLE[shown.severity])
+    line = Text(_cut(finding.code), style=SEVERITY_STYLE[finding.severity])
     line.append(" ", style="default not bold")
     if change.before is not None and change.after is not None:
         old, new = _facts(change.before), _facts(change.after)
         return line.append(new if old == new else f"{old} → {new}", style="default not bold")
-    title = _cut(shown.title)
-    return line.append(f"{_facts(shown)}{': ' if title else ''}{title}", style="default not bold")
+    title = _cut(finding.title)
+    return line.append(f"{_facts(finding)}{': ' if title else ''}{title}", style="default not bold")
 
 
 def _facts(finding: Finding) -> str:
@@ -157,8 +158,8 @@ def _facts(finding: Finding) -> str:
 def doubt_lines(diff: Diff) -> list[Text]:
     """Return the differences between the runs' settings, then the warnings of either run."""
     lines = [
-        _doubt(f"{unlike.what} {_cut(unlike.before)} → {_cut(unlike.after)}", unlike.message)
-        for unlike in diff.run_differences
+        _doubt(f"{change.what} {_cut(change.before)} → {_cut(change.after)}", change.message)
+        for change in diff.run_differences
     ]
     if diff.parts_reason:
         lines.append(Text(f"No breakdown by kernel and collective: {diff.parts_reason}."))

@@ -1,4 +1,4 @@
-"""The difference between two runs in words: verdict, runs, step times."""
+"""Describe the difference between two runs in words: verdict, runs, step times."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _KINDS: dict[StepKind, str] = {
     "corrected": "estimated without profiling",
 }
 _IDLE_PARTS = {"unmarked-input": "before a step's first op", "queued": "between queued ops"}
-#: Suffix of the verdict, because a loader without marks leaves only this pause.
+#: Explanation of a pause before a step's first op, because a loader without marks leaves only this pause.
 _UNMARKED = ", possibly data loading without marks"
 _SEPARATOR = " · "
 _LONGEST = 60
 
 
 def signed(value_ms: float, *, beside: float | None = None) -> str:
-    """Return a difference with its sign; minus is a plain hyphen, which every terminal has.
+    """Return a difference with its sign. The minus is a hyphen, because every terminal has this character.
 
     >>> signed(35.62), signed(-0.071), signed(0.0), signed(-0.2, beside=35.0)
     ('+35.6', '-0.07', '0.00', '-0.2')
@@ -44,7 +44,7 @@ def signed(value_ms: float, *, beside: float | None = None) -> str:
 
 
 def signed_percent(value: float | None) -> str:
-    """Return a relative change: whole percents from 10 on, one decimal below.
+    """Return a relative change: in whole percent from 10 % on, with one decimal below.
 
     >>> signed_percent(114.2), signed_percent(-3.25), signed_percent(None)
     ('+114 %', '-3.2 %', '—')
@@ -55,7 +55,7 @@ def signed_percent(value: float | None) -> str:
 
 
 def verdict(diff: Diff) -> list[Text]:
-    """Return the outcome in one line, and the main cause."""
+    """Return a line with the outcome, a warning if the runs do different work, and a line with the main cause."""
     step = diff.step(diff.judged)
     word, style = _VERDICT[diff.outcome]
     line = Text(word, style=style).append("  ", style="default not bold")
@@ -75,7 +75,7 @@ def verdict(diff: Diff) -> list[Text]:
 
 
 def _unlike(diff: Diff) -> list[Text]:
-    """Warn if the runs certainly or probably do different work."""
+    """Return a warning if the runs certainly or probably do different work."""
     for difference in diff.run_differences:
         if difference.what == OTHER_KERNELS or not difference.same_work:
             values = f"{_short(difference.before)} → {_short(difference.after)}"
@@ -126,7 +126,7 @@ def interval(step: StepChange) -> str:
 
 
 def header(diff: Diff, width: int) -> list[Text]:
-    """Return lines for both runs, and for each kind of step time that both have."""
+    """Return a line for each run, and a line for each kind of step time that both have."""
     lines = [_run_line("A", diff.before, width), _run_line("B", diff.after, width)]
     for step in diff.steps:
         times = f"{figures.milliseconds(step.before_ms)} → {figures.milliseconds(step.after_ms)} ms"

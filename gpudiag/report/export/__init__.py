@@ -1,5 +1,5 @@
-"""Export of events for other tools.
+"""Export events for other tools.
 
-`assemble` makes the export `model` (events and gpudiag's tracks on one clock), `formats/` write it, one module each;
-`tensorboard/` shows it.
+`assemble` makes the export `model`, which has the events and gpudiag's tracks on one clock. Each module in `formats/`
+writes it in one format. `tensorboard/` shows it in TensorBoard.
 """

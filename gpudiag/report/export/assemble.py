@@ -1,4 +1,4 @@
-"""Make the export model from a timeline and its attribution: all events on the common clock, and gpudiag's tracks."""
+"""Make the export model of a job: all events on the timeline's common clock, and gpudiag's tracks."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ def export_model_of(timeline: Timeline, attribution: Attribution, recordings: Se
 
     Args:
         timeline: the job.
-        attribution: its windows, divided into buckets.
-        recordings: one trace per process. The recordings are the timeline's traces, except if the timeline has several
-            traces of one process (TensorFlow: one per GPU). Then the recording is the whole trace, which has the same
-            source.
+        attribution: the buckets of the timeline's windows.
+        recordings: one trace per process. Usually these are the timeline's traces. If the timeline has several traces
+            of a process (TensorFlow: one per GPU), the recording is the whole trace of the process.
     """
     devices: list[TrackGroup] = []
     hosts: list[TrackGroup] = []
@@ -86,10 +85,10 @@ def _devices(
     return groups
 
 
-def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[ExportTrack]:
-    """Return a track per thread of the chosen events."""
+def _tracks(trace: Trace, selected: NDArray[np.bool_], shift: int, kind: TrackKind, title: str) -> list[ExportTrack]:
+    """Return a track for each thread or stream of the selected events; `shift` in ns leads to the common clock."""
     events, numbers = trace.events, _step_numbers(trace)
-    rows = np.flatnonzero(chosen)
+    rows = np.flatnonzero(selected)
     if not len(rows):
         return []
     order = rows[np.argsort(events.thread[rows], kind="stable")]
@@ -118,7 +117,7 @@ def _tracks(trace: Trace, chosen: NDArray[np.bool_], shift: int, kind: TrackKind
 
 
 def _step_numbers(trace: Trace) -> NDArray[np.int64]:
-    """Return int64[n]: the step number of each step mark, `NO_NUMBER` for other events."""
+    """Return int64[n]: the step number of each event that is a step mark; `NO_NUMBER` for other events."""
     number = np.full(len(trace.events), NO_NUMBER, np.int64)
     for marks in trace.step_marks:
         number[marks.row] = marks.number
@@ -140,7 +139,7 @@ def _from_zero(exported: ExportModel) -> ExportModel:
 
 
 def _gpudiag_tracks(timeline: Timeline, attribution: Attribution, index: int) -> tuple[ExportTrack, ...]:
-    """Return the tracks of a device track, on the timeline's clock; empty tracks are omitted."""
+    """Return gpudiag's tracks for a device track: steps, buckets and waits. Empty tracks are omitted."""
     device_track = timeline.tracks[index]
     tracks = (
         _steps(device_track),
@@ -184,8 +183,7 @@ def _buckets(attributed: TrackAttribution) -> ExportTrack:
 
 
 def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
-    """Return waits from each arrival at a collective to the last rank's arrival; overlaps are cut from the later
-    wait."""
+    """Return the waits: from the arrival at a collective to the last rank's arrival. Later waits lose overlaps."""
     table = device_track.collectives
     waits = (
         (table.last_arrival > table.start)
@@ -194,14 +192,14 @@ def _waits(device_track: DeviceTrack, whole: NDArray[np.bool_]) -> ExportTrack:
     )
     start, end, rank = table.start[waits], table.last_arrival[waits], np.where(whole, table.last_rank, UNKNOWN)[waits]
     begin = np.maximum(start, np.concatenate([start[:1], np.maximum.accumulate(end)[:-1]]))
-    kept = end > begin
-    ranks = np.unique(rank[kept])
+    nonempty = end > begin
+    ranks = np.unique(rank[nonempty])
     return ExportTrack(
         kind=TrackKind.GPUDIAG,
         title=WAITS,
         ident=2,
-        start=begin[kept],
-        end=end[kept],
-        name=np.searchsorted(ranks, rank[kept]).astype(np.int32),
+        start=begin[nonempty],
+        end=end[nonempty],
+        name=np.searchsorted(ranks, rank[nonempty]).astype(np.int32),
         names=tuple("waits" if number == UNKNOWN else f"waits for rank {number}" for number in ranks.tolist()),
     )

@@ -1,4 +1,4 @@
-"""The export model: tracks of events on one clock, independent of the format."""
+"""Define the export model: tracks of events on one clock, independent of the format."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from numpy.typing import NDArray
 class TrackKind(Enum):
     """Source of a track's events."""
 
+    #: gpudiag's results: steps, buckets, waits.
     GPUDIAG = "gpudiag"
-    """gpudiag's results: steps, buckets, waits."""
+    #: A device's stream.
     STREAM = "stream"
-    """A device's stream."""
+    #: Host annotations that the profiler recorded on the device, beside the work of a stream.
     SHADOWS = "shadows"
-    """Host annotations as recorded on the device; they overlap the work of a stream."""
+    #: A host thread.
     THREAD = "thread"
-    """A host thread."""
 
 
 class ExportTrack(msgspec.Struct, frozen=True, kw_only=True):
-    """Events of a thread, a stream or gpudiag, as columns of equal length n, by start (ties: the longer first).
+    """Events of a thread, a stream or gpudiag, as columns of equal length n.
+
+    They are sorted by start. Of events with the same start, the longer is first.
 
     Attributes:
         title: label in the viewer.
         ident: number of the thread or stream in the trace; position of a gpudiag track.
         start, end: int64[n], ns since the export model's origin.
         name: int32[n], index into `names`, which may have unused entries.
-        event_kind: uint8[n], `EventKind`; None for gpudiag's tracks, as are the next two.
-        correlation: int64[n] as in `EventTable`.
-        size_bytes: int64[n] as in `EventTable`.
-        step: int64[n], step number of a step mark or window, else -1; None if there are none.
+        event_kind: uint8[n], `EventKind`; None for gpudiag's tracks.
+        correlation: int64[n] as in `EventTable`; None for gpudiag's tracks.
+        size_bytes: int64[n] as in `EventTable`; None for gpudiag's tracks.
+        step: int64[n], step number of a step mark or window, -1 for other events; None if there are no steps.
     """
 
     kind: TrackKind
@@ -78,7 +80,7 @@ class TrackGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices by rank, then hosts; `origin_ns` is the Unix time of the clock's zero, 0 if unknown."""
+    """Groups of tracks: devices by rank, then hosts. `origin_ns` is the Unix time of the clock's zero; 0 if unknown."""
 
     framework: str
     origin_ns: int
@@ -90,9 +92,9 @@ class ExportModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_apart(track: ExportTrack) -> list[NDArray[np.intp]]:
-    """Split events into as few rows as possible, so that events of a row are nested or disjoint.
+    """Split events into as few rows as possible, so that any two events of a row are nested or disjoint.
 
-    Formats that write begins and ends cannot express anything else:
+    A format that writes begins and ends cannot express other overlaps within a row:
 
         |---- a ----|                    row 0: a, c
              |---- b ----|               row 1: b
@@ -111,7 +113,10 @@ def rows_apart(track: ExportTrack) -> list[NDArray[np.intp]]:
 
 
 def _first_with_room(open_until: list[list[int]], start: int, end: int) -> int:
-    """Return the first row in which an event fits, given the ends of each row's open events; else the next new row."""
+    """Return the first row in which an event fits; the number of rows if it fits in none.
+
+    `open_until` has the ends of the open events of each row; ends before `start` are removed.
+    """
     for row, ends in enumerate(open_until):
         while ends and ends[-1] <= start:
             ends.pop()

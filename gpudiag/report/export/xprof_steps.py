@@ -1,17 +1,18 @@
-"""Step events that make xprof's overview show gpudiag's figures.
+"""Make step events with which xprof's overview shows gpudiag's figures.
 
-xprof finds steps by following launches from step marks. It sums device time per step by priority, over all devices
-together. For four ranks in one file that yields four times the steps. Ops of one rank also hide the waits of others,
-and time without kernels becomes "all others", which xprof counts as input. But xprof keeps the step (`group_id`) of
-events that have one. Therefore the events of one rank, which the other ranks wait for, name their step, and two
-additional lines have
+xprof finds steps by following launches from step marks, and sums the device time of a step over all devices by
+priority. For four ranks in one file this has three faults. It finds four times the steps. Ops of one rank hide the
+waits of others. Time without kernels becomes "all others", which xprof counts as input.
+
+But xprof keeps the step (`group_id`) of an event that has one. Therefore the events of one rank, for which the other
+ranks wait, name their step. Two additional lines have the step windows and the remaining time of that rank, so that the
+overview shows its steps and their parts as gpudiag's analysis does:
 
     gpudiag: steps    step windows, as long as the mean step over all ranks
     gpudiag: parts    time without kernel or copy, under names that xprof knows: waiting for input, communication
 
-so that a step and its parts are that rank's in the analysis. xprof's classification of events is in
-xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof; host activity counts only if
-there are no devices. Kernel statistics cover all ranks.
+xprof classifies events in xplane_to_step_events.cc, event_span.cc and step_events_to_steps_db.cc of openxla/xprof. It
+counts host activity only if there are no devices. Kernel statistics include all ranks.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, Tr
 
 STEPS_LINE, PARTS_LINE = "gpudiag: steps", "gpudiag: parts"
 
-#: Parts of a device's step → names that xprof counts as input, collectives and compute. No name has a colon, because
-#: xprof expects an op type of TensorFlow after it. Gaps between queued kernels count as compute, because the device
-#: waits for no other process.
+#: Part of a device's step → name that xprof counts as input, collective or compute. No name has a colon, because xprof
+#: expects an op type of TensorFlow after it. Gaps between queued kernels count as compute, because the device does not
+#: wait for another process.
 _ON_DEVICE = {
     "input": "MEMCPYHtoD (waiting for input)",
     UNMARKED_INPUT: "MEMCPYHtoD (waiting for input, without marks)",
@@ -38,7 +39,7 @@ _ON_DEVICE = {
     "communication_wait": "nccl (waiting for a rank)",
     QUEUED: "between queued kernels",
 }
-#: Names for a step without devices, where communication is a copy from host to host.
+#: The same for a step without devices, where communication is a copy from host to host.
 _ON_HOST = {
     "input": "IteratorGetNext (waiting for input)",
     UNMARKED_INPUT: "IteratorGetNext (waiting for input, without marks)",
@@ -52,7 +53,7 @@ _ON_HOST = {
 
 
 class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event that xprof counts: [start, end) in ns on the export model's clock."""
+    """An event that xprof counts, [start, end) in ns on the export model's clock."""
 
     start: int
     end: int
@@ -61,11 +62,11 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacingGroup:
-    """Steps of the group that the other groups wait for.
+    """The group of tracks for which the other groups wait.
 
     Attributes:
-        steps: windows.
-        mean_ns: mean length over all groups of each step number; set when all groups are known.
+        steps: the step windows of the group.
+        mean_ns: step number → mean length of the step over all groups; set when all groups are known.
     """
 
     def __init__(self, group: TrackGroup, steps: ExportTrack, parts: ExportTrack) -> None:
@@ -84,7 +85,7 @@ class PacingGroup:
         return int((self._parts.end - self._parts.start)[waits].sum())
 
     def step_of(self, track: ExportTrack) -> NDArray[np.int64]:
-        """Return int64[n]: the step in which each event begins; -1 outside of steps and for events without launch."""
+        """Return int64[n]: the step in which each event begins. It is -1 outside of steps and without a launch."""
         window = np.searchsorted(self.steps.start, track.start, side="right") - 1
         inside = (window >= 0) & (track.start < self.steps.end[np.maximum(window, 0)])
         if track.correlation is not None:
@@ -92,7 +93,7 @@ class PacingGroup:
         return np.where(inside, _numbers(self.steps)[np.maximum(window, 0)], -1)
 
     def windows(self) -> list[StepEvent]:
-        """Return the steps: starts of this group, mean lengths over all groups."""
+        """Return the steps. They start as in this group, and have the mean lengths over all groups."""
         begins = zip(self.steps.start.tolist(), _numbers(self.steps).tolist(), strict=True)
         return [
             StepEvent(start=start, end=start + self.mean_ns[number], name=str(number), step=number)
@@ -100,15 +101,15 @@ class PacingGroup:
         ]
 
     def parts(self) -> list[StepEvent]:
-        """Return the time without recorded device events; without devices, the whole time of each step."""
+        """Return the parts of the steps without recorded device events; for a host, all parts."""
         names = _ON_HOST if self.group.device is None else _ON_DEVICE
-        chosen = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
-        # Split intervals at window boundaries.
-        start, end = self._parts.start[chosen], self._parts.end[chosen]
+        named = np.isin(self._parts.name, [i for i, name in enumerate(self._parts.names) if name in names])
+        # Intervals are split at the boundaries of windows.
+        start, end = self._parts.start[named], self._parts.end[named]
         first = np.searchsorted(self.steps.start, start, side="right") - 1
         last = np.searchsorted(self.steps.start, end, side="left") - 1
         events = []
-        for index, name in enumerate(self._parts.name[chosen].tolist()):
+        for index, name in enumerate(self._parts.name[named].tolist()):
             for window in range(int(first[index]), int(last[index]) + 1):
                 begin = max(int(start[index]), int(self.steps.start[window]))
                 until = min(int(end[index]), int(self.steps.end[window]))
@@ -118,7 +119,7 @@ class PacingGroup:
 
 
 def pacing_group(exported: ExportModel) -> PacingGroup | None:
-    """Return the group that waits least for others, preferably a device; None if no group has steps."""
+    """Return the group that waits least for others. Hosts are considered only without devices. None without steps."""
     candidates = []
     for group in exported.groups:
         tracks = {track.title: track for track in group.tracks if track.kind is TrackKind.GPUDIAG}
@@ -130,9 +131,9 @@ def pacing_group(exported: ExportModel) -> PacingGroup | None:
     lengths: dict[int, list[int]] = {}
     for number, length in itertools.chain.from_iterable(map(PacingGroup.lengths_ns, candidates)):
         lengths.setdefault(number, []).append(length)
-    chosen = min(candidates, key=PacingGroup.waited_ns)
-    chosen.mean_ns = {number: sum(ns) // len(ns) for number, ns in lengths.items()}
-    return chosen
+    pacing = min(candidates, key=PacingGroup.waited_ns)
+    pacing.mean_ns = {number: sum(ns) // len(ns) for number, ns in lengths.items()}
+    return pacing
 
 
 def _numbers(steps: ExportTrack) -> NDArray[np.int64]:

@@ -1,4 +1,1 @@
-"""Terminal reports of a machine: `topology` (with `links`), and measured `bandwidth`.
-
-`tables` and `words` serve the HTML pages too.
-"""
+"""Print a machine in the terminal: `topology` and `bandwidth`. The HTML pages also use `tables` and `words`."""

@@ -1,4 +1,4 @@
-"""Terminal report of measured bandwidth: matrices colored by share of the ceiling, collectives, findings."""
+"""Print measured bandwidth: matrices colored by the share of the ceiling, collectives, findings."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from gpudiag.report.facts import tables, words
 from gpudiag.report.facts.topology import dim_lines, findings_list
 
 _LONGEST = 400
-#: Longer headings take two lines.
+#: Maximum length of a heading on one line.
 _LONGEST_HEADING = 12
-#: Colors by the lowest share of the ceiling at which they apply; a healthy link reaches 80 to 97 % of its ceiling.
+#: Smallest share of the ceiling for each color. A healthy link reaches 80 to 97 % of its ceiling.
 _HEAT = ((0.75, "green"), (0.5, "yellow"), (0.25, "dark_orange"), (0.0, "red"))
 
 
@@ -49,7 +49,7 @@ def _header(facts: Facts) -> list[Text]:
 
 
 def _how_measured(facts: Facts) -> str:
-    """Return the duration and the result of data verification in one line."""
+    """Return a line with the duration of measuring and the result of data verification."""
     if not (facts.bandwidth or facts.collectives):
         return "nothing was measured; run `gpudiag bandwidth`"
     total: Any = facts.probes.get("total")
@@ -71,7 +71,7 @@ def _heat(share: float | None) -> str:
 
 
 def _matrix(matrix: tables.Matrix, width: int, corner: str = "") -> RenderableType:
-    """Return a table of figures, split into several if too wide, with the shares of the ceiling below."""
+    """Return a table of figures with the shares of the ceiling below it. If it is too wide, return several tables."""
     label_width = max([len(label) for label, _ in matrix.rows] + [len(corner), len("% of ceiling") * matrix.by_column])
     parts: list[RenderableType] = []
     for first, last in _spans(_column_widths(matrix), width - label_width):
@@ -98,7 +98,7 @@ def _columns(matrix: tables.Matrix, first: int, last: int, corner: str) -> Table
 
 
 def _column_widths(matrix: tables.Matrix) -> list[int]:
-    """Return the width of each column in characters, with the spacing before it."""
+    """Return the width of each column in characters, including the space before it."""
     widths = []
     for i, heading in enumerate(matrix.columns):
         cells = [len(_figure(row[i]).plain) for _, row in matrix.rows]
@@ -107,7 +107,7 @@ def _column_widths(matrix: tables.Matrix) -> list[int]:
 
 
 def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
-    """Return (first, end) columns of tables that each fit into `room` characters."""
+    """Split columns among tables that fit into `room` characters. Return (first column, end) of each table."""
     spans, first, used = [], 0, 0
     for i, width in enumerate(widths):
         if used + width > room and i > first:
@@ -118,7 +118,7 @@ def _spans(widths: list[int], room: int) -> list[tuple[int, int]]:
 
 
 def _shares_by_column(matrix: tables.Matrix) -> list[tuple[str, list[str]]]:
-    """Return rows with the share of the ceiling per column, for single GPUs and for all at once."""
+    """Return two rows with the share of the ceiling per column: of single GPUs, and of all GPUs at once."""
     rows = []
     for label, at_once in (("% of ceiling", False), ("% at once", True)):
         texts = []
@@ -188,7 +188,7 @@ def _skipped(facts: Facts) -> RenderableType:
 
 
 def render_gradient_bandwidth(buckets: ModelBuckets, console: Console) -> None:
-    """Print all-reduces of a model's gradient buckets: bus bandwidth by size and transport, and their total time."""
+    """Print the bus bandwidth of all-reduces of a model's gradient buckets by size and transport."""
     transports = list(dict.fromkeys(measured.strategy for measured in buckets.collectives))
     sizes = sorted({measured.bytes for measured in buckets.collectives})
     busbw = {(measured.strategy, measured.bytes): measured.busbw_gb_per_s for measured in buckets.collectives}

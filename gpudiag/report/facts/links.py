@@ -1,4 +1,4 @@
-"""Links between GPUs in a terminal: link kinds, peer access, islands, network devices."""
+"""Show links between GPUs in a terminal: link kinds, peer access, islands, network devices."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.report.console import plain_table
 from gpudiag.report.figures import UNKNOWN
 
+#: Meaning of each link kind.
 _LEGEND = {
     "PIX": "one PCIe switch",
     "PXB": "several PCIe switches",
@@ -26,7 +27,7 @@ _STYLES = {"PIX": "green", "PXB": "cyan", "PHB": "yellow", "NODE": "yellow", "SY
 
 
 def kind_style(kind: str) -> str:
-    """Return a style from green (NVLink, switches) to red (the link between CPUs)."""
+    """Return a style for a link kind: green for fast links (NVLink, switches), red for the link between CPUs."""
     return "bold green" if kind.startswith("NV") else _STYLES.get(kind, "dim")
 
 
@@ -72,7 +73,7 @@ def _pairs(links: list[Link]) -> str:
 
 
 def _matrix(facts: Facts, width: int, cell: Callable[[Link], Text]) -> RenderableType:
-    """Return a square table, or a line per cell content if the table is too wide."""
+    """Return a square table of all pairs. If it is too wide, return a line per cell content with its pairs."""
     by_pair = {(link.a, link.b): cell(link) for link in facts.links}
     indices = [gpu.index for gpu in facts.gpus]
     widest = max((text.cell_len for text in by_pair.values()), default=1)
@@ -108,16 +109,17 @@ def islands_tree(facts: Facts) -> RenderableType:
         )
         branch = tree.add(Text(label, style=kind_style(min(inside, default="unknown"))))
         for group in _switch_groups(island, kinds):
-            # A switch with the whole island, or with one GPU, gets no branch.
-            holder = branch
+            # Only a switch with several GPUs, but not all of the island, gets its own branch of the tree.
+            parent = branch
             if 1 < len(group) < len(island):
-                holder = branch.add(Text("one PCIe switch", style="green"))
+                parent = branch.add(Text("one PCIe switch", style="green"))
             for index in group:
-                holder.add(Text(f"GPU {index}  {names.get(index, 'unknown GPU')}"))
+                parent.add(Text(f"GPU {index}  {names.get(index, 'unknown GPU')}"))
     return tree
 
 
 def _switch_groups(island: tuple[int, ...], kinds: dict[tuple[int, int], str]) -> list[list[int]]:
+    """Group the GPUs of an island by their PCIe switch."""
     groups: list[list[int]] = []
     for gpu in island:
         for group in groups:

@@ -1,4 +1,4 @@
-"""Measured figures of a machine in tables and matrices, for the terminal and the HTML pages."""
+"""Arrange measured figures of a machine in tables and matrices, for the terminal and the HTML pages."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STRATEGIES = {
 }
 #: Label of the row with copies of all GPUs at the same time.
 AT_ONCE = "all at once"
-#: Smaller collectives are characterized by their time, larger ones by their bandwidth.
+#: Size from which collectives are described by their bandwidth. Smaller ones are described by their time.
 LATENCY_BOUND_BYTES = 1 << 20
-#: Tolerance for measurement errors: a rate above this multiple of the ceiling proves that the ceiling is wrong.
+#: A ceiling is wrong if a measured rate exceeds it by more than this factor. Smaller excesses are measurement errors.
 _ABOVE = 1.03
-#: Sizes that show the shape of a curve; the JSON has all sizes.
+#: Sizes in the table of collectives, which show the shape of the curve. The JSON has all sizes.
 _TELLING_SIZES = tuple(1 << power for power in (10, 13, 16, 18, 20, 22, 24, 25, 26, 28, 29))
 
 
@@ -34,8 +34,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     """A figure.
 
     Attributes:
-        share: share of its ceiling if `of_ceiling`, else of the best figure in its table.
-        corrupt: whether the data arrived changed.
+        share: the figure as a share of its ceiling if `of_ceiling`, or else of the best figure in its table.
+        corrupt: the data arrived changed.
         tip: details for a tooltip.
     """
 
@@ -47,14 +47,13 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Matrix(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures by row and column; None if not measured."""
+    """Figures by row and column; None if not measured. With `by_column`, each column has its own ceiling."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
     note: str = ""
     by_column: bool = False
-    """Each column has its own ceiling."""
 
     def cells(self) -> list[Cell]:
         """Return every figure."""
@@ -62,13 +61,13 @@ class Matrix(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gpu_number(endpoint: str) -> int | None:
-    """Return the index in `gpu:<i>`, None for any other endpoint."""
+    """Return the index in `gpu:<i>`; None for any other endpoint."""
     kind, _, number = endpoint.partition(":")
     return int(number) if kind == "gpu" and number.isascii() and number.isdigit() and len(number) < 6 else None
 
 
 def _cell(record: Bandwidth, best: float | None = None) -> Cell:
-    """Return one record's figure; pageable copies are compared with the best copy, because the host limits them."""
+    """Return the figure of a record. A pageable copy is compared with `best`, because the host limits it."""
     ceiling = record.ceiling_gb_per_s
     by_ceiling = bool(ceiling) and record.memory != "pageable"
     base = ceiling if by_ceiling else best
@@ -100,8 +99,7 @@ _HOST_COLUMNS: dict[_HostColumn, str] = {
 
 
 def host_matrix(facts: Facts) -> Matrix | None:
-    """Return copies between host and GPUs: a row per GPU and a row for all at once, a column per memory and
-    direction."""
+    """Return copies between host and GPUs, with a row per GPU and one for all at once."""
     records = _host_records(facts)
     if not records:
         return None
@@ -143,8 +141,8 @@ def copy_matrices(facts: Facts) -> list[Matrix]:
 
 
 def peer_matrices(facts: Facts) -> list[Matrix]:
-    """Return copies between GPUs, from row to column: direct (each direction, both at once) and through the host."""
-    wanted = (
+    """Return a matrix for each kind of copies between GPUs, from row to column."""
+    kinds = (
         ("Direct, one way, issued by the receiver (read)", True, "one_way", "dst"),
         ("Direct, one way, issued by the sender (write)", True, "one_way", "src"),
         ("Direct, both ways at once (sum)", True, "both_ways", "dst"),
@@ -152,7 +150,7 @@ def peer_matrices(facts: Facts) -> list[Matrix]:
         ("Peer access off, both ways at once (sum)", False, "both_ways", None),
     )
     matrices = []
-    for title, access, direction, initiator in wanted:
+    for title, access, direction, initiator in kinds:
         records = [
             record
             for record in facts.bandwidth
@@ -279,7 +277,7 @@ def host_memory_rows(facts: Facts) -> list[tuple[str, Bandwidth]]:
 
 
 def ceiling_sources(facts: Facts) -> list[tuple[str, float]]:
-    """Return the known one-way ceilings by source; sums made of them are omitted."""
+    """Return (source, GB/s) of the known one-way ceilings, except sums of them."""
     ceilings: dict[str, float | None] = {}
     for record in facts.bandwidth:
         if record.ceiling_source and record.direction == "one_way" and "all" not in {record.src, record.dst}:

@@ -1,4 +1,4 @@
-"""Terminal report of a machine: GPUs, links, islands, network, host, findings, unknown values."""
+"""Print a machine: GPUs, links, islands, network, host, findings, unknown values."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from gpudiag.report.facts.links import islands_tree, links_section, nics_section
 from gpudiag.report.figures import UNKNOWN
 from gpudiag.report.palette import SEVERITY_STYLE
 
-#: Narrower terminals show a GPU as a block of lines instead of a row.
+#: Terminal width below which a GPU is shown as a block of lines instead of a row.
 _NARROW = 72
+#: Maximum number of lines of `dim_lines`.
 _MOST_REASONS = 12
 _LONGEST = 400
 
@@ -81,17 +82,17 @@ def _gpus(gpus: Sequence[Gpu], width: int) -> RenderableType:
         models = (("model", lambda gpu: one_line(gpu.name)[:60]),)
     tables: list[RenderableType] = []
     for columns in (_STATE, _SPEED, _ADDRESS):
-        # The section "Not known" says why a column is empty.
-        filled = [(heading, cell) for heading, cell in columns if any(cell(gpu) != UNKNOWN for gpu in gpus)]
-        if not filled:
+        # An empty column is omitted; the section "Not known" states the reason.
+        known = [(heading, cell) for heading, cell in columns if any(cell(gpu) != UNKNOWN for gpu in gpus)]
+        if not known:
             continue
-        shown = [*(models if columns is _STATE else ()), *filled]
+        known = [*(models if columns is _STATE else ()), *known]
         table = plain_table(dim=True)
         table.add_column("GPU", justify="right", style="bold")
-        for heading, _ in shown:
+        for heading, _ in known:
             table.add_column(heading)
         for gpu in gpus:
-            table.add_row(str(gpu.index), *(Text(cell(gpu)) for _, cell in shown))
+            table.add_row(str(gpu.index), *(Text(cell(gpu)) for _, cell in known))
         tables += [Text(), table] if tables else [table]
     return Group(*tables)
 
@@ -174,7 +175,7 @@ def findings_list(findings: Sequence[Finding]) -> RenderableType:
 
 
 def _unknown(facts: Facts) -> list[Text]:
-    """Return the reasons for missing values; equal reasons of several GPUs and fields share a line."""
+    """Return the reasons for missing values. GPUs and fields with the same reason share a line."""
     indices_of: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
     for gpu in facts.gpus:
         for field, reason in gpu.reasons.items():
@@ -182,18 +183,18 @@ def _unknown(facts: Facts) -> list[Text]:
     shown_elsewhere = {"gpus"} if facts.gpus else {"gpus", "driver", "cuda_driver"}
     reasons = {field: reason for field, reason in facts.host.reasons.items() if field not in shown_elsewhere}
     lines = [f"{one_line(field)}: {one_line(reason)}" for field, reason in reasons.items()]
-    everyone = {gpu.index for gpu in facts.gpus}
+    all_gpus = {gpu.index for gpu in facts.gpus}
     for reason, fields in indices_of.items():
         fields_of: dict[frozenset[int], list[str]] = defaultdict(list)
         for field, indices in fields.items():
             fields_of[frozenset(indices)].append(field)
         for gpus, names in fields_of.items():
-            where = "" if gpus == everyone else f" of GPU {number_list(gpus)}"
-            lines.append(f"{one_line(', '.join(names))}{where}: {one_line(reason)}")
+            owner = "" if gpus == all_gpus else f" of GPU {number_list(gpus)}"
+            lines.append(f"{one_line(', '.join(names))}{owner}: {one_line(reason)}")
     return dim_lines(lines)
 
 
 def dim_lines(lines: list[str]) -> list[Text]:
-    """Return the first dozen lines, and how many were omitted."""
+    """Return the first dozen lines, and a line with the number of omitted ones."""
     more = [f"and {len(lines) - _MOST_REASONS} more; see --json"] if len(lines) > _MOST_REASONS else []
     return [Text(line[:_LONGEST], style="dim") for line in (*lines[:_MOST_REASONS], *more)]

@@ -1,4 +1,4 @@
-"""Format facts of a GPU for a table cell or a line; unknown values are `—`."""
+"""Format facts of a GPU for a table cell or a line. An unknown value is `—`."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def nvlink(gpu: Gpu) -> str:
 
 
 def switches(gpu: Gpu) -> str:
-    """Return ECC, MIG, persistence and compute mode, if on or unusual."""
+    """Return ECC, MIG, persistence and compute mode, if they are on or have an unusual value."""
     parts = {
         "ECC on": gpu.ecc,
         "ECC off": gpu.ecc is False,

@@ -1,4 +1,4 @@
-"""Charts as finished drawings: curves with intervals, waterfalls, horizontal bars."""
+"""Draw charts: curves with intervals, waterfalls, horizontal bars."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from gpudiag.report.page.svg import Drawing, ticks
 
 _WIDTH, _HEIGHT = 430.0, 300.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58.0, 14.0, 30.0, 38.0
-#: Number of series colors of the page.
+#: Number of colors for series on the page.
 SERIES_COLORS = 8
-#: Width of a letter of a label in the page's font; most are narrower.
+#: Width of a wide letter of a label in the page's font.
 _LETTER = 6.9
 
 
@@ -34,7 +34,7 @@ def curves(
     y_label: str,
     percent: bool = False,
 ) -> str:
-    """Draw curves over numbers of devices, with 95 % intervals and the ideal as a dashed line."""
+    """Draw curves over the number of devices, with 95 % intervals, and the ideal as a dashed line."""
     xs = sorted({x for curve in series for x, *_ in curve.points})
     ideals = [] if ideal is None else [ideal(x) for x in xs]
     highest = _highest(series, ideals)
@@ -80,9 +80,9 @@ def _tick(mark: float, highest: float, *, percent: bool) -> str:
 
 
 def waterfall(title: str, rows: Sequence[tuple[str, float, str]], colors: Sequence[str]) -> str:
-    """Draw losses from the ideal (first row) to the measured result (last row); rows are (name, percent, tooltip)."""
+    """Draw losses from the ideal (first row) to the measured result (last row). Rows are (name, percent, tooltip)."""
     label, bar, gap = 112.0, 21.0, 7.0
-    width = 460.0  # fits on a phone: the losses are at the right end
+    width = 460.0  # fits on a phone, because the losses are at the right end
     levels = [*accumulate(percent for _, percent, _ in rows[:-1]), rows[-1][1]]
     scale = (width - label - 58) / max(100.0, *levels)
     drawing = Drawing(width, len(rows) * (bar + gap), title)
@@ -106,7 +106,7 @@ def _loss(percent: float) -> str:
 
 
 def bars(title: str, rows: Sequence[tuple[str, float, str, str]]) -> str:
-    """Draw horizontal bars: (label, length relative to the longest from 0 to 1, text at its end, color)."""
+    """Draw horizontal bars. Rows are (label, length relative to the longest, text at its end, color)."""
     bar, gap = 20.0, 7.0
     width = 720.0
     label = min(300.0, 16 + _LETTER * max((len(name) for name, *_ in rows), default=0))

@@ -1,4 +1,4 @@
-"""The machine's section of the page: facts, a graph of the links, bandwidth matrices, findings."""
+"""Make the machine's section of the page: facts, a graph of the links, bandwidth matrices, findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _link(link: Link, gb_per_s: float | None) -> tuple[str, str]:
 
 
 def _topology(facts: Facts) -> str:
-    """Return a drawing of GPUs on a circle with a line per link; "" for fewer than two GPUs."""
+    """Draw the GPUs on a circle, with a line per link; "" for fewer than two GPUs."""
     gpus = list(facts.gpus)
     if len(gpus) < 2:
         return ""

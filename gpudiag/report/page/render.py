@@ -1,4 +1,4 @@
-"""Assemble HTML pages: one file that loads nothing, with all text escaped, in which only gpudiag's script may run."""
+"""Assemble HTML pages. A page loads no other files, its text is escaped, and only gpudiag's script may run in it."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from gpudiag.report.page.scaling import scaling_part
 
 _LONGEST = 1000
 _LONGEST_FACT = 400
-#: Variables with drawings and JSON of this package, which are escaped already.
+#: Variables with drawings and JSON of this package, in which all text is escaped already.
 _FINISHED = frozenset(
     {"graph", "throughput", "efficiency", "relative", "drawing", "step_json", "buckets_json", "others_packed"}
 )
 
 
-def write_report(path: Path, **nouns: Any) -> None:
-    """Write `report(**nouns)` to a file.
+def write_report(path: Path, **contents: Any) -> None:
+    """Write `report(**contents)` to a file.
 
     Raises:
         GpudiagError: the file cannot be written.
         UsageError: there is nothing to show.
     """
-    write_page(report(**nouns), path)
+    write_page(report(**contents), path)
 
 
 def write_page(page: str, path: Path) -> None:
@@ -53,7 +53,7 @@ def report(
     scaling: Scaling | None = None,
     run_heading: str = "",
 ) -> str:
-    """Return the HTML of a run, a benchmark, or both; `run_heading` names the run of the benchmark.
+    """Return the HTML of a run, a benchmark, or both. `run_heading` is the heading of a benchmark's run.
 
     Raises:
         UsageError: neither an analysis nor a scaling result is given.
@@ -108,13 +108,13 @@ def bandwidth_page(facts: Facts) -> str:
 
 
 def style_sheet() -> str:
-    """Return the page's style sheet with light and dark colors, for drawings outside of a page."""
+    """Return the page's style sheet with light and dark colors. Drawings outside of a page need it too."""
     text: str = _templates(_LONGEST).get_template("page.css").render()
     return text
 
 
 def _templates(longest: int) -> Any:
-    """Return the `jinja2.Environment`; text from files is cut at `longest` characters."""
+    """Return the `jinja2.Environment`. Text from files is cut at `longest` characters."""
     import jinja2  # noqa: PLC0415 # only pages need it
 
     environment = jinja2.Environment(
@@ -131,7 +131,7 @@ def _templates(longest: int) -> Any:
 
 
 def heat_bucket(share: float | None) -> int:
-    """Return 0 to 10 for a share of the ceiling; the pages have a color for each."""
+    """Return the number of the color for a share of the ceiling, from 0 to 10."""
     return 0 if share is None else max(0, min(10, round(10 * share)))
 
 
@@ -160,7 +160,7 @@ def _slug(text: str) -> str:
 
 
 def _finished(value: Any, name: str = "") -> Any:
-    """Mark this package's drawings in the variables as escaped, so that they are not escaped again."""
+    """Mark the variables in `_FINISHED` as escaped, so that they are not escaped again."""
     if isinstance(value, dict):
         return {key: _finished(inner, key) for key, inner in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The run's section of the page, from its analysis and one typical step."""
+"""Make the run's section of the page from its analysis and one typical step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLLECTIVE_HEADINGS = ("collective", "group", "size", "per step", "transfer µs
 _MOST_KERNELS = 12
 _MOST_LINES = 12
 _MOST_MODULES = 20
-#: Hatching is invisible on less than this share of a bar.
+#: Smallest share of a bar on which hatching is visible.
 _SEEN_SHARE = 0.01
 
 #: Label, segments (color, percent of the longest bar, tooltip), and text at the end.
@@ -32,7 +32,7 @@ Bar = tuple[str, list[tuple[str, float, str]], str]
 
 
 def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> dict[str, Any]:
-    """Return the template's variables; the template escapes all texts. Without a step there is no timeline."""
+    """Return the template's variables. The template escapes all texts. Without `step` there is no timeline."""
     rows, note = rank_rows.rows_of(analysis.devices)
     buckets = rank_rows.buckets_seen(rows) if rows else []
     bars = _bars(analysis, rows)
@@ -76,7 +76,7 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
 
 
 def finding_part(finding: Finding, analysis: Analysis | None) -> dict[str, Any]:
-    """Return one finding for the template; `analysis` is None for a finding about a machine."""
+    """Return a finding for the template. `analysis` is None for a finding about a machine."""
     location = words.where(finding)
     lines = () if analysis is None else (words.savings(finding, analysis), words.or_instead(finding, analysis))
     return {
@@ -130,7 +130,7 @@ def _cards(analysis: Analysis) -> list[tuple[str, str]]:
 
 
 def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
-    """Return a bar per row, with assumed data loading split from idle time."""
+    """Return a bar per row. Assumed data loading is a segment of its own beside idle time."""
     longest = max((sum(row.buckets_ms.values()) for row in rows), default=0.0) or 1.0
     assumed = _assumed_input_ms(analysis)
     if len(assumed) != len(rows):
@@ -151,7 +151,7 @@ def _bars(analysis: Analysis, rows: list[rank_rows.RankRow]) -> list[Bar]:
 
 
 def _assumed_input_ms(analysis: Analysis) -> list[float]:
-    """Return each device's idle time that is probably data loading without marks."""
+    """Return for each device the part of the idle time that is probably data loading without marks."""
     for portion in analysis.portions:
         if (portion.bucket, portion.name) == ("idle", UNMARKED_INPUT) and len(portion.device_ms) == len(
             analysis.devices

@@ -1,4 +1,4 @@
-"""The scaling section of the page."""
+"""Make the scaling section of the page."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ def _group(setting: str, points: list[PointRecord]) -> dict[str, Any]:
 
 
 def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -> dict[str, str]:
-    """Return the charts of throughput and efficiency against the number of devices; "" if only one was measured."""
+    """Return charts of throughput and of efficiency over the number of devices; "" if only one number was measured."""
     if len({point.devices for point in measured}) < 2:
         return {"throughput": "", "efficiency": ""}
     rates = [_curve(measured, strategy, color, efficiency=False) for strategy, color in colors.items()]
     shares = [_curve(measured, strategy, color, efficiency=True) for strategy, color in colors.items()]
     shares = [curve for curve in shares if curve.points]
-    alone = max((point.samples_per_s or 0.0 for point in measured if point.devices == 1), default=0.0)
+    one_device_rate = max((point.samples_per_s or 0.0 for point in measured if point.devices == 1), default=0.0)
     throughput = curves(
         f"Samples per second by devices: {setting}",
         rates,
-        ideal=(lambda devices: devices * alone) if alone else None,
+        ideal=(lambda devices: devices * one_device_rate) if one_device_rate else None,
         y_label="samples/s",
     )
     title = f"Efficiency by devices: {setting}"
@@ -81,17 +81,19 @@ def _curves(setting: str, measured: list[PointRecord], colors: dict[str, int]) -
 
 
 def _curve(points: list[PointRecord], strategy: str, color: int, *, efficiency: bool) -> PlottedCurve:
+    """Return the curve of one strategy."""
     curve = []
-    # The curve of a strategy that needs several devices starts at a different strategy's point on one device.
-    bases = {point.baseline for point in points if point.strategy == strategy}
+    # If a strategy needs several devices, its curve begins with the point of another strategy on one device.
+    baselines = {point.baseline for point in points if point.strategy == strategy}
     for point in points:
         value, interval = (point.efficiency, point.efficiency_ci95) if efficiency else (point.samples_per_s, point.ci95)
-        if (point.strategy == strategy or point.id in bases) and value is not None and interval is not None:
+        if (point.strategy == strategy or point.id in baselines) and value is not None and interval is not None:
             curve.append((float(point.devices), value, *interval))
     return PlottedCurve(name=one_line(strategy), points=tuple(sorted(curve)), color=color)
 
 
 def _relative(setting: str, points: list[PointRecord], colors: dict[str, int]) -> str:
+    """Return the chart of strategies relative to the fastest; "" for fewer than two."""
     ranked = words.relative_performance(points)
     if len(ranked) < 2:
         return ""

@@ -1,4 +1,4 @@
-"""Steps of the page's timeline: the typical one as JSON, the others compressed until they are selected."""
+"""Make the steps of the page's timeline: the typical one as JSON, the others compressed until they are selected."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from gpudiag.model.step_view import UNMARKED_INPUT, StepTrack, StepView
 from gpudiag.report import figures
 from gpudiag.report.palette import LABELS
 
-#: The script's time unit: shorter times are less than a pixel at any zoom, and digits are most of a page.
+#: The script's time unit. Shorter times are less than a pixel at any zoom, and more digits would make the page large.
 _TICK_NS = 100
 _LONGEST_NAME = 160
 ASSUMED_INPUT = "no events: assumed data loading"
 
 
 def steps_part(step: StepView) -> dict[str, Any]:
-    """Return the template's variables; `step_json`, `buckets_json` and `others_packed` are escaped already.
+    """Return the template's variables, of which `step_json`, `buckets_json` and `others_packed` are escaped already.
 
     `others_packed` is gzipped JSON in base64: a list of steps as in `step_json`, without the names.
     """
@@ -44,7 +44,7 @@ def _step_number(choice: tuple[StepView, int]) -> int:
 
 
 def _drawn(step: StepView) -> dict[str, Any]:
-    """Return a step in the script's format: times in ticks, each start relative to the previous start."""
+    """Return a step in the script's format. Times are in ticks, and each start is relative to the previous one."""
     ranks = [
         {
             "rank": rank.rank,
@@ -113,7 +113,7 @@ def _legend(step: StepView) -> list[tuple[str, str]]:
     ]
 
 
-def _json(noun: object) -> str:
+def _json(content: object) -> str:
     """Return JSON that cannot close its script element."""
-    text = msgspec.json.encode(noun).decode()
+    text = msgspec.json.encode(content).decode()
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,4 @@
-"""SVG drawings, built with ElementTree so that no string of a trace or facts file becomes markup.
-
-Colors are the page's CSS variables.
-"""
+"""Make SVG drawings with ElementTree, so that no string of an input can become markup. Colors are CSS variables."""
 
 from __future__ import annotations
 
@@ -11,20 +8,20 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from gpudiag.model.sanitize import one_line
 
-#: Narrower drawings fit on a phone.
+#: Maximum width of a drawing that fits on a phone.
 _NARROW = 520.0
-#: Longer labels are cut.
+#: Maximum length of a label.
 _LONGEST = 60
 
 
 class Drawing:
-    """An SVG image in units of about a pixel, which shrinks with the page; `title` is for screen readers."""
+    """An SVG image that shrinks with the page. Its unit is about a pixel, and `title` is for screen readers."""
 
     def __init__(self, width: float, height: float, title: str) -> None:
         self.width, self.height = width, height
         box, label = f"0 0 {width:g} {height:g}", one_line(title)[:400]
         self.root = Element("svg", {"viewBox": box, "role": "img", "aria-label": label, "class": "drawing"})
-        # On a phone a wide drawing scrolls sideways before its text becomes too small to read.
+        # On a phone a wide drawing keeps a minimum width and scrolls, because its text would become too small to read.
         least = f";min-width:{0.8 * width:g}px" if width > _NARROW else ""
         self.root.set("style", f"max-width:{width:g}px{least}")
 

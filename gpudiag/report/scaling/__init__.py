@@ -1,1 +1,1 @@
-"""Scaling results: `words` has cells and sentences, shown in a `terminal` or as `text` (Markdown, CSV)."""
+"""Show scaling results in a `terminal` or as `text` (Markdown, CSV), with cells and sentences of `words`."""

@@ -1,4 +1,4 @@
-"""Scaling results in a terminal: tables, waterfalls as bars, forecasts, remarks."""
+"""Print scaling results: tables, waterfalls as bars, forecasts, remarks."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _table(points: list[PointRecord], width: int) -> Table:
     drop_columns(columns, _DISPENSABLE, width)
     table = Table(box=None, padding=(0, 2, 0, 0), show_header=True)
     for name, cells in columns.items():
-        widest = max(map(len, cells), default=0)  # headings may be cut, figures not
-        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True, min_width=widest)
+        widest_cell = max(map(len, cells), default=0)  # a heading may be cut, a figure must not
+        table.add_column(name, justify="left" if name == "strategy" else "right", no_wrap=True, min_width=widest_cell)
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     return table

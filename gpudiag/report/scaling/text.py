@@ -1,4 +1,4 @@
-"""Scaling results as Markdown and CSV."""
+"""Write scaling results as Markdown and CSV."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _devices(result: Scaling) -> list[str]:
 
 
 def _waterfalls(result: Scaling) -> list[str]:
-    """Return a row per waterfall in percent of the ideal, in one table per set of losses."""
+    """Return a row per waterfall in percent of the ideal. Waterfalls with the same set of losses share a table."""
     kinds: dict[tuple[str, ...], list[Waterfall]] = {}
     for fall in result.waterfalls:
         kinds.setdefault(tuple(name for name, *_ in words.waterfall_rows(fall)), []).append(fall)

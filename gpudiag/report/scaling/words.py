@@ -1,4 +1,4 @@
-"""Scaling results in words and cells, for the terminal, Markdown, CSV and the HTML page."""
+"""Describe scaling results in words and cells, for the terminal, Markdown, CSV and the HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpudiag.model.job import DEFAULT_FRAMEWORK, INDEPENDENT
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 
-#: Losses of a waterfall as labels.
+#: Labels of a waterfall's losses.
 LOSSES = {
     "input": "input",
     "slower_compute": "slower compute",
@@ -53,7 +53,7 @@ def machine(known: Machine) -> str:
 
 
 def setting(point: PointRecord) -> str:
-    """Return what the rows of a table share: `resnet50 · weak scaling, 64 samples per device · bf16 · nhwc`."""
+    """Return the settings that a table's rows share: `resnet50 · weak scaling, 64 samples per device · bf16`."""
     batch = (
         f"weak scaling, {_samples(point.batch_per_device)} per device"
         if point.mode == "weak"
@@ -73,7 +73,7 @@ def setting(point: PointRecord) -> str:
 
 
 def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]:
-    """Group points that may be ranked together by setting; points on other than the first devices are omitted."""
+    """Group the points on the first devices by setting, because only points of one setting are ranked together."""
     by_setting: dict[str, list[PointRecord]] = {}
     for point in points:
         if point.device_indices == tuple(range(point.devices)):
@@ -82,15 +82,15 @@ def groups(points: Iterable[PointRecord]) -> list[tuple[str, list[PointRecord]]]
 
 
 def failure(point: PointRecord) -> str:
-    """Say which point was not measured, and why."""
+    """Return a line about a point that was not measured, with the reason."""
     return f"{point.devices} {figures.TIMES} {point.batch_per_device}, {point.strategy}: {point.error or point.status}"
 
 
 def cells(point: PointRecord) -> tuple[str, ...]:
-    """Return one point under `HEADINGS`."""
+    """Return the cells of a point, for the columns `HEADINGS`."""
     if point.status != "measured" or point.samples_per_s is None or point.ci95 is None or point.step_ms is None:
-        why = one_line(point.error or point.status)
-        return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], why)
+        reason = one_line(point.error or point.status)
+        return (str(point.devices), one_line(point.strategy), *["" for _ in HEADINGS[2:-1]], reason)
     step = point.step_ms
     half = (point.ci95[1] - point.ci95[0]) / 2
     return (
@@ -110,7 +110,7 @@ def cells(point: PointRecord) -> tuple[str, ...]:
 
 
 def throughput(samples_per_s: float, mvox_per_s: float | None) -> str:
-    """Return samples per second, and voxels per second if a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
+    """Return samples per second; and voxels per second, if a sample is a block of a volume: `3.40, 62.1 Mvox/s`."""
     if mvox_per_s is None or math.isnan(mvox_per_s):
         return figures.throughput(samples_per_s)
     return f"{figures.throughput(samples_per_s)}, {figures.throughput(mvox_per_s)} Mvox/s"
@@ -132,7 +132,7 @@ def share(value: float | None, interval: tuple[float, float] | None = None) -> s
 
 
 def alone_cells(gpu: AloneGpu) -> tuple[str, str, str]:
-    """Return rate, share of the median and a mark of a device measured alone."""
+    """Return rate, share of the median, and a mark if odd, of a device measured alone."""
     mark = "differs from the others" if gpu.odd else ""
     return figures.throughput(gpu.samples_per_s), f"{100 * gpu.relative:.1f} %", mark
 
@@ -153,26 +153,24 @@ def waterfall_rows(fall: Waterfall) -> list[tuple[str, float, float, float]]:
 
 
 def waterfall_notes(fall: Waterfall) -> list[str]:
-    """Return the overlapped communication and the notes of a waterfall."""
+    """Return a sentence about overlapped communication, if any, and the notes of a waterfall."""
     hidden = fall.hidden_communication_ms
     overlapped = [f"Overlapped communication, which adds no time: {hidden:.2f} ms per step."] if hidden > 0.005 else []
     return [*overlapped, *map(one_line, fall.notes)]
 
 
 def prospect_title(prospect: Prospect) -> str:
-    """Return the curve and its fitted step time."""
-    what = (
-        f"{one_line(prospect.workload)}, {one_line(prospect.strategy)}, {prospect.batch_per_device} samples per device"
-    )
+    """Return workload and strategy of a curve, and the formula of its fitted step time."""
     return (
-        f"{what}: "
+        f"{one_line(prospect.workload)}, {one_line(prospect.strategy)}, {prospect.batch_per_device} samples per "
+        "device: "
         f"step = {prospect.compute_ms:.2f} + {prospect.transfer_ms:.2f} · 2(n {figures.MINUS} 1)/n + "
         f"{prospect.latency_ms:.3f} · ({prospect.growth}) ms"
     )
 
 
 def forecast_cells(forecast: Forecast) -> tuple[str, str, str, str]:
-    """Return one forecast under `FORECAST_HEADINGS`, each figure with its range."""
+    """Return the cells of a forecast, for the columns `FORECAST_HEADINGS`, each figure with its range."""
     rates, efficiency = forecast.samples_per_s, forecast.efficiency
     return (
         figures.thousands(forecast.devices),
@@ -199,7 +197,7 @@ def duration_words(duration: Duration, point: PointRecord) -> str:
     if duration.like_one_device_hours is None:
         return line
     return (
-        f"{line}; that is {point.devices} times the samples of the same iterations on one device, "
+        f"{line}; these have {point.devices} times the samples of as many iterations on one device, "
         f"whose samples take {_hours(duration.like_one_device_hours)} here"
     )
 
@@ -221,9 +219,10 @@ def _hours(hours: float) -> str:
 
 
 def relative_performance(points: Sequence[PointRecord]) -> list[tuple[PointRecord, float]]:
-    """Return strategies on the largest number of devices, fastest first, with their rate relative to the fastest.
+    """Return the points with the most devices, fastest first, with their rates relative to the fastest.
 
-    `independent` trains a separate model on each device and is omitted. The result is empty if a baseline is not valid.
+    `independent` is omitted, because it trains a separate model on each device. The result is empty if a baseline is
+    not valid.
     """
     if any(point.baseline is not None and point.speedup is None for point in points):
         return []

@@ -1,1 +1,1 @@
-"""Terminal reports of a run (`report`), a recommendation and the selftest."""
+"""Print reports in the terminal: of a run (`report`), a pipeline-parallel job, a recommendation and the selftest."""

@@ -1,4 +1,4 @@
-"""The terminal report of a pipeline-parallel job: grid, slowdown, verdict, causes, stages, bubble."""
+"""Print the report of a pipeline-parallel job: grid, slowdown, verdict, causes, stages, bubble."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ from gpudiag.report.palette import SEVERITY_STYLE
 
 #: Causes of imbalance in words.
 _CAUSES = {"rank": "slow workers", "stage": "uneven stages", "sequence": "uneven sequences"}
+#: Number of advice lines in a short report.
 _FEW_STEPS = 3
+#: Maximum number of stages in the table.
 _FEW_STAGES = 16
+#: Maximum number of ranks that are all named.
 _FEW_RANKS = 8
 _MOST_WORKERS = 4096
+#: Smallest terminal width with all columns.
 _WIDE = 70
 _MORE = "More: `gpudiag analyze --full` (evidence, all advice), `--all-ranks` (every worker), `--json`"
 
@@ -86,7 +90,7 @@ def _ranks(ranks: tuple[int, ...]) -> str:
 
 
 def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
-    """Return the step without each cause, and the ideal step; narrow terminals lose the slowdown."""
+    """Return a row for the step without each cause, and for the ideal step; no slowdown in narrow terminals."""
     simulated = analysis.simulated_ms
     wide = width >= _WIDE
     columns = ("step ms", "slowdown", "saves", "without") if wide else ("step ms", "saves", "without")
@@ -105,7 +109,7 @@ def _causes(analysis: PipelineAnalysis, width: int) -> RenderableType:
 
 
 def _stages(analysis: PipelineAnalysis, width: int) -> RenderableType:
-    """Return the computation of each stage, with its slowest worker, and the bubble."""
+    """Return the compute time and the slowest worker of each stage, and a line about the bubble."""
     by_stage: dict[int, list[PipelineWorker]] = {}
     for worker in analysis.workers:  # slowest first
         by_stage.setdefault(worker.stage, []).append(worker)

@@ -1,4 +1,4 @@
-"""Show the step time per rank as stacked bars, and as a table in a form that fits the terminal's width."""
+"""Show the step time per rank as stacked bars, and as a table that fits the terminal's width."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gpudiag.report.console import plain_grid, plain_table
 from gpudiag.report.palette import LABELS, Fill
 from gpudiag.report.rank_rows import OVERLAPPED, RankRow, buckets_seen, overlaps
 
-#: Longer bars show no more detail.
+#: Maximum length of a bar; longer bars would show no more detail.
 WIDEST_BAR = 100
-#: Shorter times are dimmed.
+#: Smallest time that is not dimmed.
 _SEEN_MS = 0.005
 
 
@@ -47,13 +47,13 @@ def stacked_bar(buckets_ms: Mapping[str, float], fill: Mapping[str, Fill], cells
 
 
 def apportion(shares: Sequence[float], cells: int) -> list[int]:
-    """Divide `cells` in proportion to the shares (Hamilton's method); invalid values get 0.
+    """Divide `cells` in proportion to the shares (Hamilton's method). Invalid values get 0.
 
-    Worked example: 29.4, 0.8 and 26.1 of 56.3 in 10 cells are 5.22, 0.14 and 4.64: floors 5, 0, 4; the remaining cell
-    goes to the largest remainder, so 5, 0, 5.
+    Worked example. The shares are 29.4, 0.8 and 26.1 of 56.3, which are 5.22, 0.14 and 4.64 of 10 cells. Rounded down
+    they are 5, 0 and 4. The remaining cell goes to the largest remainder, so that the result is 5, 0 and 5.
     """
     valid = [share if math.isfinite(share) and share > 0 else 0.0 for share in shares]
-    total = sum(valid)  # not fsum, which raises if a hostile file makes the sum infinite
+    total = sum(valid)  # fsum would raise if a hostile file makes the sum infinite
     if total <= 0 or not math.isfinite(total):
         return [0] * len(shares)
     exact = [share / total * cells for share in valid]
@@ -65,7 +65,7 @@ def apportion(shares: Sequence[float], cells: int) -> list[int]:
 
 
 def legend(buckets: Sequence[str], fill: Mapping[str, Fill], width: int) -> Group:
-    """Return the meaning of each fill; a fill and its name stay on one line."""
+    """Return the meaning of each fill. A fill and its name are on the same line."""
     lines = [Text()]
     for bucket in buckets:
         entry = Text("  " if lines[-1] else "")
@@ -78,10 +78,12 @@ def legend(buckets: Sequence[str], fill: Mapping[str, Fill], width: int) -> Grou
 
 
 def rank_table(rows: Sequence[RankRow], console: Console) -> RenderableType:
-    """Return milliseconds per step by rank and bucket, in the first form that fits the width.
+    """Return milliseconds per step by rank and bucket, in the first of these forms that fits the width:
 
-    The forms are: a line per rank with shares in percent; the same without shares; a line per bucket with a column per
-    rank; and the latter split into as many tables as necessary.
+    - a line per rank with shares in percent,
+    - a line per rank without shares,
+    - a line per bucket with a column per rank,
+    - the last form, split into as many tables as necessary.
     """
     for table in (_line_per_rank(rows, shares=True), _line_per_rank(rows, shares=False), _column_per_rank(rows)):
         if _fits(table, console):

@@ -1,4 +1,4 @@
-"""The terminal report of a recommendation: verdict, ranking, what to change, expected scaling."""
+"""Print a recommendation: verdict, ranking, code to change, expected scaling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _GOOD, _DIM = "bold green", "dim"
 _RANKING = ("strategy", "predicted ms", "exposed ms", "measured ms", "slower by", "samples/s")
 #: Columns that narrow terminals lose, in this order.
 _DISPENSABLE = ("exposed ms", "samples/s", "predicted ms", "slower by")
-#: Width from which expected scaling has all its columns.
+#: Smallest width with all columns of the expected scaling.
 _ALL_EXPECTED = 52
 
 
@@ -82,7 +82,7 @@ def _reasons(result: Recommendation) -> list[str]:
 
 
 def _ranking(result: Recommendation, width: int) -> Table:
-    """Return the ranking; narrow terminals omit whole columns, so that no figure is cut."""
+    """Return the ranking. In narrow terminals whole columns are omitted, so that no figure is cut."""
     rows = [ranked for ranked in result.ranking if ranked.cannot is None]
     cells = map(_ranked_cells, rows)
     columns = {heading: column for heading, *column in zip(_RANKING, *cells, strict=True)}

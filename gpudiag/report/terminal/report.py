@@ -1,4 +1,4 @@
-"""The terminal report of a run: header, verdict, step time by bucket, other findings, warnings."""
+"""Print the report of a run: header, verdict, step time by bucket, other findings, warnings."""
 
 from __future__ import annotations
 
@@ -26,16 +26,11 @@ from gpudiag.report.terminal.traffic import (
 )
 from gpudiag.report.try_rows import TRIES_HEADING
 
-#: Number of advice lines, and of further findings, in a short report.
-_FEW_STEPS = 3
-_FEW_FINDINGS = 4
-#: Source lines in a short report.
-_FEW_LINES = 8
+#: Number of advice lines, of further findings, of source lines and of lines about waits in a short report.
+_FEW_STEPS, _FEW_FINDINGS, _FEW_LINES, _FEW_WAITS = 3, 4, 8, 2
 _INDENT = 2
-#: Far more findings than an analysis has; rendering 20,000 of a hostile file would take a minute.
+#: Maximum number of findings. An analysis has far fewer, but rendering 20,000 of a hostile file would take a minute.
 _MOST_FINDINGS = 200
-#: Number of lines about waits in a short report.
-_FEW_WAITS = 2
 _MORE = "More: `gpudiag analyze --full` (evidence, kernels, modules), `gpudiag report --html FILE` (timeline)"
 
 
@@ -97,7 +92,7 @@ def _time_section(analysis: Analysis, console: Console, *, all_ranks: bool, full
 
 
 def _source_sections(analysis: Analysis, *, most: int | None) -> list[tuple[str, RenderableType | None]]:
-    """Return the lines of the user's source with their times; in a short report only if a finding names one."""
+    """Return the lines of the user's source with their times. A short report has them only if a finding names one."""
     if most is not None and not any(finding.source is not None for finding in analysis.findings):
         return []
     return [(heading, _source_table(rows)) for heading, rows in source_tables(analysis, most=most)]
@@ -176,13 +171,13 @@ def _other_findings(analysis: Analysis, verdict: words.ReportVerdict) -> Rendera
 
 
 def _findings(analysis: Analysis) -> RenderableType:
-    """Return every finding with its evidence, and with advice that the verdict does not repeat."""
+    """Return every finding with its evidence, and with its advice unless the verdict has it already."""
     headline = words.verdict_of(analysis).headline
-    given = () if headline is None else headline.advice
+    advice_of_verdict = () if headline is None else headline.advice
     table = plain_grid({"no_wrap": True, "justify": "right"}, {}, gap=1)
     for number, finding in enumerate(analysis.findings[:_MOST_FINDINGS], start=1):
         title = Text(words.title_of(finding), style="bold")
-        advice = tuple(step for step in finding.advice if step not in given)
+        advice = tuple(step for step in finding.advice if step not in advice_of_verdict)
         table.add_row(Text(f"{number}."), Group(title, _finding_details(finding, advice, analysis)))
     return Group(table, *and_more([], len(analysis.findings) - _MOST_FINDINGS))
 
@@ -197,7 +192,7 @@ def _finding_details(finding: Finding, advice: tuple[str, ...], analysis: Analys
 
 
 def _warnings(analysis: Analysis, *, full: bool = True) -> RenderableType | None:
-    """Return the reasons to trust the figures less, and if `full` the missing figures; None if there are none."""
+    """Return the reasons to trust the figures less; with `full`, also those for missing figures. None without any."""
     doubts = words.doubts(analysis, missing=full)
     lines = [Text(f"{code}: ", style="yellow").append(why, style="default") for code, why in doubts]
     return Group(*lines) if lines else None

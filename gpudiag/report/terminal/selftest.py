@@ -1,4 +1,4 @@
-"""Show the table of a selftest: injected fault and its cost beside the finding and its savings."""
+"""Print the table of a selftest, which compares each injected fault and its cost with the finding and its savings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEADINGS = ("fault", "expected", "found", "true ms", "found ms", "step ms", "ve
 
 
 def render_selftest(result: Selftest, console: Console) -> None:
-    """Print the table, wrong rows with their reasons, skipped faults, and the tolerance."""
+    """Print the table, the wrong rows with their reasons, the skipped faults, and the tolerance."""
     console.print(Text(title(result), style="bold"))
     for workload in dict.fromkeys(row.workload for row in result.rows):
         console.print()
@@ -57,7 +57,7 @@ def _table(result: Selftest, workload: str) -> Table:
 
 
 def markdown(result: Selftest) -> str:
-    """Return the same as Markdown."""
+    """Return the output of `render_selftest` as Markdown."""
     lines = [f"{title(result)}.", ""]
     for workload in dict.fromkeys(row.workload for row in result.rows):
         headings = (f"`{workload}`: fault", *_HEADINGS[1:])
@@ -102,7 +102,7 @@ def summary(result: Selftest) -> str:
 
 
 def _cells(row: SelftestRow, *, separator: str) -> tuple[str, ...]:
-    """Return the row's cells; `separator` is between a finding's code and its ranks."""
+    """Return the row's cells, with `separator` between a finding's code and its ranks."""
     step_ms = row.true.faulty_ms
     return (
         row.fault,
@@ -118,7 +118,7 @@ def _cells(row: SelftestRow, *, separator: str) -> tuple[str, ...]:
 
 
 def _expected(row: SelftestRow, separator: str) -> str:
-    """Return the expected finding; for a clean job, no alarm except for its measured losses."""
+    """Return the expected finding. For a clean job, return `no alarm` and its measured losses."""
     expected = row.expected
     if expected.code is not None:
         cause = expected.causes if len(expected.causes) == 1 else ()

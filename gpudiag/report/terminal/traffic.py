@@ -1,4 +1,4 @@
-"""Waits between ranks, collectives, classes of kernels, kernels and modules in a terminal report."""
+"""Show waits between ranks, collectives, classes of kernels, kernels and modules in a terminal report."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpudiag.report.rank_rows import duration, largest_collectives, largest_kern
 from gpudiag.report.try_rows import TRIES_NOTE, TRY_COLUMNS, try_rows
 
 MOST_LINES = 5
-#: Waits below this share of the step are normal jitter of arrivals.
+#: Smallest wait that is shown, as a share of the step. Smaller ones are normal jitter of arrivals.
 WAIT_SHARE = 0.01
-#: Terminal widths from which collectives have the columns wait, probe and group.
+#: Smallest terminal widths with which collectives have the columns wait, probe and group.
 _WIDE_FOR_WAIT = 56
 _WIDE_FOR_PROBE = 84
 _WIDE_FOR_GROUP = 104
@@ -31,7 +31,7 @@ _MOST_MODULES = 6
 
 
 def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
-    """Return one line per late rank and cause, longest waits first."""
+    """Return one line per straggler and cause, longest waits first."""
     groups: dict[tuple[int, str], list[Wait]] = defaultdict(list)
     for wait in waits:
         if duration(wait.ms_per_step) >= WAIT_SHARE * duration(step_ms) and wait.ms_per_step > 0:
@@ -47,7 +47,7 @@ def wait_lines(waits: Sequence[Wait], step_ms: float) -> list[Text]:
 def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = "", cause: str = "") -> Text:
     """Return `Ranks 0 and 1 waited 26.0 ms per step for rank 2 (cause: input)`.
 
-    `waits` has each waiting rank with its milliseconds; `change` is ` longer` or ` less` for differences between runs.
+    `waits` has (waiting rank, ms). For a difference between runs, `change` is ` longer` or ` less`.
     """
     line = Text(f"{figures.ranks((rank for rank, _ in waits), capital=True)} waited ")
     line.append(figures.span([ms for _, ms in waits]), style="bold").append(f" ms per step{change} for ")
@@ -56,7 +56,7 @@ def wait_line(on_rank: int, waits: Sequence[tuple[int, float]], change: str = ""
 
 
 def collectives_table(collectives: Sequence[CollectiveSummary], width: int) -> Table:
-    """Return the longest collectives; narrow terminals lose group, probe and wait, in this order."""
+    """Return the longest collectives. In narrow terminals group, probe and wait are omitted, in this order."""
     if width < _WIDE_FOR_WAIT:
         columns = ["size", "µs", "GB/s"]
     else:
@@ -99,7 +99,7 @@ def tries_section(analysis: Analysis) -> Group | None:
 
 
 def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) -> Table:
-    """Return the longest kernels (operators of a run on CPUs)."""
+    """Return the longest kernels; of a run on CPUs, the longest operators."""
     wide = width >= _WIDE_FOR_WAIT
     what = heading.removesuffix("s").lower()
     table = plain_table(("ms per step" if wide else "ms", "calls", what), left=(what,), no_wrap=True)
@@ -114,7 +114,7 @@ def kernels_table(kernels: Sequence[KernelSummary], heading: str, width: int) ->
 
 
 def modules_section(modules: Modules, width: int) -> RenderableType:
-    """Return the modules that take the most time; narrow terminals lose the columns forward and backward."""
+    """Return the modules that take the most time. In narrow terminals forward and backward are omitted."""
     if modules.reason:
         return Text(f"not known: {one_line(modules.reason)}")
     wide = width >= _WIDE_FOR_WAIT

@@ -12,10 +12,11 @@ from gpudiag.model.benchmarks.tables import Column, FormTable, FormTables, Kind,
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.report.scaling import words
 
-#: Iterations that the 3D U-Net's systems measured, and the number to which times were extrapolated.
+#: Numbers of iterations in the published tables of 3D U-Net: measured ones, and those to which times were extrapolated.
 _TIMED, _ITERATIONS = 1001, 100_000
-#: Voxels of the predicted volume, and of Platynereis.
+#: Voxels of the volumes in these tables: the predicted one, and the data set Platynereis.
 _VOLUME, _PLATYNEREIS = 1.9e9, 8.1e12
+#: Strategy to which the form `relative` compares the others.
 _REFERENCE = "cpu-reduce"
 _VALID = " with a valid baseline (see the remarks of `gpudiag scale --from`)"
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
@@ -25,7 +26,7 @@ Rows = Iterator[FormRow]
 
 
 class FormSource(msgspec.Struct, frozen=True, kw_only=True):
-    """The benchmark of one path; with `several`, other paths are shown beside it."""
+    """The scaling benchmark at one path. With `several`, the tables also have other paths, so names state the path."""
 
     source: str
     scaling: Scaling
@@ -33,7 +34,7 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def points(self) -> list[PointRecord]:
-        """Measured points on the first devices of the machine."""
+        """The measured points, if they use the first devices of the machine."""
         return [
             point
             for point in self.scaling.points
@@ -53,8 +54,10 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.source}: {name}" if self.several else name
 
     def main_strategy(self, workload: str) -> str:
-        """Return the strategy with the most points of a workload; `independent` only if it is the only one."""
-        names = [p.strategy for p in self.points if p.workload == workload and p.strategy != INDEPENDENT]
+        """Return the strategy with the most points of a workload; `independent` only if there is no other."""
+        names = [
+            point.strategy for point in self.points if point.workload == workload and point.strategy != INDEPENDENT
+        ]
         return max(dict.fromkeys(names), key=names.count) if names else INDEPENDENT
 
     def with_speedup(self) -> list[PointRecord]:
@@ -64,7 +67,14 @@ class FormSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FormLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Columns as `heading` or `heading:kind`, rows, and the measurements that they need."""
+    """The layout of a form.
+
+    Attributes:
+        columns: `heading` or `heading:kind` of each column, or a function that returns them.
+        rows: returns the rows.
+        missing: the measurements that the form needs, in words.
+        note: a note below the table.
+    """
 
     columns: tuple[str, ...] | Callable[[Sequence[FormSource]], tuple[str, ...]]
     rows: Callable[[Sequence[FormSource]], Rows]
@@ -246,7 +256,7 @@ def _relative(sources: Sequence[FormSource]) -> Rows:
     for source in sources:
         for setting, points in source.groups():
             if not words.relative_performance(points):
-                continue  # a baseline is not valid, so the rates relative to it are not valid either
+                continue  # a baseline is not valid, so that relative rates are not valid either
             most = max(point.devices for point in points)
             rates = {point.strategy: point.samples_per_s or 0.0 for point in points if point.devices == most}
             reference = rates.get(_REFERENCE)

@@ -1,4 +1,4 @@
-"""Tables in the formats of earlier benchmarks: in a terminal, as Markdown and as CSV."""
+"""Show tables in the formats of earlier benchmarks: in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpudiag.report.markup import escaped, markdown_table
 
 
 def render_forms(result: FormTables, console: Console) -> None:
-    """Print every form, or the measurements that are missing for it."""
+    """Print every form. If it has no rows, print the measurements that it needs."""
     for form in result.tables:
         console.print(heading(form.title))
         if form.rows:
@@ -49,7 +49,7 @@ def to_markdown(result: FormTables) -> str:
 
 
 def to_csv_rows(form: FormTable) -> str:
-    """Return the form with full precision; missing values are empty."""
+    """Return the form as CSV with full precision. Missing values are empty."""
     written = io.StringIO()
     rows = csv.writer(written, lineterminator="\n")
     rows.writerow([_safe(column.heading) for column in form.columns])

@@ -1,4 +1,4 @@
-"""The table of many results in a terminal, as Markdown and as CSV."""
+"""Show the table of many results: in a terminal, as Markdown and as CSV."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ HEADINGS = ("rank", "strategy", "samples/s", "±", "step ms", "jitter", "efficie
 _WORDS = {"strategy", "machine", "from", VERDICT}
 #: Name of an environment whose machine is unknown.
 _UNKNOWN_MACHINE = "unknown machine"
-#: Limits of terminal output, which takes a second per 200 tables; files have all.
+#: Maximum number of tables and of rows in a terminal, because 200 tables take a second. Files have no such limit.
 _MOST_GROUPS, _MOST_ROWS = 500, 1000
 
 
 def render_table(result: ResultsTable, console: Console) -> None:
-    """Print every group, what is not ranked, and what could not be read."""
-    shown = result.groups[:_MOST_GROUPS]
-    for group, rows in zip(shown, _rows_of_each(shown), strict=True):
+    """Print every group, the reasons why groups are not ranked together, and the paths that could not be read."""
+    groups = result.groups[:_MOST_GROUPS]
+    for group, rows in zip(groups, _rows_of_each(groups), strict=True):
         console.print(heading(_title(group)))
         table = plain_table(_headings(group), left=_WORDS, overflow="fold")
         for row in rows[:_MOST_ROWS]:
@@ -79,12 +79,12 @@ def _members(group: Comparable) -> list[ResultRow]:
 
 
 def _headings(group: Comparable) -> tuple[str, ...]:
-    """Return the headings; `verdict` is included only if a run has a verdict."""
+    """Return the headings, with `verdict` only if a run has a verdict."""
     return (*HEADINGS, VERDICT) if any(row.verdict for row in _members(group)) else HEADINGS
 
 
 def _rows_of_each(groups: Sequence[Comparable]) -> list[list[tuple[str, ...]]]:
-    """Return the rows of each group; all groups share one frame, because making a frame takes milliseconds."""
+    """Return the rows of each group. All groups share one data frame, because making one takes milliseconds."""
     cells = (_cells(row) for row in results_frame(groups).itertuples(index=False))
     rows_of_each = []
     for group in groups:

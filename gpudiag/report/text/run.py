@@ -1,4 +1,4 @@
-"""The report of one run as Markdown and CSV."""
+"""Write the report of one run as Markdown and CSV."""
 
 from __future__ import annotations
 

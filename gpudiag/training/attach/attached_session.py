@@ -1,4 +1,4 @@
-"""Measure steps in a user's command. The steps are reported one by one, because the user's loop is unchanged."""
+"""Measure the steps of a user's command, whose ends a hook of the optimizer reports one by one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ if TYPE_CHECKING:
 
 #: Seconds until the unprofiled steps are saved for the first time.
 _SAVE_AFTER_S = 1.0
-#: Maximum share of steps in which an epoch ends; if there are more, they are not excluded.
+#: Steps in which an epoch ends are excluded, if they are at most this share of all steps.
 _MAX_EPOCH_ENDS = 1 / 3
-#: Minimum suggested values of `--warmup` and `--steps`, and the maximum number of unprofiled steps.
-MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS, _MAX_ADVISED_STEPS = 1, 2, 100
+#: Smallest suggested values of `--warmup` and `--steps`.
+MIN_ADVISED_WARMUP, MIN_ADVISED_STEPS = 1, 2
+#: Largest suggested value of `--steps`.
+_MAX_ADVISED_STEPS = 100
 
-OWN_PROFILER = "the program has a profiler of its own, which is left alone: its steps were timed and not recorded"
+OWN_PROFILER = "the program uses its own profiler, so its steps were timed and not recorded"
 
 
 class AttachedSession:
@@ -47,10 +49,11 @@ class AttachedSession:
 
     Args:
         settings, position: settings and cluster position of this process.
-        boundaries: finds the steps, which end with a step of `optimizer`'s class.
+        boundaries: counts the optimizers and their calls per step, for the record.
+        optimizer: class name of the optimizer that ends a step, for the record.
         recorded: False to time steps without profiling.
         has_own_profiler: returns whether the program has created a profiler so far.
-        late: this rank had passed the common first step, and is measured separately.
+        late: this rank had already passed the common first step, and is measured separately.
     """
 
     def __init__(
@@ -88,18 +91,20 @@ class AttachedSession:
         self._windows: list[BackgroundWindow] = []
         self._range: Range | None = None
         self._begun_ns = self._number = 0
-        #: The training thread, and whether another thread has requested the end of the recording.
+        #: The training thread.
         self._thread = 0
-        self._gives_up = False
-        #: Steps in which a loader ended, and whether a loader has ended in this step.
+        #: Another thread has requested the end of the recording.
+        self._recording_cancelled = False
+        #: Number of steps in which a loader ended.
         self._epoch_ends = 0
+        #: A loader has ended in this step.
         self._loader_ended = False
         #: Traces are written in the background, unless the process is about to end.
         self._background = True
         self._note_steps()
 
     def open(self) -> None:
-        """Clear this rank's files only, because ranks that are measured separately may have begun before."""
+        """Remove this rank's files of an earlier run; other ranks may already have written theirs."""
         self._measurement.open(self._runtime, self._position, run_id=self._run_id, clear_run=False)
 
     def boundary(self) -> bool:
@@ -112,25 +117,27 @@ class AttachedSession:
         else:
             self._range.__exit__(None, None, None)
             self._end_step(phases, now_ns)
-        if self._gives_up:
-            self.give_up_recording()
+        if self._recording_cancelled:
+            self.cancel_recording()
         if not self._measurement.advance():
             if self._measurement.error is not None and OWN_PROFILER in self._measurement.error:
                 self._measurement.error = OWN_PROFILER
             self._marked.close()
-            self.give_up_recording()  # after a failure while recording, because ending it in another thread would crash
+            # After a failure a recording may still run. Ending it later in another thread would crash.
+            self.cancel_recording()
             return False
         self._range = Range(STEP, number=self._number)
         self._range.__enter__()
         self._measurement.mark_lines()
-        take_input_ns()  # discards fetches before this step
+        take_input_ns()  # discard fetches before this step
         self._begun_ns = time.perf_counter_ns()
         return True
 
-    def give_up_recording(self) -> None:
+    def cancel_recording(self) -> None:
         """Discard the recording, because the program creates a profiler, and only one profiler can run at a time."""
-        if threading.get_ident() != self._thread:  # ending it here would crash: PyTorch records by thread
-            self._gives_up = True
+        # PyTorch records by thread, so that ending the recording in another thread would crash.
+        if threading.get_ident() != self._thread:
+            self._recording_cancelled = True
         elif self._measurement.phases is not None:
             self._measurement.phases.discard_window()
 
@@ -148,14 +155,14 @@ class AttachedSession:
                 measurement.progress.note(f"rank {self._position.rank}: {sentence}")
                 measurement.progress.tell("saving")
         self._marked.close()
-        # The program that started the command combines the ranks' records when it has ended.
+        # The program that started the command combines the ranks' records at its end.
         measurement.close(error, wait_for_others=False)
 
     def _begin(self) -> None:
         phases = self._measurement.begin(
             self._runtime, loaders=self._loaders, agreement=partial(SplittableAgreement, timeout_s=0.0)
         )
-        phases.sees_input = False  # until a fetch is seen
+        phases.sees_input = False  # until a batch is fetched from a marked loader
         agreement = self._measurement.agreement
         if self._late and isinstance(agreement, SplittableAgreement):
             agreement.decide_alone()
@@ -173,7 +180,7 @@ class AttachedSession:
             clock.exclude_step()
         phases.sees_input = phases.sees_input or fetching_ns is not None
         if phases.unprofiled_over:
-            self._marked.close()  # the recordings have PyTorch's own marks
+            self._marked.close()  # in recordings PyTorch marks the fetches
 
     def _on_loader_end(self) -> None:
         self._loader_ended |= threading.get_ident() == self._thread
@@ -205,7 +212,7 @@ class _AttachedRuntime(PyTorchRuntime):
         self._position = position
         self._make_window = make_window
 
-    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # there is one
+    def position(self, devices: Sequence[Any]) -> ClusterPosition:  # noqa: ARG002  # known from the start
         return self._position
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> ProfiledWindow:
@@ -213,7 +220,7 @@ class _AttachedRuntime(PyTorchRuntime):
 
 
 class BackgroundWindow(ProfiledWindow):
-    """The last recording. A thread writes its trace, because no further step is measured."""
+    """The last recording, whose trace is written in another thread while the training continues."""
 
     _thread: threading.Thread | None = None
     #: Reason why the trace could not be saved.
@@ -222,11 +229,11 @@ class BackgroundWindow(ProfiledWindow):
     def _save(self, profiler: Any) -> None:
         if not self._kept:
             return
-        self.saved = True  # until it fails, so that the record names it
+        self.saved = True  # the rank's record names the trace unless writing it fails
         try:
             self._thread = threading.Thread(target=self._write, args=(profiler,), name="gpudiag-trace")
             self._thread.start()
-        except RuntimeError:  # at the interpreter's end
+        except RuntimeError:  # no thread can be started when the interpreter ends
             self._thread = None
             super()._save(profiler)
 
@@ -246,17 +253,17 @@ class BackgroundWindow(ProfiledWindow):
 
 
 def suggest_options(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say by how many steps a command was too short, and suggest command-line options (see `suggest_arguments`).
+    """Say how many more steps a command needs, and suggest options for its current length; see `suggest_arguments`.
 
-    Worked example. 29 steps minus two recordings of 2 + 6 leave 13. Of these, 3 warm up, and 3 time lines:
-    `--warmup 3 --steps 7`.
+    Worked example. A command has 29 steps. Two recordings of 2 + 6 steps leave 13. Of these, 3 warm up, 7 are
+    unprofiled and 3 time lines: `--warmup 3 --steps 7`.
     """
-    left = ran - recording_steps(ACTIVE_STEPS) - run_in
-    fits = left >= fewest_steps(lines=lines) + 1
+    remaining = ran - recording_steps(ACTIVE_STEPS) - run_in
+    fits = remaining >= fewest_steps(lines=lines) + 1
     needed = f"{'at least' if at_least else 'about'} {missing} more step{'s are' if missing != 1 else ' is'} needed"
     if at_least and fits:  # the number is unknown
         needed = "more steps are needed until their times have converged"
     if not fits:
         return needed
-    warmup, steps = split_short_loop(left, lines=lines)
+    warmup, steps = split_short_loop(remaining, lines=lines)
     return f"{needed}, or --warmup {warmup} --steps {min(_MAX_ADVISED_STEPS, steps)}"

@@ -22,7 +22,7 @@ from gpudiag.training.session.progress import send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Autograd's number outside any backward pass.
+#: Autograd's number of the current backward pass if there is none.
 _NO_BACKWARD = -1
 
 _OUT_OF_STEP = "the ranks do not take their steps together: each is measured separately"
@@ -38,16 +38,19 @@ class Attachment:
         #: Class names of optimizers, by id.
         self._optimizers: dict[int, str] = {}
         self._steps = 0
-        #: Calls of the optimizer that ends a step, and whether each step had exactly one.
-        self._ending_calls, self._once = 0, True
+        #: Number of calls of the optimizer that ends a step.
+        self._ending_calls = 0
+        #: Each step has had exactly one of these calls.
+        self._once = True
         self._position: ClusterPosition | None = None
         self._barrier: StartBarrier | None = None
         self._session: AttachedSession | None = None
+        #: Held while a call in the main thread is scheduled.
         self._in_main = threading.Lock()
-        #: Nodes of autograd's graph that each thread has created; an increase means a forward pass.
+        #: Number of autograd nodes that each thread had created at its last call. An increase means a forward pass.
         self._nodes: dict[int, int] = {}
-        self._nodes_made = _node_counter()
-        #: The backward pass in which an optimizer stepped last.
+        self._count_nodes = _node_counter()
+        #: Number of the backward pass in which an optimizer stepped last.
         self._backward = _NO_BACKWARD
         self._current_backward, self._cuda = _backward_number(), _cuda()
         # The session's warnings go to the program that started the command, not into the user's log.
@@ -58,13 +61,13 @@ class Attachment:
     def stepped(self, optimizer: Any) -> None:
         """Receive an optimizer step, in any thread. Raises SystemExit when the command must end."""
         if os.getpid() != self._pid or (self._cuda.is_initialized() and self._cuda.is_current_stream_capturing()):
-            return  # code that a CUDA graph captures runs at every replay, and must not be measured
+            return  # captured code is replayed by the CUDA graph, so that this call is no training step
         name, number = type(optimizer).__name__, id(optimizer)
         self._ending_calls += number == self._boundaries.optimizer
         backward = self._current_backward()
         if backward != _NO_BACKWARD:
-            # Within backward, possibly on an autograd thread. Profilers belong to the training thread, which continues
-            # when backward returns.
+            # The optimizer stepped within backward, possibly on an autograd thread. Profilers belong to the training
+            # thread, which continues when backward returns.
             if backward != self._backward:
                 self._backward = backward
                 when_backward_ends(lambda: self._call_deferred(number, name))
@@ -83,25 +86,30 @@ class Attachment:
         self._count_quietly(direct=False)
 
     def _trains_here(self) -> bool:
+        """Return whether this thread is a training thread: the main thread, or one that has run a forward pass."""
         thread = threading.get_ident()
         if thread == threading.main_thread().ident:
             return True
-        return self._nodes_made is not None and self._after_forward(thread)
+        return self._count_nodes is not None and self._after_forward(thread)
 
     def _after_forward(self, thread: int) -> bool:
-        return self._nodes_made is None or self._nodes_made() > self._nodes.get(thread, 0)
+        """Return whether this thread has run a forward pass since its last call; True if that is unknown."""
+        return self._count_nodes is None or self._count_nodes() > self._nodes.get(thread, 0)
 
     def _call(self, optimizer: int, name: str) -> None:
+        """Receive an optimizer step on the training thread."""
         thread = threading.get_ident()
         after_forward = self._after_forward(thread)
-        self._nodes[thread] = self._nodes_made() if self._nodes_made is not None else 0
+        self._nodes[thread] = self._count_nodes() if self._count_nodes is not None else 0
         self._optimizers.setdefault(optimizer, name)
         if not self._boundaries.ends_step(OptimizerCall(optimizer, after_forward)):
             return
         self._steps += 1
         self._entered.ours.making = True
         try:
-            if (self._session is not None or self._begin()) and not self._session_boundary():
+            if self._session is None:
+                self._begin()
+            if self._session is not None and not self._session.boundary():
                 self._finish()
         except Exception as error:
             self._report_failure(error)
@@ -110,20 +118,21 @@ class Attachment:
         finally:
             self._entered.ours.making = False
 
-    def _session_boundary(self) -> bool:
-        return self._session is not None and self._session.boundary()
-
     def _count_quietly(self, *, direct: bool) -> None:
-        """Only count steps while the start barrier needs no check for some steps, because a rank may never come.
+        """Replace the handler by one that only counts, until the step of the start barrier's next check.
 
-        This does as little as possible, because the training evicts its data from the processor's caches, so that it
-        takes several times as long as in a tight loop. If the optimizer that ends a step is called several times in
-        each, the call that counts follows a forward pass, which only the training thread can detect (`direct`).
+        The wait for the other ranks has no limit, so it must not slow the training. The counting handler does as little
+        as possible, because the training evicts its data from the processor's caches, so that it takes several times as
+        long as in a tight loop. If the optimizer that ends a step is called several times in each step, only the call
+        after a forward pass ends the step. The counting handler can detect that only on the training thread.
+
+        Args:
+            direct: the optimizer steps on the training thread itself.
         """
-        steps, nodes_made = self._steps, self._nodes_made or (lambda: 0)
+        steps, count_nodes = self._steps, self._count_nodes or (lambda: 0)
         last = self._barrier.next_step - 1 if self._barrier is not None and self._session is None else 0
         once = self._once = self._once and self._ending_calls == steps
-        if last <= steps or self._entered.handler is None or not (once or (direct and self._nodes_made is not None)):
+        if last <= steps or self._entered.handler is None or not (once or (direct and self._count_nodes is not None)):
             return
         ends_step, thread = self._boundaries.optimizer, threading.get_ident()
         nodes = self._nodes[thread]
@@ -133,10 +142,10 @@ class Attachment:
             if id(optimizer) != ends_step:
                 return
             if not once:
-                made = nodes_made()
-                if made <= nodes:
+                nodes_now = count_nodes()
+                if nodes_now <= nodes:
                     return
-                nodes = made
+                nodes = nodes_now
             if steps < last:
                 steps += 1
                 return
@@ -148,18 +157,14 @@ class Attachment:
 
         self._entered.handler = count
 
-    def _begin(self) -> bool:
-        """Open the session if this is the common first step of all ranks; return whether it is open."""
+    def _begin(self) -> None:
+        """Open the session if the common first step of all ranks is reached."""
         position = self._position = self._position or independent_position()
         if self._barrier is None:
             self._barrier = self._make_barrier(position)
-            if self._barrier is None:
-                return False
-        start = self._barrier.check(self._steps)
-        if start is None or self._steps < start.step:
-            return False
-        self._open(position, start)
-        return True
+        start = self._barrier.check(self._steps) if self._barrier is not None else None
+        if start is not None and self._steps >= start.step:
+            self._open(position, start)
 
     def _make_barrier(self, position: ClusterPosition) -> StartBarrier | None:
         """Create the start barrier; return None if another process of this rank is measured."""
@@ -198,15 +203,15 @@ class Attachment:
         )
         session.open()
         self._session = session
-        entered.on_own_profiler = session.give_up_recording
+        entered.on_own_profiler = session.cancel_recording
         atexit.register(self._at_exit)
-        if "multiprocessing.util" in sys.modules:  # whose children skip functions registered with atexit
+        if "multiprocessing.util" in sys.modules:  # children of multiprocessing do not call functions of atexit
             sys.modules["multiprocessing.util"].Finalize(None, self._at_exit, exitpriority=0)
         if not start.recorded:
             send_note(position.rank, OWN_PROFILER)
 
     def _finish(self) -> None:
-        """Write the remaining files in the background, or before the command ends, when everything is measured."""
+        """End the session and write its files in the background. With `stop`, write them now and end the command."""
         self._entered.report.stage = "measured"
         session = self._detach()
         if session is None:
@@ -216,7 +221,7 @@ class Attachment:
             raise SystemExit(0)
         try:
             threading.Thread(target=self._end, args=(session,), name="gpudiag-end").start()
-        except RuntimeError:  # at the interpreter's end
+        except RuntimeError:  # no thread can be started when the interpreter ends
             self._end(session, at_exit=True)
 
     def _at_exit(self) -> None:
@@ -225,7 +230,7 @@ class Attachment:
             self._end(session, getattr(sys, "last_value", None), at_exit=True)
 
     def _end(self, session: AttachedSession, error: BaseException | None = None, *, at_exit: bool = False) -> None:
-        """Save the measurements. A full disk does not fail the command."""
+        """Save the measurements. A failure is reported, and does not end the command."""
         try:
             session.end(error, at_exit=at_exit)
         except Exception as failure:  # noqa: BLE001  # the user's training goes on
@@ -249,7 +254,7 @@ class Attachment:
 
 
 def claim(run_dir: Path, rank: int) -> bool:
-    """Return whether this process is the first of its rank, in this attempt of the job."""
+    """Return whether this process is the first of its rank that calls this, in this attempt of the job."""
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     path = run_dir / "ranks" / f".rank{rank}.{attempt}"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,25 +1,26 @@
-"""Find the optimizer calls that end a training step, and the step at which all ranks begin to be measured.
+"""Find the optimizer calls that end a training step, and agree with the other ranks on the first measured step.
 
-Boundaries depend on the calls alone, so that every rank finds the same. A call counts if a forward pass lies between it
-and the previous call. Therefore an optimizer that updates its parameters in groups, or one optimizer per parameter that
-steps within backward, counts once. The optimizer called least often ends a step; if several are, the first of them.
+Only the sequence of calls determines the steps, so that every rank finds the same. A call counts if a forward pass lies
+between it and the previous call. So several calls count once if an optimizer updates its parameters in groups, or if
+each parameter has its own optimizer that steps within backward. The optimizer that is called least often ends a step;
+if several are called equally often, the first of them.
 
 Worked example. A GAN trains its critic D three times for each G; `.` is a forward pass:
 
     .D .D .D .G .D .D .D .G .D .D .D .G      D counts 9 times, G 3 times: G ends a step, which takes 4 calls
 
-Ranks agree on the first step without waiting, so that a rank that cannot take part delays no other rank. Each rank
-posts its presence once. When rank 0 has seen all ranks, it names a future step, which every rank reads before it
-reaches that step. Ranks that synchronize in every step are at most one step apart.
+Ranks agree on the first measured step without waiting, so that a rank that cannot take part delays no other rank. Each
+rank posts its presence once. When rank 0 has seen all ranks, it names a future step. Every rank reads the name before
+it reaches that step. Ranks that synchronize in every step are at most one step apart.
 
 Checking the store takes time, and a rank may never come. Therefore, after the first checks, a rank checks again only
-when the intermediate steps have taken `_RATIO` times as long as a check. This bounds the checks to 1/`_RATIO` of the
-training time. The step that rank 0 names must lie beyond the next check of every rank, so ranks post the distance of
-their checks. A rank posts a larger distance first, applies it after its next check, and never reduces it.
+when the steps since its last check have taken `_RATIO` times as long as a check. So the checks take at most 1/`_RATIO`
+of the training time. The step that rank 0 names must come after the next check of every rank. Therefore each rank posts
+the distance between its checks. A rank posts a larger distance before it applies it, and never reduces it.
 
-Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms: 500 times that are 20 steps, rounded up to 32. It posts
-that at step 6, checks at steps 1 to 10, then at 42, 74, 106. If rank 0 sees everyone at step 74, it names step
-74 + 4 + 32 = 110, which rank 1 has read by step 106 even if it checked at step 74 a moment too early.
+Worked example. Steps take 1.5 ms and rank 1's checks 0.06 ms. 500 times 0.06 ms are 20 steps, rounded up to 32. Rank 1
+posts 32 at step 6, checks at steps 1 to 10, and then at 42, 74 and 106. If rank 0 has seen all ranks at step 74, it
+names step 74 + 4 + 32 = 110. If rank 1 checked at step 74 just before that, it reads the name at step 106.
 """
 
 from __future__ import annotations
@@ -30,21 +31,21 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-#: Minimum calls of an optimizer that distinguish it from one that steps only occasionally.
+#: Number of calls after which an optimizer is regarded as one that steps regularly.
 _MIN_CALLS = 3
-#: Calls observed in any case: of a GAN, five of the critic and the first of the generator.
+#: Minimum number of observed calls. In a GAN these are five of the critic and the first of the generator.
 MIN_OBSERVED_CALLS = 6
-#: By then every optimizer of a step has been seen `_MIN_CALLS` times, unless it is called less than every 13th time.
+#: Number of calls of one optimizer after which optimizers with fewer than `_MIN_CALLS` calls are ignored.
 _MAX_CALLS = 40
 
 #: Minimum ratio of the training time to the time of all checks except the first ones.
 _RATIO = 500
-#: Number of checks at consecutive first steps; if all ranks of a job train, they are present by the third.
+#: Number of checks in the first steps, one per step. If all ranks of a job train, they are present by the third.
 _FIRST_CHECKS = 10
 #: Minimum distance of later checks, in steps.
 _MIN_DISTANCE = 8
-#: Steps between the last rank's next check and the first measured step. Also, a rank posts the distance of later checks
-#: this many checks before the last of `_FIRST_CHECKS`.
+#: Number of steps from the last rank's next check to the first measured step. A rank also posts the distance between
+#: its later checks this number of checks before the last of `_FIRST_CHECKS`.
 _AHEAD = 4
 
 
@@ -61,10 +62,11 @@ class Boundaries:
     def __init__(self) -> None:
         #: Calls after a forward pass, by optimizer, in the order in which they were first seen.
         self._seen: dict[int, int] = {}
-        #: The optimizer that ends a step; None until decided.
+        #: The optimizer that ends a step; None until it is known.
         self.optimizer: int | None = None
-        #: Calls and steps of complete steps; calls of the current step, None if some of them were missed.
-        self._calls = self._steps = 0
+        #: Numbers of complete steps and of calls in them.
+        self._steps = self._calls = 0
+        #: Number of calls in the current step; None if some of them were not reported.
         self._calls_now: int | None = 0
 
     def ends_step(self, call: OptimizerCall) -> bool:
@@ -72,15 +74,15 @@ class Boundaries:
         if self.optimizer is None:
             self._observe(call)
             return False
-        now = None if self._calls_now is None else self._calls_now + 1
+        calls_now = None if self._calls_now is None else self._calls_now + 1
         ends = call.optimizer == self.optimizer and call.after_forward
-        if ends and now is not None:
-            self._calls, self._steps = self._calls + now, self._steps + 1
-        self._calls_now = 0 if ends else now
+        if ends and calls_now is not None:
+            self._calls, self._steps = self._calls + calls_now, self._steps + 1
+        self._calls_now = 0 if ends else calls_now
         return ends
 
     def missed_calls(self) -> None:
-        """Report that calls of the step that ends next were not reported."""
+        """Exclude the current step from `calls_per_step`, because some of its calls were not reported."""
         self._calls_now = None
 
     @property
@@ -90,7 +92,7 @@ class Boundaries:
 
     @property
     def calls_per_step(self) -> float | None:
-        """Calls of all optimizers in a step; None if no step has ended yet."""
+        """Mean number of calls of all optimizers in a step; None if no step has ended yet."""
         return self._calls / self._steps if self._steps else None
 
     def _observe(self, call: OptimizerCall) -> None:
@@ -136,16 +138,18 @@ class StartBarrier:
         self._clock = clock
         self._start: StartStep | None = None
         self.next_step = 0
-        #: Steps between two checks: now, and as posted for after the next check.
+        #: Number of steps between two checks: the current one, and the posted one, which applies after the next check.
         self._distance, self._posted_distance = 1, 1
-        #: Number of checks, the step and end time of the last check, and the time that posting the distance then took.
-        self._checks = self._checked_step = 0
-        self._ended_s = self._posting_s = 0.0
+        self._checks = 0
+        #: Step and end time of the last check.
+        self._checked_step, self._ended_s = 0, 0.0
+        #: Time that it took to post the distance after the last check.
+        self._posting_s = 0.0
         if store is not None:
             self._post()
 
     def check(self, step: int) -> StartStep | None:
-        """Return the common first step, if it is known at this step. Never waits."""
+        """Return the common first step, if it is known at this step. The method never waits."""
         if self._store is None:
             return StartStep(step, recorded=not self._own_profiler)
         if self._start is None and step >= self.next_step:
@@ -158,7 +162,12 @@ class StartBarrier:
         return self._start
 
     def _next_check(self, step: int, begun_s: float) -> int:
-        """Return the step of the next check; first post the new distance if later checks will be further apart."""
+        """Return the step of the next check. If later checks must be further apart, post the new distance.
+
+        Args:
+            step: the step of the check that ends.
+            begun_s: time at which this check began.
+        """
         self._checks += 1
         if self._checks >= _FIRST_CHECKS:
             self._distance = self._posted_distance
@@ -166,9 +175,9 @@ class StartBarrier:
         self._posting_s = 0.0
         if self._checks >= _FIRST_CHECKS or self._checks == _FIRST_CHECKS - _AHEAD:
             step_s = (begun_s - self._ended_s) / (step - self._checked_step)
-            wanted = max(_MIN_DISTANCE, math.ceil(_RATIO * check_s / step_s))
-            if wanted > self._posted_distance:
-                self._posted_distance = 1 << (wanted - 1).bit_length()
+            distance = max(_MIN_DISTANCE, math.ceil(_RATIO * check_s / step_s))
+            if distance > self._posted_distance:
+                self._posted_distance = 1 << (distance - 1).bit_length()  # the next power of two
                 begun_s = self._clock()
                 self._post()
                 self._posting_s = self._clock() - begun_s
@@ -179,6 +188,7 @@ class StartBarrier:
         self._store.set(_key(self._rank), json.dumps([self._own_profiler, self._posted_distance]))
 
     def _name_start(self, step: int) -> StartStep | None:
+        """On rank 0, post the first measured step if all ranks are present, and return it."""
         keys = [_key(rank) for rank in range(self._world_size)]
         if not self._store.check(keys):
             return None

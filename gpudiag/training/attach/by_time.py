@@ -1,7 +1,7 @@
 """Record a process for some seconds if it computes without a PyTorch optimizer.
 
-Its steps are unknown and are not timed; the trace shows where they repeat. To distinguish a loop from one-time work
-like loading, the operators are sampled twice for half a second: a loop runs the same operators again.
+Its steps are unknown and are not timed. The analysis finds them in the trace by their repetition. A loop is
+distinguished from one-time work like loading by two samples of half a second: in a loop, both have the same operators.
 """
 
 from __future__ import annotations
@@ -29,27 +29,29 @@ from gpudiag.training.session.progress import ProgressSender, send_note
 if TYPE_CHECKING:
     from gpudiag.training.attach.entered import EnteredProcess
 
-#: Durations in seconds of a sample and of the recording.
-_LOOK_S, _RECORD_S = 0.5, 3.0
-#: How long to wait for the main thread, in seconds, before and after the recording.
+#: Duration of a sample, in seconds.
+_LOOK_S = 0.5
+#: Duration of the recording, in seconds.
+_RECORD_S = 3.0
+#: Longest wait for the main thread, in seconds, before and after the recording.
 _WAIT_BEFORE_S, _WAIT_AFTER_S = 5.0, 60.0
 #: Minimum share of operator names that two samples of one loop have in common.
 _SAME_OPERATORS = 0.8
-#: Factor on the waiting time if the program has created an optimizer, because it may still compile or load.
+#: Factor on `Settings.patience_s` if the program has created an optimizer, because it may still compile or load.
 _OPTIMIZER_PATIENCE = 10
-#: From the agreement of all ranks to the recording, in seconds.
+#: Time from the agreement of all ranks to the recording, in seconds.
 _AHEAD_S = 1.0
 
 
 def record_for_a_while(entered: EnteredProcess) -> None:
-    """Record this process at the same time as all ranks of its job, if it computes in a loop and no optimizer steps.
+    """Record this process if it computes in a loop and no optimizer steps. All ranks of a job record at the same time.
 
-    Called in a separate thread, and again later if nothing was recorded.
+    The watch thread calls this, and calls it again later if nothing was recorded.
     """
     settings = entered.settings
     if _has_optimizer() and time.monotonic() - entered.last_step_s < _OPTIMIZER_PATIENCE * settings.patience_s:
         return
-    entered.ours.making = True  # in this thread; in the main thread it is set around each call
+    entered.ours.making = True  # for this thread; `_call_in_main` sets it for the main thread
     if not _loops(entered) or _has_stepped(entered):
         return
     position = independent_position()
@@ -68,11 +70,15 @@ def record_for_a_while(entered: EnteredProcess) -> None:
 
 
 def _has_stepped(entered: EnteredProcess) -> bool:
-    """Return whether an optimizer has stepped since the watch last looked. The watch waits for this function."""
+    """Return whether an optimizer has stepped since the watch thread called this module.
+
+    It is a function, because type checkers assume that an attribute does not change between two reads.
+    """
     return entered.stepped
 
 
 def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, run_id: str) -> None:
+    """Record for `_RECORD_S`, and write the rank's record and on rank 0 the run's."""
     (device,) = RUNTIME.devices(None, None)
     trace = record.trace_name(position.rank)
     window = BackgroundWindow(run_dir / trace, active=None, cuda=RUNTIME.on_gpu(device))
@@ -121,10 +127,7 @@ def _record(entered: EnteredProcess, position: ClusterPosition, run_dir: Path, r
 
 
 def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
-    """Wait until every rank is present, and then until the time that rank 0 names; return the run's id.
-
-    Raises an exception if there is no store.
-    """
+    """Wait until every rank is present, and then until the time that rank 0 names; return the run's id."""
     run_id = entered.settings.run_id or secrets.token_hex(8)
     store = RUNTIME.store(position)
     if store is None:
@@ -143,6 +146,7 @@ def _await_others(position: ClusterPosition, entered: EnteredProcess) -> str:
 
 
 def _loops(entered: EnteredProcess) -> bool:
+    """Return whether two samples of the main thread have mostly the same operators."""
     first = _look(entered)
     if not first:
         return False
@@ -181,8 +185,8 @@ def _look(entered: EnteredProcess) -> set[str]:
 def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callable[[], object]) -> Iterator[bool]:
     """Start and stop a profiler in the main thread; yield whether it could be started.
 
-    A process that ends while its profiler runs would crash. Therefore its main thread stops the profiler at exit;
-    another thread might not run again.
+    A process that ends while its profiler runs would crash. Therefore the main thread also stops the profiler at exit,
+    when other threads may no longer run.
     """
 
     def begin() -> None:
@@ -199,16 +203,17 @@ def _running(entered: EnteredProcess, start: Callable[[], object], stop: Callabl
 
 
 def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wait_s: float = _WAIT_BEFORE_S) -> bool:
-    """Call a function in the main thread and wait; return False if it is not called in time, or if it fails.
+    """Call a function in the main thread and wait; return False if it fails, or is not called within `wait_s`.
 
-    A main thread that is unreachable for `wait_s` waits for other processes, as in a launcher, and may resume to exit.
+    A main thread that cannot be reached in this time waits for other processes, as in a launcher. When it resumes, the
+    process may be about to exit, so that the function is not called any more.
     """
     lock, done = threading.Lock(), threading.Event()
     ended: list[bool] = []
 
     def call() -> None:
         if not lock.acquire(blocking=False) or not threading.main_thread().is_alive():
-            return  # too late, or the interpreter is about to end
+            return  # `wait_s` is over, or the interpreter is about to end
         entered.ours.making = True
         try:
             function()
@@ -220,7 +225,7 @@ def _call_in_main(entered: EnteredProcess, function: Callable[[], object], *, wa
     if not in_main_thread(call):
         return False
     if not done.wait(wait_s) and not lock.acquire(blocking=False):
-        done.wait()  # it has begun
+        done.wait()  # the call has begun in time
     return bool(ended)
 
 

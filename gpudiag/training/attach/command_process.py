@@ -1,9 +1,9 @@
-"""The settings that gpudiag passes to each process of a command, and the report that each process writes back.
+"""Define the settings that gpudiag passes to each process of a command, and the report that each process writes.
 
-Settings are in one environment variable. Reports are files in gpudiag's private directory instead of the run directory,
-because they explain why the run directory has no records. A process writes its report after it has imported PyTorch, at
-its first optimizer step, about every `_INTERVAL_S` while it trains, and when it ends. This module imports only modules
-that load quickly.
+The settings are in one environment variable. The reports are files in gpudiag's private directory. They explain why a
+command could not be measured, also if the run directory cannot be written. A process writes its report after it has
+imported PyTorch, at its first optimizer step, about every `_INTERVAL_S` while it trains, and when it ends. This module
+imports only modules that load quickly.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from typing import Any, Literal
 
 from gpudiag.training.session.position import environment_number
 
-#: Holds `Settings` as JSON.
+#: Environment variable with `Settings` as JSON.
 VARIABLE = "GPUDIAG_ATTACH"
 
 #: Seconds without an optimizer step after which a process that computes is recorded for a fixed time instead.
 PATIENCE_S = 20.0
 
-#: In the directory of reports: an empty file that each Python process of the command makes (`entry/sitecustomize.py`).
+#: Empty file in the directory of reports. Each Python process of the command makes it (`entry/sitecustomize.py`).
 PYTHON_SEEN = "python"
 
 #: Seconds between two reports of a process that trains.
 _INTERVAL_S = 5.0
+#: Maximum length of an error in a report.
 _MAX_CHARACTERS = 500
 
 Stage = Literal["imported", "stepping", "waiting", "measuring", "measured", "not-first", "failed"]
@@ -47,7 +48,7 @@ class Settings:
         warmup: number of warm-up steps; None to detect convergence.
         patience_s: see `PATIENCE_S`.
         reports: directory of the processes' reports while the command runs; "" for none.
-        run_id: run id of ranks that are measured separately; other ranks agree on one.
+        run_id: run id of ranks that are measured separately. Ranks that are measured together agree on their own.
     """
 
     run_dir: str
@@ -65,7 +66,7 @@ class Settings:
 
 
 def read_settings() -> Settings | None:
-    """Return this process's settings; None if it belongs to no such command."""
+    """Return the settings in this process's environment; None if gpudiag did not start its command."""
     text = os.environ.get(VARIABLE)
     if not text:
         return None
@@ -81,7 +82,7 @@ class ProcessReport:
     """One process of the command that has imported PyTorch.
 
     Attributes:
-        pid, rank, world_size: process number and cluster position, as far as known.
+        pid, rank, world_size: process number and cluster position, as far as it is known.
         stage: progress of the measurement: PyTorch imported, optimizers step, waiting for the other ranks, measuring,
             everything measured; `not-first`: another process of the same rank is measured; `failed`: gpudiag failed in
             this process.
@@ -108,7 +109,7 @@ class ProcessReport:
 
 
 class ProcessReporter:
-    """Write this process's report into a directory. Never raises, because a lost report only costs an explanation."""
+    """Write this process's report into a directory. A failure to write is ignored, because only a message needs it."""
 
     def __init__(self, folder: str) -> None:
         self._folder = Path(folder) if folder else None
@@ -119,7 +120,7 @@ class ProcessReporter:
         self.stage: Stage = "imported"
         self.error: str | None = None
         self.own_profiler = False
-        #: The next report is due when optimizers have stepped this often.
+        #: Number of optimizer steps at which the next report is due.
         self.next_calls = 1
 
     def set_position(self, rank: int, world_size: int) -> None:
@@ -127,7 +128,7 @@ class ProcessReporter:
         self._rank, self._world_size = rank, world_size
 
     def due(self, calls: int) -> None:
-        """Report the number of optimizer steps, and compute when the next report is due."""
+        """Write a report with this number of optimizer steps, and compute when the next one is due."""
         now_s = time.monotonic()
         per_second = (calls - self._written_calls) / max(1e-3, now_s - self._written_s)
         self.next_calls = calls + max(1, int(per_second * _INTERVAL_S)) if calls > 1 else calls + 9
@@ -158,19 +159,19 @@ class ProcessReporter:
         )
         with contextlib.suppress(Exception):
             path = self._folder / f"{self._pid}.json"
-            attempt = path.with_suffix(".new")
-            attempt.write_text(json.dumps(asdict(report)), encoding="utf-8")
-            attempt.replace(path)
+            new = path.with_suffix(".new")
+            new.write_text(json.dumps(asdict(report)), encoding="utf-8")
+            new.replace(path)
 
 
 def _uncaught() -> str | None:
-    """Return the exception that ends the program, which the interpreter has printed."""
+    """Return the uncaught exception that ends the program."""
     error = getattr(sys, "last_value", None)
     return None if error is None else f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def may_train() -> bool:
-    """Return whether this is a main process or one of a process group, and neither a launcher nor a loader's worker."""
+    """Return whether this process may train. A launcher and a worker of a loader do not train."""
     if "torch.distributed.elastic.agent.server.api" in sys.modules:
         return False
     torch: Any = sys.modules.get("torch")

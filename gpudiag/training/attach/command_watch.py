@@ -1,4 +1,4 @@
-"""Watch a command from its start to its end: its messages, its signals, and the ends of its processes."""
+"""Watch a command while it runs: receive its messages, forward signals to it, and observe how its processes end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from gpudiag.training.launch.failure_cause import is_stopped, name_ranks
 from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session.progress import Progress
 
-#: Upper bounds on the size and the number of reports, far above the usual.
+#: Limits on the size and the number of reports, far above the usual.
 _MAX_REPORT_BYTES = 16384
 _MAX_REPORTS = 20000
 
+#: Longest wait for messages before signals are forwarded and the command's end is checked.
 _RECEIVE_S = 0.1
 #: Seconds between two checks of the command's processes.
 _CHECK_S = 1.0
@@ -35,6 +36,7 @@ _STOPPED_CHECKS = 3
 #: With `stop`, seconds in which the command may exit by itself after all ranks are done.
 _AFTER_STOP_S = 30.0
 
+#: Signals that are forwarded to the command.
 FORWARDED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -47,17 +49,18 @@ FORWARDED = (
 #: `si_code` of a signal that the kernel sent, for example on behalf of a terminal.
 _SI_KERNEL = 0x80
 
+#: Longest wait for the end of a process before new processes are observed.
 _POLL_MS = 50
-#: Maximum number of descriptors opened.
+#: Maximum number of processes whose ends are observed, because each needs an open file descriptor.
 _MAX_PROCESSES = 512
 
 
 class Hooks(NamedTuple):
     """Callbacks while the command runs: for each message, for each warning, and when everything is measured."""
 
-    heard: Callable[[Progress], None]
-    said: Callable[[str], None]
-    measured: Callable[[], None]
+    on_message: Callable[[Progress], None]
+    on_warning: Callable[[str], None]
+    on_measured: Callable[[], None]
 
 
 class CommandWatch:
@@ -81,26 +84,26 @@ class CommandWatch:
         self._hooks = hooks
         self._known: list[ProcessReport] = []
         self._next_check_s = 0.0
-        #: Consecutive checks at which each process was stopped; more than `_STOPPED_CHECKS` once it is reported.
+        #: Number of consecutive checks at which each process was stopped. Above `_STOPPED_CHECKS` it was reported.
         self._stopped: Counter[int] = Counter()
         self._measured = False
 
     def run(self, *, stop: bool) -> int:
-        """Return the command's exit code, 128 more than the number of the signal that ended it.
+        """Return the command's exit code, or 128 plus the number of the signal that ended it.
 
-        With `stop`, end the command when everything is measured, with exit code 0.
+        With `stop`, end the command when everything is measured, and return 0.
         """
         done_s: float | None = None
         while self._process.poll() is None:
             for message in self._listener.receive(_RECEIVE_S):
-                self._hooks.heard(message)
+                self._hooks.on_message(message)
             self._signals.forward()
             self._check_processes()
             if not self._all_done():
                 continue
             if not self._measured:
                 self._measured = True
-                self._hooks.measured()
+                self._hooks.on_measured()
             if stop:
                 done_s = done_s or time.monotonic()
                 if time.monotonic() - done_s > _AFTER_STOP_S:
@@ -108,7 +111,7 @@ class CommandWatch:
                     self._process.wait()
                     return 0
         for message in self._listener.receive(0.0):
-            self._hooks.heard(message)
+            self._hooks.on_message(message)
         code = self._process.returncode
         return code if code >= 0 else 128 - code
 
@@ -118,7 +121,8 @@ class CommandWatch:
             return self._measured
         if any(message.phase != "done" for message in latest.values()):
             return False
-        # Ranks on other nodes send no messages; ranks that a launcher starts have their numbers from the start.
+        # Ranks on other nodes are not expected, because they send no messages here. A launcher numbers its ranks, so
+        # that they are expected before their first optimizer step.
         expected = {report.rank for report in self._known if report.calls or (report.numbered and not report.helper)}
         return expected <= latest.keys()
 
@@ -135,13 +139,13 @@ class CommandWatch:
         ranks = [report.rank for report in stopped]
         if stopped and any(report.rank not in ranks for report in self._known):
             pids = " ".join(str(report.pid) for report in self._known if report.rank in ranks)
-            self._hooks.said(
-                f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger): "
-                f"the others wait for it; kill -CONT {pids}"
+            self._hooks.on_warning(
+                f"{name_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} stopped (SIGSTOP, or a debugger), and the "
+                f"other ranks wait: to continue, kill -CONT {pids}"
             )
 
     def _newly_stopped(self, pid: int) -> bool:
-        """Return whether a process reaches `_STOPPED_CHECKS` stopped checks now; True only once per process."""
+        """Return whether a process was stopped at `_STOPPED_CHECKS` consecutive checks; True only once per process."""
         if self._stopped[pid] > _STOPPED_CHECKS:
             return False
         self._stopped[pid] = self._stopped[pid] + 1 if is_stopped(pid) else 0
@@ -157,17 +161,17 @@ def read_reports(folder: Path) -> list[ProcessReport]:
     for path in sorted(folder.glob("*.json"))[:_MAX_REPORTS]:
         with contextlib.suppress(OSError, msgspec.MsgspecError), path.open("rb") as file:
             reports.append(msgspec.json.decode(file.read(_MAX_REPORT_BYTES), type=ProcessReport))
-    if any(report.numbered for report in reports):  # a launcher, which has no rank, started them
+    if any(report.numbered for report in reports):  # a launcher started them, and has itself no number
         reports = [replace(report, helper=report.helper or not (report.numbered or report.calls)) for report in reports]
     return sorted(reports, key=lambda report: (report.rank, report.pid))
 
 
 class SignalForwarder:
-    """Catch signals from before the command starts, and forward them to the command once it runs.
+    """Catch signals to gpudiag, also before the command starts, and forward them to the command once it runs.
 
     A scheduler sends SIGUSR1 for a checkpoint and SIGTERM before the time limit, `timeout` sends SIGTERM, and a user
     runs `kill`. Ctrl-C and Ctrl-\\ in a terminal reach the command without forwarding, because it belongs to the same
-    process group. The kernel identifies the sender of a signal (`si_code`), so that these are not sent twice.
+    process group. Such signals have the kernel as their sender (`si_code`), and are not forwarded.
 
     Attributes:
         forwarded: the signals that were forwarded.
@@ -181,7 +185,7 @@ class SignalForwarder:
 
     @contextlib.contextmanager
     def taking(self) -> Iterator[None]:
-        """Catch all signals except ignored ones, as under nohup; the command inherits ignored signals."""
+        """Catch signals within the block, except those that are ignored (under nohup), as the command ignores them."""
         before = {}
         for number in FORWARDED:
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -195,9 +199,10 @@ class SignalForwarder:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def begin(self, process: subprocess.Popen[bytes]) -> None:
-        """Block the signals and wait for them from now on, because waiting returns the sender.
+        """Forward signals to this process from now on.
 
-        The command was started before, with no signal blocked.
+        The signals are blocked and received with `sigtimedwait`, because it returns their sender. The process must have
+        started before, so that it does not inherit the blocked signals.
         """
         self._process = process
         if hasattr(signal, "sigtimedwait"):
@@ -205,7 +210,7 @@ class SignalForwarder:
             signal.pthread_sigmask(signal.SIG_BLOCK, self._blocked)
 
     def forward(self) -> None:
-        """Forward the received signals. Must be called several times a second, in the main thread."""
+        """Forward the received signals. Call this method several times a second in the main thread."""
         while self._blocked and (received := signal.sigtimedwait(self._blocked, 0)) is not None:
             if received.si_code != _SI_KERNEL:
                 self._received.append(received.si_signo)
@@ -228,22 +233,22 @@ class Death:
 
     @property
     def signal(self) -> int | None:
-        """The signal that ended it; None for none, or if unknown."""
+        """The signal that ended the process; None if it exited by itself, or if this is unknown."""
         return self.status & 0x7F or None if self.status is not None else None
 
     @property
     def exit_code(self) -> int | None:
-        """Its exit code; None if a signal ended it, or if unknown."""
+        """The exit code of the process; None if a signal ended it, or if this is unknown."""
         return self.status >> 8 if self.status is not None and not self.signal else None
 
 
 class DeathWatch:
-    """Observe in a thread when and how processes end, although another process is their parent.
+    """Observe in a thread when and how processes end that are not children of this process.
 
-    A process that a signal ends cannot report it, and its peers only report broken connections. Linux makes a process's
-    file descriptor (pidfd) readable when the process ends, and `/proc/PID/stat` has its exit status until its parent
-    reaps it. Launchers reap about ten times a second, so that the status is usually still readable; if not, only the
-    time is known. Without pidfd no ends are observed.
+    A process that a signal ends cannot report it, and its peers only report broken connections. On Linux, the file
+    descriptor of a process (pidfd) becomes readable when the process ends. Until its parent reaps it, `/proc/PID/stat`
+    has its exit status. Launchers reap about ten times a second, so that the status is usually still there; otherwise
+    only the time is known. On systems without pidfd no ends are observed.
 
     Attributes:
         deaths: observed ends by process number.
@@ -258,7 +263,7 @@ class DeathWatch:
         self.deaths: dict[int, Death] = {}
 
     def __enter__(self) -> DeathWatch:
-        # Signals are for the main thread, which forwards them to the command.
+        # The main thread receives all signals, because it forwards them to the command.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self._thread.start()
@@ -274,7 +279,7 @@ class DeathWatch:
         self._watched = {}
 
     def watch(self, pids: Iterable[int]) -> None:
-        """Observe these processes in addition."""
+        """Observe further processes; those that are observed already may be among them."""
         for pid in pids:
             if self._poll is None or pid in self._known or len(self._watched) >= _MAX_PROCESSES:
                 continue
@@ -294,9 +299,9 @@ class DeathWatch:
 
 
 def _wait_status(pid: int) -> int | None:
-    """Return the wait status of a process that its parent has not reaped yet."""
+    """Return the wait status of an ended process; None if its parent has reaped it already."""
     try:
-        # The name in parentheses may contain anything; `exit_code` is the last field.
+        # The name in parentheses may contain anything. The wait status is the last field.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return int(fields[-1]) if fields[0] == "Z" else None
     except (OSError, ValueError, IndexError):

@@ -1,8 +1,8 @@
 """Hook all optimizers and profilers, in every process of the command that has imported PyTorch.
 
 A process that never trains imports only this module and the standard library. The hook stays for the life of the
-process, because an optimizer may be iterating over its hooks when one is removed. Once everything is measured, the hook
-does nothing (0.1 us per step). A failure here ends the measurement, but not the command.
+process, because an optimizer may iterate over its hooks at the moment of a removal. Once everything is measured, the
+hook does nothing (0.1 us per step). A failure in this module ends the measurement, but not the command.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from gpudiag.training.attach.command_process import ProcessReporter, Settings, may_train, read_settings
 
-#: A main thread that computes less than this share of the time waits for other processes, as a launcher does. (Polling
-#: ten times a second takes a tenth of this share.)
+#: Minimum share of the time in which the main thread of a training process computes. A launcher waits for other
+#: processes, and polling ten times a second takes a tenth of this share.
 _MIN_BUSY_SHARE = 0.01
 
 
@@ -33,11 +33,11 @@ class EnteredProcess:
         own_profiler: the program has created a profiler.
         on_own_profiler: called when the program creates a profiler.
         stop_looking: ends the current sample of the main thread's operators, if there is one.
-        stepped: an optimizer has stepped since the watch last looked.
-        last_step_s: time at which the watch last saw a step, in seconds of `time.monotonic`.
+        stepped: an optimizer has stepped since the watch thread last reset this.
+        last_step_s: time at which the watch thread last saw a step, in seconds of `time.monotonic`.
         calls: number of optimizer steps.
         report: this process's report.
-        ours: thread-local; `making` is set in threads that are creating gpudiag's own profiler.
+        ours: thread-local; its attribute `making` is set while a thread creates gpudiag's own profiler.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -91,7 +91,7 @@ def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
     if entered is None:
         return
     if (len(args) > 1 or kwargs) and any(isinstance(value, _CountingClosure) for value in (*args, *kwargs.values())):
-        return  # each evaluation was counted
+        return  # `_CountingClosure` has counted each evaluation
     _step(entered, optimizer)
 
 
@@ -111,29 +111,27 @@ def _step(entered: EnteredProcess, optimizer: Any) -> None:
             entered.report.stage, entered.report.error = "failed", f"{type(error).__name__}: {error}"
 
 
-# A compiled step calls this uncompiled; its graph breaks for the optimizer's own hooks anyway.
-setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as PyTorch marks them itself
+# torch.compile must not compile the hook. This costs no additional graph break, because hooks break the graph anyway.
+setattr(_stepped, "_torchdynamo_disable", True)  # noqa: B010  # as `torch._dynamo.disable` does
 
 
 def _watch_closures() -> None:
     """Count each evaluation of L-BFGS's closure as a step.
 
-    A call evaluates the closure about twenty times, each with a forward and a backward pass. It takes as long as twenty
-    steps of other optimizers, and a job has few calls.
+    A call of L-BFGS evaluates the closure about twenty times, each with a forward and a backward pass. So a call takes
+    as long as twenty steps of other optimizers, and a job has few calls.
     """
     from torch.optim import LBFGS
 
-    LBFGS.__init__ = _hooked(LBFGS.__init__)  # type: ignore[method-assign]
+    original = LBFGS.__init__
 
-
-def _hooked(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def made(optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        make(optimizer, *args, **kwargs)
+    @functools.wraps(original)
+    def initialize(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
         with contextlib.suppress(Exception):
             optimizer.register_step_pre_hook(_before_step)
 
-    return made
+    LBFGS.__init__ = initialize  # type: ignore[method-assign, assignment]
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -178,13 +176,15 @@ def _watch_profilers() -> None:
     from torch.autograd.profiler import profile as autograd_profile
     from torch.profiler.profiler import _KinetoProfile
 
-    for kind in (_KinetoProfile, autograd_profile):
-        kind.__init__ = _noticed(kind.__init__)  # type: ignore[method-assign]
+    for profiler_class in (_KinetoProfile, autograd_profile):
+        profiler_class.__init__ = _watched_init(profiler_class.__init__)  # type: ignore[method-assign]
 
 
-def _noticed(make: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> None:
+def _watched_init(original: Callable[..., None]) -> Callable[..., None]:
+    """Return a profiler's `__init__` that first ends gpudiag's own profiler, unless gpudiag calls it."""
+
+    @functools.wraps(original)
+    def initialize(*args: Any, **kwargs: Any) -> None:
         entered = _entered
         if entered is not None and not getattr(entered.ours, "making", False):
             entered.own_profiler = entered.report.own_profiler = True
@@ -192,16 +192,16 @@ def _noticed(make: Callable[..., None]) -> Callable[..., None]:
                 with contextlib.suppress(Exception):
                     if end is not None:
                         end()
-        make(*args, **kwargs)
+        original(*args, **kwargs)
 
-    return made
+    return initialize
 
 
 def _watch_for_loops(entered: EnteredProcess) -> None:
-    """Start the watch thread without `threading`, because programs count the threads of that module."""
+    """Start the watch thread, without `threading`, because some programs count the threads of that module."""
     import _thread
 
-    with contextlib.suppress(RuntimeError):  # no more threads
+    with contextlib.suppress(RuntimeError):  # the system allows no more threads
         _thread.start_new_thread(_watching, (entered,))
 
 
@@ -225,7 +225,7 @@ def _watching(entered: EnteredProcess) -> None:
 
 
 def _cpu_s() -> float:
-    """Return the main thread's seconds of CPU time; the process's if one thread's is unavailable (macOS)."""
+    """Return the main thread's CPU time in seconds; the whole process's if that is unavailable (macOS)."""
     if not hasattr(time, "pthread_getcpuclockid"):
         return time.process_time()
     return time.clock_gettime(time.pthread_getcpuclockid(threading.main_thread().ident or 0))

@@ -1,7 +1,7 @@
 """Call a function in the main thread, between two instructions of its code, but not within a backward pass.
 
-A range or profiler that starts or ends in a hook of backward would lose its state, because autograd then restores the
-thread's earlier state.
+A range or profiler that starts or ends within backward would lose its state, because autograd restores the thread's
+earlier state at the end of backward.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from collections import deque
 from collections.abc import Callable
 from types import FrameType
 
+#: Functions to call in the main thread.
 _waiting: deque[Callable[[], object]] = deque()
 
 
 class _Pending:
-    """Argument of the pending call `PyObject_IsTrue`, a C function whose failure is raised in the main thread."""
+    """Object whose conversion to bool calls the waiting functions.
+
+    The interpreter's pending call is the C function `PyObject_IsTrue` with this object as its argument. An exception in
+    it is raised in the main thread.
+    """
 
     def __bool__(self) -> bool:
-        if _in_backward() and _add():
+        if _in_backward() and _add():  # try again later
             return False
         while _waiting:
             with contextlib.suppress(Exception):
@@ -33,8 +38,8 @@ class _Pending:
 def in_main_thread(function: Callable[[], object]) -> bool:
     """Schedule a function in the main thread as a pending call of the interpreter, the way signals are handled.
 
-    Subclasses of Exception that it raises are ignored. Others, for example SystemExit, are raised in the main thread.
-    Returns False if the function will not be called because the interpreter's short queue of pending calls is full.
+    If the function raises a subclass of Exception, it is ignored. Others, for example SystemExit, are raised in the
+    main thread. If the interpreter's short queue of pending calls is full, return False and do not call the function.
     """
     _waiting.append(function)
     if _add():
@@ -44,10 +49,10 @@ def in_main_thread(function: Callable[[], object]) -> bool:
 
 
 def when_backward_ends(function: Callable[[], object]) -> None:
-    """Call a function in the main thread after the current backward pass; callable on any thread of that pass.
+    """Call a function in the main thread after the current backward pass. Any thread of that pass may call this.
 
-    At the end of the pass autograd calls a C function, so that the interpreter next checks for pending calls when
-    backward has returned.
+    At the end of the pass autograd calls `_ADD`, which adds a pending call. This is a C function, so that the
+    interpreter runs pending calls only after backward has returned.
     """
     from torch.autograd import Variable
 
@@ -56,12 +61,13 @@ def when_backward_ends(function: Callable[[], object]) -> None:
 
 
 def raise_in_main_thread(error: type[BaseException]) -> None:
-    """Raise an exception in the main thread at its next instruction. Must be called in another thread."""
+    """Raise an exception in the main thread at its next instruction. Only another thread may call this."""
     ident = ctypes.c_ulong(threading.main_thread().ident or 0)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, ctypes.py_object(error))
 
 
 def _add() -> bool:
+    """Add the pending call; return False if the interpreter's queue is full."""
     return bool(_ADD() == 0)
 
 

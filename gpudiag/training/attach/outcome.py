@@ -23,7 +23,7 @@ from gpudiag.training.session.step_counts import (
     recording_steps,
 )
 
-#: Errors of a rank whose peer has ended; the peer is the cause.
+#: Errors of a rank that are a consequence of another rank's end.
 _CONSEQUENCE = re.compile(
     r"connection (closed|reset|refused)|broken pipe|DistBackendError|DistNetworkError|DistStoreError|ncclRemoteError"
     r"|ncclSystemError|gloo|store.*(timeout|timed out)|SIGTERM|SignalException",
@@ -31,9 +31,11 @@ _CONSEQUENCE = re.compile(
 )
 #: Signals that a launcher sends to the other ranks once one has failed.
 _BY_LAUNCHERS = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+#: A shell's exit code minus the number of the signal that ended a process.
 _SIGNALS_FROM = 128
 
-_NOT_SEEN = f"python -I or -E, ssh, sudo, a container: hand PYTHONPATH and {VARIABLE} on, as mpirun -x does"
+_NOT_SEEN = f"python -I or -E, ssh, sudo, a container: pass PYTHONPATH and {VARIABLE} on, as mpirun -x does"
+#: Names of the steps of each phase.
 _PHASES = {
     "warmup": "warm-up step",
     "timed": "unprofiled step",
@@ -50,7 +52,7 @@ class CommandOutcome:
         settings: the command and its measurement settings.
         code: exit code of the command, or 128 plus the number of the signal that ended it.
         ranks: the records of the ranks.
-        python_seen: at least one process was a Python interpreter that ran gpudiag's entry.
+        python_seen: at least one process was a Python interpreter that ran `entry/sitecustomize.py`.
         reports: reports of the processes that imported PyTorch.
         deaths: observed ends of these processes, by process number.
         latest: the last message of each rank.
@@ -83,7 +85,7 @@ class CommandOutcome:
 
     @property
     def steps(self) -> int:
-        """The most optimizer steps of any process."""
+        """Largest number of optimizer steps of any process."""
         return max((report.calls for report in self.trained), default=0)
 
 
@@ -110,7 +112,8 @@ def warnings(outcome: CommandOutcome) -> list[str]:
     if others:
         were = "process that trained was" if others == 1 else "processes that trained were"
         sentences.append(
-            f"{others} more {were} not measured: of each rank the first is, and without RANK all are rank 0"
+            f"{others} more {were} not measured: only the first process of each rank is, and without the variable RANK "
+            "every process is rank 0"
         )
     return sentences
 
@@ -119,11 +122,12 @@ def needed_steps(settings: Settings) -> int:
     """Return about how many optimizer steps a command must take to be measured."""
     warmup = MIN_WARMUP_STEPS if settings.warmup is None else settings.warmup
     unprofiled = settings.steps or MIN_UNPROFILED_STEPS
-    lines = line_steps(0.0, unprofiled)  # their maximum
+    lines = line_steps(0.0, unprofiled)  # the maximum, because the step time is unknown
     return MIN_OBSERVED_CALLS + 1 + warmup + unprofiled + lines + recording_steps(ACTIVE_STEPS)
 
 
 def _why_unmeasured(outcome: CommandOutcome) -> str:
+    """Explain why no rank was timed or recorded."""
     if outcome.code:
         how = _how_it_ended(outcome.code)
         missing = _missing_script(outcome.settings.command)
@@ -135,7 +139,7 @@ def _why_unmeasured(outcome: CommandOutcome) -> str:
         return f"your command {how} {after}; about {needed_steps(outcome.settings)} are needed"
     failed = next((report for report in outcome.reports if report.stage == "failed"), None)
     if failed is not None:
-        return f"rank {failed.rank}: gpudiag failed in your command, which went on: {failed.error}"
+        return f"rank {failed.rank}: gpudiag failed in your command, which continued: {failed.error}"
     return _why_too_few(outcome) if outcome.trained else _why_untrained(outcome)
 
 
@@ -149,7 +153,7 @@ def _why_untrained(outcome: CommandOutcome) -> str:
             "TensorFlow is measured with gpudiag.KerasCallback"
         )
     if any(report.own_profiler for report in outcome.programs):
-        return "your command has a profiler of its own and took no optimizer step: nothing was recorded"
+        return "your command uses its own profiler and took no optimizer step: nothing was recorded"
     if any(report.distributed_optimizer for report in outcome.programs):
         return (
             "no step of an optimizer of torch.optim was seen: optimizers of torch.distributed.optim step in other "
@@ -157,8 +161,8 @@ def _why_untrained(outcome: CommandOutcome) -> str:
         )
     patience_s = outcome.settings.patience_s or PATIENCE_S
     return (
-        "your command imports PyTorch and took no step of an optimizer of torch.optim; a loop without one (inference, "
-        f"updates by hand) is recorded once it has computed the same for {patience_s:g} s"
+        "your command imports PyTorch and took no step of an optimizer of torch.optim; a loop without an optimizer "
+        f"(inference, updates by hand) is recorded after it has repeated its operators for {patience_s:g} s"
     )
 
 
@@ -188,11 +192,11 @@ def _why_waiting(outcome: CommandOutcome) -> str | None:
         return None
     missing = sorted(set(range(world_size)) - {report.rank for report in trained})
     if missing:
-        took = "took no optimizer step" if set(missing) <= _program_ranks(outcome) else "never came"
-        return f"{name_ranks(missing)} {took}: the others waited to be measured with it, and trained on"
+        took = "took no optimizer step" if set(missing) <= _program_ranks(outcome) else "did not start"
+        return f"{name_ranks(missing)} {took}: the measurement waits for all ranks, and the others trained unmeasured"
     return (
-        f"{outcome.steps} optimizer steps were seen; the ranks had not yet agreed at which to begin, which takes "
-        "more steps the shorter they are"
+        f"{outcome.steps} optimizer steps were seen; the ranks had not yet agreed on the first step to measure, which "
+        "takes more steps if steps are short"
     )
 
 
@@ -213,7 +217,7 @@ def _missing_script(command: Sequence[str]) -> str | None:
 
 @dataclass(frozen=True, slots=True, order=True)
 class _RankEnd:
-    """The end of a rank. The minimum is the cause: ends that are no consequence of others sort first, then by time."""
+    """The end of a rank. The minimum of several ends is the cause: the first end that no other end caused."""
 
     consequence: bool
     ended_s: float
@@ -222,7 +226,7 @@ class _RankEnd:
 
 
 def _culprit(outcome: CommandOutcome) -> str | None:
-    """Return the rank that ended the job; None if none ended by an error or a signal."""
+    """Describe the end of the rank that ended the job; None if no rank ended by an error or a signal."""
     several = len(_program_ranks(outcome)) > 1
     ends = [end for report in outcome.programs if (end := _rank_end(outcome, report, several=several)) is not None]
     if not ends:
@@ -250,7 +254,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
     elif death.exit_code and several:
         how = f"exit code {death.exit_code}{where}"
     elif death.status is None and report.ended_s is None and several:
-        # Its parent reaped it first. A process that exits, or that an exception ends, would have written a report.
+        # The parent has reaped the process. A process that exits, or that an exception ends, would have reported that.
         how, consequence = f"ended without a report, as a signal ends a process{where}", True
     else:
         return None
@@ -258,7 +262,7 @@ def _rank_end(outcome: CommandOutcome, report: ProcessReport, *, several: bool) 
 
 
 def _where(outcome: CommandOutcome, report: ProcessReport) -> str:
-    """Return the step that the rank had reached."""
+    """Return the step that the rank had reached, in words."""
     latest = outcome.latest.get(report.rank)
     if report.ended_s is None and latest is not None and latest.pid == report.pid and latest.phase in _PHASES:
         of = f" of {latest.of}" if latest.of else ""

@@ -24,7 +24,7 @@ from gpudiag.training.launch.listener import Listener
 from gpudiag.training.session import record
 from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress
 
-#: First on PYTHONPATH; contains only `sitecustomize.py`.
+#: Folder that is put first on PYTHONPATH; it contains only `sitecustomize.py`.
 ENTRY = Path(__file__).with_name("entry")
 
 
@@ -32,17 +32,17 @@ def run_command(
     settings: Settings,
     observer: Callable[[Progress], None],
     *,
-    said: Callable[[str], None] = lambda _sentence: None,
-    measured: Callable[[RunRecord], None] = lambda _run: None,
+    on_warning: Callable[[str], None] = lambda _sentence: None,
+    on_measured: Callable[[RunRecord], None] = lambda _run: None,
 ) -> tuple[int, RunRecord]:
     """Run the command to its end.
 
     Args:
         settings: the command and its measurement settings.
         observer: called with each message of each process.
-        said: called with each warning for the user, one sentence.
-        measured: called once with the run's record when all ranks are measured, while the command still runs. It must
-            return quickly.
+        on_warning: called with each warning for the user, one sentence.
+        on_measured: called once with the run's record when all ranks are measured, while the command still runs. It
+            must return quickly.
 
     Returns:
         The command's exit code, or 128 plus the number of the signal that ended it; and the run's record.
@@ -64,7 +64,7 @@ def run_command(
         def all_measured() -> None:
             run = _combine(settings, created)
             if any(rank.trace for rank in run.ranks) and _save(run_dir, run) is None:
-                measured(run)
+                on_measured(run)
 
         with Listener(socket) as listener, signals.taking():
             try:
@@ -74,7 +74,7 @@ def run_command(
                     f"{settings.command[0]} cannot be run: {error.strerror}", "Check the command."
                 ) from error
             signals.begin(process)
-            hooks = Hooks(heard=observer, said=said, measured=all_measured)
+            hooks = Hooks(on_message=observer, on_warning=on_warning, on_measured=all_measured)
             watch = CommandWatch(process, listener, hooks, deaths=deaths, signals=signals, reports=reports)
             code = watch.run(stop=settings.stop)
         outcome = CommandOutcome(
@@ -88,18 +88,18 @@ def run_command(
             forwarded=tuple(signals.forwarded),
         )
     for warning in warnings(outcome):
-        said(warning)
+        on_warning(warning)
     for claimed in (run_dir / record.RANKS_DIR).glob(".rank*"):
         claimed.unlink(missing_ok=True)
     run = _combine(settings, created, error=failure_reason(outcome))
     unsaved = _save(run_dir, run)
     if unsaved is not None:
-        said(unsaved)
+        on_warning(unsaved)
     return code, run
 
 
 def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the command's environment: the user's own, with the entry first on PYTHONPATH."""
+    """Return the command's environment: `inherited`, with the folder `entry` first on PYTHONPATH and the settings."""
     values = dict(inherited)
     values["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ENTRY), inherited.get("PYTHONPATH"))))
     values[VARIABLE] = settings.encode()
@@ -110,7 +110,7 @@ def environment(settings: Settings, socket: Path, inherited: Mapping[str, str]) 
 
 
 def _combine(settings: Settings, created: str, error: str | None = None) -> RunRecord:
-    """Return the run's record that rank 0 wrote, with the current records of all ranks, and the error."""
+    """Return the run's record that rank 0 wrote, with the current records of all ranks and the error if any."""
     run_dir = Path(settings.run_dir)
     ranks = record.read_ranks(run_dir)
     world_size = max((rank.rank for rank in ranks), default=0) + 1

@@ -1,4 +1,4 @@
-"""Find the cause of a failed launch, from its processes' messages and torchrun's output, as one error."""
+"""Find the cause of a failed launch in its processes' messages and torchrun's output."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from gpudiag.errors import GpudiagError, HardwareMissingError, UnreadableInputError, UsageError, WorkerFailedError
 from gpudiag.training.frameworks.framework import Plan
 from gpudiag.training.launch.listener import Listener
+from gpudiag.training.session.progress import Phase
 
 #: torchrun's summary of failed workers: "rank : 1 (local_rank: 1)", then "exitcode : -9 (pid: 123)".
 _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:\s*(-?\d+) ")
@@ -17,7 +19,6 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank: \d+\)\s*\n\s*exitcode\s*:
 #: Number of bytes at the end of the log that are read; they contain the summary.
 _TAIL_BYTES = 200_000
 
-_PHASES = ("starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed")
 
 _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
     error.exit_code: error for error in (UsageError, HardwareMissingError, UnreadableInputError)
@@ -25,21 +26,23 @@ _BY_EXIT_CODE: dict[int, type[GpudiagError]] = {
 
 
 def failure_cause(plan: Plan, listener: Listener, log: Path) -> GpudiagError:
-    """Return the cause, if it is known.
+    """Return the most likely cause as an error.
 
-    A process that a signal ended could not report it, although its peers report broken connections. So look for signals
-    first, then for the first reported failure, then for the last line of torchrun's own output.
+    A process that a signal ended cannot report its end, and its peers then report broken connections. Therefore a
+    signal has precedence over the first reported failure. Without either, the error quotes the last line of `log`,
+    torchrun's output.
     """
-    text = _tail(log)
+    output = _tail(log)
     return (
-        _ended_by_signal(plan, listener, text)
+        _ended_by_signal(plan, listener, output)
         or _reported_failure(plan, listener)
-        or WorkerFailedError(f"the training processes ended without a result: {_last_line(text)}", f"See {log}.")
+        or WorkerFailedError(f"the training processes ended without a result: {_last_line(output)}", f"See {log}.")
     )
 
 
-def _ended_by_signal(plan: Plan, listener: Listener, text: str) -> GpudiagError | None:
-    killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(text) if int(code) < 0]
+def _ended_by_signal(plan: Plan, listener: Listener, output: str) -> GpudiagError | None:
+    """Return the error of the first process that torchrun lists as ended by a signal, if it reported no failure."""
+    killed = [(int(rank), -int(code)) for rank, code in _FAILURE.findall(output) if int(code) < 0]
     # After a process has failed, torchrun ends the other processes with SIGTERM, and lists them too.
     culprits = [(rank, number) for rank, number in killed if number != signal.SIGTERM]
     if not culprits and not listener.failures:
@@ -64,13 +67,14 @@ def _reported_failure(plan: Plan, listener: Listener) -> GpudiagError | None:
     return kind(message, failure.hint or f"See {plan.run_dir}/logs/rank{failure.rank}.log.")
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip(" =-")]
+def _last_line(output: str) -> str:
+    """Return the last line that is not a rule (`=====`)."""
+    lines = [line.strip() for line in output.splitlines() if line.strip(" =-")]
     return lines[-1][:300] if lines else "no output"
 
 
 def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
-    """Return the error of a launch without messages: name the stopped ranks, or else the ranks furthest behind."""
+    """Return the error of a launch without progress. It names the stopped ranks, or else the ranks furthest behind."""
     latest = listener.latest
     waited = f"no progress for {plan.job.timeout_s:g} s"
     if not latest:
@@ -83,9 +87,10 @@ def hang_cause(plan: Plan, listener: Listener) -> WorkerFailedError:
         were = "was" if len(stopped) == 1 else "were"
         return WorkerFailedError(
             f"{waited}: {name_ranks(stopped)} {were} stopped (SIGSTOP, or a debugger)",
-            "The others wait for it. Whoever stopped it can let it go on: kill -CONT, or detach the debugger.",
+            "The other ranks wait. To continue, send SIGCONT (kill -CONT) or detach the debugger.",
         )
-    states = {rank: (_PHASES.index(message.phase), message.steps) for rank, message in latest.items()}
+    order = get_args(Phase)
+    states = {rank: (order.index(message.phase), message.steps) for rank, message in latest.items()}
     behind = [rank for rank, state in states.items() if state == min(states.values())]
     return WorkerFailedError(
         f"{waited}: {name_ranks(behind)} last seen in {latest[behind[0]].phase}, step {latest[behind[0]].steps}",

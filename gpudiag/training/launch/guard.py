@@ -1,13 +1,13 @@
-"""A small program between gpudiag and torchrun that leaves nothing of the run behind, whatever ends.
+"""Run a command, and end all its descendants and remove its private directory however the run ends.
 
     python guard.py PRIVATE_DIRECTORY COMMAND...
 
-It adopts every orphan of the run (PR_SET_CHILD_SUBREAPER), so that all its processes stay its descendants: torchrun
-starts each worker in a session of its own, and DataLoader workers are their children. When the command has ended, when
-it is asked to stop, or when gpudiag has died (PR_SET_PDEATHSIG), it ends all of them and removes the private directory.
-The exit code is the command's.
+gpudiag starts this program, which starts torchrun. The program adopts every orphan of the run (PR_SET_CHILD_SUBREAPER),
+so that all processes of the run stay its descendants, although torchrun starts each worker in its own session. It
+cleans up in three cases: the command has ended, the program got a signal to stop, or gpudiag has died
+(PR_SET_PDEATHSIG). The exit code is the command's.
 
-Needs nothing but the standard library, and is run as a file.
+The program is run as a file, and imports only the standard library.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ _POLL_S = 0.02
 #: Time that processes have to exit after SIGTERM.
 _GRACE_S = 3.0
 
+#: Signals received that ask this program to stop.
 _signals: list[int] = []
 
 
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
         libc = ctypes.CDLL(None)
         libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # gpudiag died before the death signal was set
             _signals.append(signal.SIGTERM)
     try:
         child = subprocess.Popen(command)
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _wait(pid: int) -> int | None:
-    """Return the command's wait status, or None if a signal comes first. Reaps adopted orphans meanwhile."""
+    """Wait for the command, and reap adopted orphans. Return its wait status, or None if a stop signal comes first."""
     while not _signals:
         reaped, status = _reap()
         if reaped == pid:
@@ -65,6 +66,7 @@ def _wait(pid: int) -> int | None:
 
 
 def _reap() -> tuple[int, int]:
+    """Reap one ended child. Return its process id, or 0 if none has ended, and its wait status."""
     try:
         return os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -99,19 +101,22 @@ def _signal_all(number: int) -> None:
 def _descendants() -> list[int]:
     """Return all living descendants of this process, from /proc; zombies are not alive."""
     children: dict[int, list[int]] = {}
+    zombies: set[int] = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name in parentheses may contain anything; after its last ")" come state and parent.
+                # The name in parentheses may contain anything. State and parent follow its last ")".
                 state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-                children.setdefault(int(parent), []).append(int(entry.name) if state != "Z" else -int(entry.name))
+                children.setdefault(int(parent), []).append(int(entry.name))
+                if state == "Z":
+                    zombies.add(int(entry.name))
     living: list[int] = []
-    waiting = [os.getpid()]
-    while waiting:
-        for pid in children.get(waiting.pop(), []):
-            if pid > 0:
+    unvisited = [os.getpid()]
+    while unvisited:
+        for pid in children.get(unvisited.pop(), []):
+            unvisited.append(pid)
+            if pid not in zombies:
                 living.append(pid)
-            waiting.append(abs(pid))
     return living
 
 

@@ -1,4 +1,4 @@
-"""Ask the training processes' interpreter for its packages, without importing a framework in any process."""
+"""Ask an interpreter for its version and packages, without importing a framework in any process."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 from gpudiag.errors import FrameworkMissingError, UsageError
 from gpudiag.training.frameworks.registry import framework_named
 
-#: Program for the interpreter, which contains the framework's question.
-#: Removes the current directory, which `-c` puts into the path, so that its modules do not hide Python's own. (`-P`
-#: would do the same, but Python knows it from 3.11 on only.)
+#: Program that the interpreter runs. `%s` is replaced by the framework's code, which sets further keys of `answer`.
+#: The program removes the current directory from the import path, so that modules there do not hide Python's own.
+#: (`python -P` does the same, but only from Python 3.11 on.)
 _QUESTION = """
 import sys
 del sys.path[0]
@@ -29,17 +29,18 @@ answer = {"version": platform.python_version(), "framework": None, "cuda": None,
 print(json.dumps(answer))
 """
 
-_PATIENCE_S = 60
+#: Time limit of the program.
+_TIMEOUT_S = 60
 
 
 class Interpreter(msgspec.Struct, frozen=True, kw_only=True):
     """A Python interpreter that can train.
 
     Attributes:
-        version: of Python.
-        framework: version of the framework asked for.
-        cuda: version of CUDA that the framework was built for; None if it was built without.
-        has_gpudiag: it can import gpudiag by itself.
+        version: version of Python.
+        framework: version of the requested framework.
+        cuda: version of CUDA that the framework was built for; None if it was built without CUDA.
+        has_gpudiag: gpudiag is installed for this interpreter.
     """
 
     path: str
@@ -59,18 +60,18 @@ class _Answer(msgspec.Struct):
 
 
 def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
-    """Return what the interpreter at this path has.
+    """Return the versions of Python, the framework and CUDA of the interpreter at this path.
 
     Raises:
         UsageError: the interpreter cannot be run, or is not Python.
         FrameworkMissingError: the interpreter lacks the framework, or a dependency of the training processes.
     """
-    wanted = framework_named(framework)
-    command = [path, "-c", _QUESTION % wanted.question]
+    requested = framework_named(framework)
+    command = [path, "-c", _QUESTION % requested.question]
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=_PATIENCE_S, check=False, env=environment)
-        answer = msgspec.json.decode(done.stdout, type=_Answer)
+        process = subprocess.run(command, capture_output=True, timeout=_TIMEOUT_S, check=False, env=environment)
+        answer = msgspec.json.decode(process.stdout, type=_Answer)
     except OSError as error:
         raise UsageError(
             f"--python: {path} cannot be run: {error.strerror}", "Give the path of a Python interpreter."
@@ -80,12 +81,12 @@ def inspect_interpreter(path: str, framework: str = "pytorch") -> Interpreter:
     this_python = f"{path} (Python {answer.version})"
     if answer.framework is None or answer.lacks is not None:
         raise FrameworkMissingError(
-            f"{this_python} has no {answer.lacks or wanted.title}",
-            f"Install it there (in a clone: pip install '.[{wanted.package}]') or choose another (--python).",
+            f"{this_python} has no {answer.lacks or requested.title}",
+            f"Install it there (in a clone: pip install '.[{requested.package}]') or choose another (--python).",
         )
     if not answer.msgspec:
         raise FrameworkMissingError(
-            f"{this_python} lacks msgspec, which records are written with",
+            f"{this_python} lacks msgspec, which gpudiag needs to write its records",
             f"Install it there: {path} -m pip install msgspec nvtx",
         )
     return Interpreter(

@@ -30,6 +30,7 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress
 
 _GUARD = Path(__file__).with_name("guard.py")
 
+#: Longest wait for messages before the launcher checks whether the guard has ended.
 _RECEIVE_S = 0.05
 #: Time for torchrun to end a run after one of its processes has failed; torchrun's default is 30 s.
 _AFTER_FAILURE_S = 10.0
@@ -42,13 +43,13 @@ _INTERRUPTS = (signal.SIGTERM, signal.SIGHUP)
 def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: bool = True) -> RunRecord:
     """Run the plan to its end.
 
-    `run.json` is written on the node that has rank 0, with status `complete`, `failed` or `interrupted`, and with the
-    ranks' measurements in any case.
+    The node that has rank 0 writes `run.json`, with status `complete`, `failed` or `interrupted`. The file contains the
+    ranks' measurements, whatever the status is.
 
     Args:
         plan: the launch.
         observer: called in this thread with each message of each process.
-        has_gpudiag: the plan's interpreter finds gpudiag by itself.
+        has_gpudiag: gpudiag is installed for the plan's interpreter.
 
     Raises:
         WorkerFailedError: a process died, failed, or showed no progress for the job's `timeout_s`.
@@ -58,7 +59,7 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
     for name in (record.LOGS_DIR, record.RANKS_DIR, f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}"):
         below(plan.run_dir, name)
     below(plan.run_dir, record.LOGS_DIR).mkdir(parents=True, exist_ok=True)
-    if plan.has_rank_0:  # else leave it, because nodes may share the directory, and another may be there first
+    if plan.has_rank_0:  # nodes may share the directory, so only one of them clears it
         record.clear_run(plan.run_dir, 0)
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     log = plan.run_dir / record.LOGS_DIR / "launcher.log"
@@ -71,9 +72,9 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
             socket = private / "progress"
             with Listener(socket) as listener, log.open("wb") as output:
                 values = environment(plan, private, socket, has_gpudiag=has_gpudiag, inherited=os.environ)
-                processes = framework_named(plan.job.framework).command_line(plan, _write_request(plan, private))
+                command = framework_named(plan.job.framework).command_line(plan, _write_request(plan, private))
                 guard = subprocess.Popen(
-                    [sys.executable, "-I", str(_GUARD), str(private), *processes],
+                    [sys.executable, "-I", str(_GUARD), str(private), *command],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -104,9 +105,11 @@ def launch(plan: Plan, observer: Callable[[Progress], None], *, has_gpudiag: boo
 def environment(
     plan: Plan, private: Path, progress: Path, *, has_gpudiag: bool, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the training processes' environment: the user's own, and the launch's variables that the user has not set.
+    """Return the environment of the training processes.
 
-    Unless the interpreter has gpudiag itself, a directory with only gpudiag is added to its path.
+    It consists of the variables in `inherited`, the launch's defaults for variables that are not set there, and those
+    that the launch needs. If gpudiag is not installed for the interpreter, a directory with only gpudiag is added to
+    PYTHONPATH.
     """
     defaults = {"OMP_NUM_THREADS": str(plan.threads), "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
     values = {**defaults, **inherited, SOCKET_VARIABLE: str(progress), "TMPDIR": str(private)}
@@ -124,7 +127,7 @@ def environment(
 
 
 def _write_request(plan: Plan, private: Path) -> Path:
-    """Write what the training processes read, in a file because a sweep's plan may exceed the limit of an argument."""
+    """Write the request that the training processes read. A sweep's is too long for an argument, hence the file."""
     path = private / "request.json"
     path.write_bytes(msgspec.json.encode(LaunchRequest(job=plan.job, program=plan.program)))
     return path
@@ -152,8 +155,7 @@ def _watch(
 
 
 def _stop(guard: subprocess.Popen[bytes]) -> None:
-    """End everything that still runs. Interrupts are delayed until the processes have ended, which takes seconds at
-    most."""
+    """End all processes of the run. Interrupts are delayed until they have ended, which takes seconds at most."""
     if guard.poll() is not None:
         return
     with _signals_delayed():
@@ -166,7 +168,7 @@ def _stop(guard: subprocess.Popen[bytes]) -> None:
 
 
 def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None) -> RunRecord:
-    """Return the record that rank 0 wrote, with the ranks' records as they are now, and the outcome."""
+    """Return the record that rank 0 wrote, with the ranks' current records and the outcome of the launch."""
     default = RunRecord(
         created=created,
         command=plan.job.command,
@@ -186,8 +188,8 @@ def _final_record(plan: Plan, created: str, status: RunStatus, error: str | None
 
 @contextlib.contextmanager
 def private_directory() -> Iterator[Path]:
-    """Make a directory for this user only, removed at the end (by the guard if this process is killed)."""
-    # A socket's address has room for 108 bytes.
+    """Make a directory that only this user can read. If this process is killed, the guard removes the directory."""
+    # The path is short, because the address of a Unix socket has at most 108 bytes.
     base = tempfile.gettempdir()
     with tempfile.TemporaryDirectory(
         prefix="gpudiag-",
@@ -199,7 +201,7 @@ def private_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _signals_as_interrupts() -> Iterator[None]:
-    """Treat SIGTERM and SIGHUP as Ctrl-C during a run: clean up first."""
+    """Treat SIGTERM and SIGHUP as Ctrl-C during a run, so that it cleans up."""
 
     def interrupt(_number: int, _frame: Any) -> None:
         raise KeyboardInterrupt
@@ -210,6 +212,7 @@ def _signals_as_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _signals_delayed() -> Iterator[None]:
+    """Delay signals that interrupt until the end of the block."""
     received: list[int] = []
     with _handling((signal.SIGINT, *_INTERRUPTS), lambda number, _frame: received.append(number)):
         yield
@@ -219,7 +222,7 @@ def _signals_delayed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handling(numbers: tuple[signal.Signals, ...], handler: Callable[[int, Any], object]) -> Iterator[None]:
-    """Handle these signals this way for a while; only the main thread can."""
+    """Handle signals with `handler` within the block. Outside the main thread do nothing, because Python forbids it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""Receive progress messages of training processes, and detect which of them are silent."""
+"""Receive progress messages of training processes, and measure the time without messages."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import msgspec
 
 from gpudiag.training.session.progress import Progress
 
-#: Larger than any message.
+#: Size of the receive buffer; every message is smaller.
 _MAX_BYTES = 65536
 
 
 class Listener:
-    """A datagram socket in a directory that only this user can enter.
+    """A datagram socket for progress messages.
 
     Attributes:
         latest: the last message of each rank.
-        failures: in order of arrival.
+        failures: messages of failed ranks, in order of arrival.
     """
 
     def __init__(self, path: Path) -> None:
@@ -57,5 +57,5 @@ class Listener:
                 self.failures.append(message)
 
     def silent_s(self) -> float:
-        """Return the seconds since the last message of any process."""
+        """Return the seconds since the last message of any rank that differed from the rank's message before."""
         return time.monotonic() - self._news_s

@@ -1,8 +1,8 @@
-"""Agreement of a job's ranks on the step at which each phase begins, without a collective.
+"""Agree with the job's other ranks on the step at which each phase begins, without a collective.
 
-Between two steps at which warm-up may end, every rank posts its step times to the job's key-value store and waits for
-rank 0's decision. The store is the process group's, torchrun's, or a directory. A rank posts the end of its loop once,
-and no rank waits for it.
+At certain steps every rank posts its step times to the job's key-value store, and waits for rank 0's decision on the
+next phase. The store is the process group's, torchrun's, or a directory. A rank whose loop has ended posts that once,
+so that no rank waits for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpudiag.training.session.position import ClusterPosition
 #: Variable with the directory of a `DirectoryStore`, which the launcher sets.
 STORE_VARIABLE = "GPUDIAG_STORE"
 
-#: In a user's command, the longest wait of a rank for its peers is this number of seconds plus this number of step
-#: times.
+#: In a user's command, a rank waits for its peers at most this number of seconds, plus this number of step times.
 _MAX_WAIT_S, _MAX_WAIT_STEPS = 2.0, 10
+#: Key that a rank sets when it splits from the others.
 _SPLIT_KEY = "apart"
 
 
@@ -33,10 +33,10 @@ class PhaseDecision(msgspec.Struct, frozen=True, kw_only=True):
     """Rank 0's decision on the next phase.
 
     Attributes:
-        more_warmup: warm-up steps until the next decision; 0 if warm-up is over.
+        more_warmup: number of warm-up steps until the next decision; 0 if warm-up is over.
         converged: step times have converged.
         unprofiled_steps: number of unprofiled steps that follow.
-        line_steps: number of steps after these in which the user's lines are timed.
+        line_steps: number of steps after the unprofiled ones in which the user's lines are timed.
         ended: the loop of a rank is over, so that no further step can be measured.
         run_id: distinguishes the run from other runs in the same directory.
     """
@@ -54,7 +54,7 @@ Judge = Callable[[list[list[float]]], PhaseDecision]
 
 
 class Agreement:
-    """The ranks of one session and their store. A job of one process needs no store.
+    """Decisions of the ranks of one session, by means of their store. A job of one process needs no store.
 
     `run_id` is given on rank 0, and known on the other ranks after the first decision.
     """
@@ -67,7 +67,7 @@ class Agreement:
         self._decision = 0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Wait until all ranks have posted, and return the same decision on each.
+        """Post this rank's step times, and return rank 0's decision, which it makes when all ranks have posted.
 
         Args:
             step_ms: this rank's step times in milliseconds.
@@ -105,10 +105,10 @@ class Agreement:
         return None if ended else posted
 
     def leave(self) -> None:
-        """Post that this rank's loop is over. Never waits."""
+        """Post that this rank's loop is over. The method never waits."""
         if self._store is None:
             return
-        # The process that hosts the store may have exited; then no rank waits.
+        # If the process that hosts the store has exited, no rank waits for this post.
         with contextlib.suppress(Exception):
             self._store.set(_left_key(self._position.rank), "1")
             if self._position.rank == 0:
@@ -117,21 +117,21 @@ class Agreement:
                 self._store.set(_decision_key(self._decision), ended)
 
     def wait_for_all(self, *, timeout_s: float) -> bool:
-        """Wait on rank 0, at the end, until every rank has left; return False after the timeout."""
+        """Wait until every rank's loop is over; return False after the timeout. Rank 0 calls this at the end."""
         if self._store is None:
             return True
         try:
             for rank in range(self._position.world_size):
                 self._wait(_left_key(rank), timeout_s=timeout_s)
-        except Exception:  # noqa: BLE001 # after a late rank or a lost store, write the available records
+        except Exception:  # noqa: BLE001 # a rank is late, or the store is gone; the caller writes what it has
             return False
         return True
 
     def _wait(self, *keys: str, timeout_s: float | None = None) -> str:
         """Wait until one of the keys is set, and return the first key that is set.
 
-        Polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds the
-        interpreter lock, so that the process could not be interrupted.
+        The method polls, because the store's own wait cannot wait for any of several keys. The store's wait also holds
+        the interpreter lock, so that the process could not be interrupted.
         """
         until = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         pause_s = 0.0005
@@ -140,17 +140,18 @@ class Agreement:
                 if self._store.check([key]):
                     return key
             if time.monotonic() > until:
-                raise TimeoutError(f"rank {self._position.rank} waited in vain for its peers to reach the same step")
+                raise TimeoutError(f"rank {self._position.rank} waited too long for its peers to reach the same step")
             time.sleep(pause_s)
             pause_s = min(0.02, pause_s * 1.5)
 
 
 class SplittableAgreement(Agreement):
-    """Agreement in a user's command, whose ranks never stop each other for long.
+    """Agreement in a user's command, in which the wait for other ranks is short.
 
-    Ranks that synchronize in every step are at most one step apart, so that the next collective would have waited as
-    long as the decision does. Ranks that do not synchronize drift apart. A rank that has waited too long splits from
-    the others: it posts the split, and from then on every rank decides alone. So a job loses at most one such wait.
+    If the ranks synchronize in every step, they are at most one step apart, and waiting for a decision takes no longer
+    than the next collective would have waited. Ranks that do not synchronize drift apart. A rank that has waited too
+    long splits from the others: it posts the split, and from then on every rank decides alone. So a job loses at most
+    one such wait.
 
     Attributes:
         split: this rank decides alone.
@@ -166,12 +167,12 @@ class SplittableAgreement(Agreement):
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s
             try:
                 decision = super().decide(step_ms, judge)
-            except Exception:  # noqa: BLE001  # nobody came, they have split already, or the store is gone
+            except Exception:  # noqa: BLE001  # a rank is late, the ranks have split, or the store is gone
                 decision = PhaseDecision(ended=True)
             if not decision.ended:
                 return decision
             self.decide_alone()
-        # Rank 0 keeps a list of all ranks' times. After a split, its own times replace those of the other ranks.
+        # On rank 0, `judge` expects the times of all ranks. After a split, its own times replace those of the others.
         copies = self._position.world_size if self._position.rank == 0 and self._store is not None else 1
         return judge([step_ms] * copies)
 
@@ -191,7 +192,7 @@ class SplittableAgreement(Agreement):
 
 
 class DirectoryStore:
-    """A key-value store for the processes of one node, with the required subset of the interface of torch's `Store`.
+    """A key-value store for the processes of one node, with those methods of torch's `Store` that are used here.
 
     Each key is a file that is written atomically.
 

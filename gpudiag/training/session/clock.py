@@ -1,17 +1,17 @@
 """Measure step times including device work, and the host's activity in the same steps.
 
 Each step lasts from its start to the start of the next step. The training thread records three instants per step:
-before and after the fetch of the batch, and when the step's work is queued. A separate device records an event on its
-own clock at each step's end. Before and after a series of steps, the host records an anchor event on the idle device
-and waits for it. The anchors later convert all other events to the host's clock, so that no step includes a wait.
+before and after the fetch of the batch, and when the step's work is queued. A GPU records an event on its own clock at
+each step's end. Before and after a series of steps, the host records an anchor event on the idle device and waits for
+it. The anchors convert the other events to the host's clock, so that no step includes a wait.
 
-Worked example. Example: anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's
-clock is slow by 0.1 %. A step's work was queued at 400 us and done at 450 us of the device, which is 450.45 us of the
-host: a lead of 50 us.
+Worked example. Anchors are at 0 and 1000 us of the host, and at 0 and 999 us of the device, so the device's clock is
+slow by 0.1 %. The host had queued a step's work at 400 us, and the device finished it at 450 us of its own clock, which
+is 450.45 us of the host. The host's lead is 50 us.
 
 Linux counts for each thread how often it was preempted (`status`, `nonvoluntary_ctxt_switches`) and how long it was
 ready to run without a core (`schedstat`, second value in ns: https://docs.kernel.org/scheduler/sched-stats.html). Both
-are read once before and once after the unprofiled steps, which takes 0.1 ms, so that nothing is read within a step.
+counters are read before and after all unprofiled steps, which takes 0.1 ms, and not within a step.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ _NS_PER_MS = 1e6
 #: Steps over which the current fetch time is averaged.
 _RECENT_STEPS = 20
 
+#: Linux's directory of this process's threads.
 _TASKS = Path("/proc/self/task")
 #: Prefix of the names that PyTorch gives to autograd's device threads.
 _AUTOGRAD = "pt_autograd_"
+#: Key of the count of preemptions in a thread's `status`.
 _SWITCHES = "nonvoluntary_ctxt_switches:"
 
 
@@ -57,17 +59,22 @@ class HostStep(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """An instant on both clocks: a mark of the device, and its time in ns of `time.perf_counter_ns`."""
+    """An instant on both clocks: a mark of the device, and the host's time in ns of `time.perf_counter_ns`."""
 
     mark: Any
     host_ns: int
 
 
 class UnprofiledSeries:
-    """Times of consecutive steps, and of the host's part in each: lists in ms of equal length, or None if unknown.
+    """Times of consecutive steps in ms. Lists have one element per step, and are None if the times are unknown.
 
-    `idle_host_ms` holds the host times of the steps directly before the series. The first of these steps began on an
-    idle device, so no launch waited for a full launch queue.
+    Attributes:
+        step_ms: step times.
+        input_ms: times to fetch the batch.
+        host_ms: times to queue the step's work.
+        lead_ms: times by which the host was ahead: from queueing a step's last work to the device's end of the step.
+        idle_host_ms: as `host_ms`, of the steps directly before the series. The first of these steps began on an idle
+            device, so no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:
@@ -89,7 +96,7 @@ class UnprofiledSeries:
 
         Args:
             step_ms: the step times.
-            host: the host's instants in each step.
+            host: the host's instants in each step; None if they were not reported.
             ends_ns: time at which the device finished each step, in ns of the host's clock; None if unknown.
             from_idle: the host's instants in the preceding steps, the first of which began on an idle device.
         """
@@ -111,7 +118,7 @@ class UnprofiledSeries:
         return series
 
     def extend(self, other: UnprofiledSeries) -> None:
-        """Append the following steps; a quantity that is unknown in either series becomes unknown."""
+        """Append the steps of another series. A quantity that is unknown in either series becomes unknown."""
         self.step_ms += other.step_ms
         self.input_ms = _concatenated(self.input_ms, other.input_ms)
         self.host_ms = _concatenated(self.host_ms, other.host_ms)
@@ -121,7 +128,10 @@ class UnprofiledSeries:
     def record(
         self, *, sees_input: bool = True, loader: LoaderPace | None = None, scheduling: Scheduling | None = None
     ) -> UnprofiledSteps | None:
-        """Return the series for the run's record; None if it is empty or has no host times."""
+        """Return the series for the run's record; None if it is empty or the host times are unknown.
+
+        Without `sees_input`, the times to fetch batches are omitted.
+        """
         if not self.step_ms or self.host_ms is None:
             return None
         return UnprofiledSteps(
@@ -138,12 +148,12 @@ class StepClock:
     """Mark the instants between steps, and compute all step times at the end.
 
     Args:
-        instant: records a mark.
+        instant: records a mark on the device's clock, and returns it.
         between_ms: returns the milliseconds between two marks.
         synchronize: waits until every mark is complete.
-        anchor: records a mark, waits for it, and returns it with its time on the host's clock; None if marks are on
-            the host's clock.
-        happened: returns whether a mark is complete.
+        anchor: records a mark, waits for it, and returns it with its time on the host's clock. None if `instant`
+            records marks on the host's clock.
+        happened: returns whether the device has reached a mark.
     """
 
     def __init__(
@@ -166,10 +176,11 @@ class StepClock:
         self._marks: list[Any] = []
         #: Indices of marks that end no step.
         self._gaps: set[int] = set()
-        #: The host's instants before each mark, None if not reported.
+        #: The host's instants before each mark; None if they were not reported.
         self._host: list[HostStep | None] = []
+        #: The anchor before the series.
         self._begin: Anchor | None = None
-        #: Number of steps between the anchor and the first mark of the series.
+        #: The host's instants in the steps between the anchor and the first mark of the series.
         self._from_idle: list[HostStep] = []
 
     def host_step(self, begin_ns: int, fetched_ns: int, queued_ns: int) -> None:
@@ -179,12 +190,12 @@ class StepClock:
             self._from_idle.append(self._latest)
 
     def fetching_ms(self) -> float | None:
-        """Return the mean time to fetch a batch in recent steps; None if it was not reported."""
+        """Return the mean time to fetch a batch in recent steps; None if no instants were reported."""
         known = [step.input_ms for step in self._host[-_RECENT_STEPS:] if step is not None]
         return statistics.fmean(known) if known else None
 
     def anchor(self) -> None:
-        """Relate the device's clock to the host's before a series of steps. May wait for the device."""
+        """Relate the device's clock to the host's before a series of steps. The method may wait for the device."""
         self._begin = self._anchor() if self._anchor is not None else None
 
     def mark(self) -> None:
@@ -194,7 +205,7 @@ class StepClock:
         self._latest = None
 
     def restart(self) -> None:
-        """Begin a step; exclude the time since the last mark, for example validation between epochs."""
+        """Begin a step, and exclude the time since the last mark, for example validation between epochs."""
         self.exclude_step()
         self.mark()
 
@@ -203,7 +214,7 @@ class StepClock:
         self._gaps.add(len(self._marks))
 
     def finish(self) -> None:
-        """End a series after its last step was marked, if the times are read later."""
+        """End a series after its last step was marked, although its times are read later. Subclasses override this."""
 
     def so_far(self) -> list[float]:
         """Return the times in ms of the completed steps, without waiting and without clearing them."""
@@ -214,12 +225,11 @@ class StepClock:
         return [self._between_ms(marks[i - 1], marks[i]) for i in range(1, ended) if i not in self._gaps]
 
     def read(self) -> list[float]:
-        """Return the times in ms of the steps since the last reading, and clear them. Waits for the device."""
+        """Return the times in ms of the steps since the last reading, and clear them; see `series`."""
         return self.series().step_ms
 
     def series(self) -> UnprofiledSeries:
-        """Return step and host times of the steps since the last reading, and clear them. The method waits for the
-        device."""
+        """Wait for the device, return step and host times of the steps since the last reading, and clear them."""
         self._synchronize()
         marks, gaps, begin, from_idle = self._marks, self._gaps, self._begin, self._from_idle
         steps = [i for i in range(1, len(marks)) if i not in gaps]
@@ -240,7 +250,7 @@ def host_clock() -> StepClock:
 def on_host_clock(
     marks: Sequence[Any], begin: Anchor, end: Anchor, between_ms: Callable[[Any, Any], float]
 ) -> list[float]:
-    """Convert a device's marks to ns of the host's clock, linearly through two anchors."""
+    """Convert a device's marks to ns of the host's clock by linear interpolation between two anchors."""
     apart_ms = between_ms(begin.mark, end.mark)
     if apart_ms <= 0:
         return [float(begin.host_ns)] * len(marks)
@@ -249,7 +259,7 @@ def on_host_clock(
 
 
 def summarize(step_ms: Sequence[float]) -> StepTimes | None:
-    """Return mean, median, standard error of the mean and robust scatter of step times in ms; None for no steps."""
+    """Return mean, median, standard error of the mean and robust scatter of step times in ms; None without steps."""
     if not step_ms:
         return None
     median = statistics.median(step_ms)
@@ -271,13 +281,13 @@ class _ThreadCounters(NamedTuple):
 
 
 class SchedulingWatch:
-    """Read the kernel's counters around series of steps, on the training thread.
+    """Read Linux's scheduling counters of the training threads before and after series of steps.
 
-    With a GPU, autograd's threads are read too, because they launch backward. Figures are scaled to one unprofiled
-    step, because excluded steps (at the end of an epoch) also lie between the two readings.
+    The training threads are the calling thread and autograd's threads, which launch backward on a GPU. The figures are
+    scaled to one unprofiled step, because excluded steps (at the end of an epoch) also lie between the two readings.
 
-    Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms:
-    50 / 1000 * 20 = 1 ms of each step.
+    Worked example. Between the readings 1000 ms pass, the threads wait 50 ms for a core, and the mean step takes 20 ms.
+    In each step the threads wait 50 / 1000 * 20 = 1 ms.
     """
 
     def __init__(self) -> None:
@@ -309,7 +319,7 @@ class SchedulingWatch:
         self._before = {}
 
     def per_step(self, step_ms: float) -> Scheduling | None:
-        """Return the figures scaled to a step of `step_ms`; None if the kernel has no counters or they are all zero."""
+        """Return the figures scaled to a step of `step_ms`; None if the kernel has no counters of CPU time."""
         if not self._cpu_ns or self._wall_ns <= 0:
             return None
         steps = step_ms * _NS_PER_MS / self._wall_ns

@@ -1,12 +1,12 @@
 """Receive events of the user's lines, calls and returns, within a bound on the overhead.
 
 On Python 3.12 and later `sys.monitoring` reports lines, calls and returns of selected functions. On Python 3.11
-`sys.settrace` does, which makes pure Python up to 2.7 times as slow meanwhile. After the user's functions are known,
-the lines with the least time per event are disabled until the events cost little enough.
+`sys.settrace` reports them, and makes pure Python up to 2.7 times as slow meanwhile. In discovery steps the user's
+functions are found. Then the lines with the least time per event are disabled until the overhead is within its bound.
 
 Worked example. A step of 20 ms may spend 0.4 ms on events. A hook runs `for x in values:` and `total += x` 1,000 times
 each, and the other lines of the user's functions run 80 times. Both lines of the loop are disabled. The events of the
-discovery steps say how the hook's time divides among its lines.
+discovery steps still show how the hook's time divides among its lines.
 """
 
 from __future__ import annotations
@@ -24,33 +24,39 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-#: Entries that are no line number.
+#: Values of an entry that are no line number.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
-#: `CALLS` - n: n functions that are not recorded were called since the entry before.
+#: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
 CALLS = -1000
-#: Entries that say which work the current line calls.
+#: Values of an entry that name the kind of work that the current line has called.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 
-#: Cost of an event in ns, of the first events of a step and of the others, which find the processor's caches filled.
-_EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: Maximum overhead: the larger of a share of the step and of an absolute time with a larger share.
-_MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of one step, and of each other thread in a section.
+#: Cost in ns of each of the first `_COLD_EVENTS` events of a step, which find the processor's caches cold.
+_EVENT_NS, _COLD_EVENTS = 1300, 250
+#: Cost in ns of each further event of the step.
+_FURTHER_EVENT_NS = 400
+#: Maximum overhead as a share of a step.
+_MAX_SHARE = 0.02
+#: In a short step, the overhead may be this many ns, up to this larger share of the step.
+_MAX_NS, _MAX_SHARE_OF_SHORT = 100_000, 0.06
+#: Maximum number of events of the training thread in a step, and of another thread in a section.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
+#: Directory of gpudiag.
 _PACKAGE = str(Path(__file__).resolve().parents[2])
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
 #: Packages that never drive a training loop.
 _NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
+#: Time in ns of `time.perf_counter_ns`, function, and line number or another value.
 Entry = tuple[int, CodeType | None, int]
 
 
 @functools.lru_cache(maxsize=8192)
 def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or no standard library, installed package or gpudiag."""
+    """Return whether a file is the user's: a notebook cell, or not of the standard library, a package or gpudiag."""
     if any(cell in file for cell in _CELLS):
         return True
     if file.startswith("<") or not file:
@@ -58,13 +64,13 @@ def is_own(file: str) -> bool:
     path = Path(file)
     if any(part in _INSTALLED for part in path.parts):
         return False
-    # A relative path is that of a program that was started as `python train.py`.
+    # A program that was started as `python train.py` has a relative path.
     return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (_PACKAGE, *_standard_library())))
 
 
 @functools.lru_cache(maxsize=8192)
 def drives_loops(file: str) -> bool:
-    """Return whether a file is of an installed package that may run a training loop."""
+    """Return whether a file belongs to an installed package that may run a training loop."""
     parts = Path(file).parts
     for index, part in enumerate(parts):
         if part in _INSTALLED:
@@ -81,7 +87,7 @@ def _standard_library() -> tuple[str, ...]:
 
 
 def loop_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user and of libraries that drive the loop, outermost first."""
+    """Return the stack's frames that belong to the user or to a library that drives loops, outermost first."""
     frames: list[FrameType] = []
     while frame is not None:
         if is_own(frame.f_code.co_filename) or drives_loops(frame.f_code.co_filename):
@@ -91,7 +97,7 @@ def loop_frames(frame: FrameType | None) -> list[FrameType]:
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the functions of PyTorch whose calls say what a line does, if PyTorch is imported."""
+    """Return the kind of work (a value in `WORK`) of PyTorch's functions that do such work; empty without PyTorch."""
     torch: Any = sys.modules.get("torch")
     if torch is None:
         return {}
@@ -132,10 +138,16 @@ def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
 
 
 def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: bool = True) -> set[tuple[CodeType, int]]:
-    """Return the (code, line) events to disable, those with the least time per event first.
+    """Return the (code, line) events to disable, so that the others stay within the bound on the overhead.
 
-    Line 0 stands for the calls and returns of a function, whose lines are disabled with them. Events of the loop's own
-    frames are kept, except lines that run often. Without `by_line`, all events of a function are disabled together.
+    Events with the least time per event are disabled first, and those of functions outside the loop before those of the
+    loop. Line 0 stands for the calls and returns of a function. If they are disabled, so are all its lines. The calls
+    and returns of the loop's functions are kept.
+
+    Args:
+        entries: the entries of one step.
+        loop: the functions that contain the training loop.
+        by_line: disable single lines; otherwise only whole functions.
     """
     if len(entries) < 2:
         return set()
@@ -160,14 +172,17 @@ def events_to_disable(entries: list[Entry], loop: set[CodeType], *, by_line: boo
         code, line = key
         if key in disabled or (line == 0 and code in loop):
             continue
-        gone = {key} if line else {other for other in counts if other[0] is code} - disabled
-        disabled |= gone
-        total -= sum(counts[other] for other in gone)
+        newly_disabled = {key} if line else {event for event in counts if event[0] is code} - disabled
+        disabled |= newly_disabled
+        total -= sum(counts[event] for event in newly_disabled)
     return disabled
 
 
 class MonitoredEvents:
-    """Receives events of `sys.monitoring` for selected code objects, on all threads."""
+    """Receive events of `sys.monitoring` for selected code objects, on all threads.
+
+    `_loop` has the functions that contain the training loop, `_own` the user's functions that they call.
+    """
 
     def __init__(self, tool: int) -> None:
         self._tool = tool
@@ -185,7 +200,10 @@ class MonitoredEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Send events to these lists; with `discover`, find functions of the user that are called."""
+        """Append events of the training thread to `entries`, and those of other threads to `others`.
+
+        `frames` contain the training loop. With `discover`, the user's functions that are called are found too.
+        """
         self._entries, self._others, self._limit = entries, others, _MAX_STEP_EVENTS
         events = self._api.events
         self._api.use_tool_id(self._tool, "gpudiag")
@@ -206,7 +224,7 @@ class MonitoredEvents:
         self._api.restart_events()
 
     def stop(self) -> None:
-        """Receive no more events, and give the tool id back."""
+        """Stop receiving events, and free the tool id."""
         if not self._active:
             return
         self._active = False
@@ -216,7 +234,7 @@ class MonitoredEvents:
         self._api.free_tool_id(self._tool)
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """After the discovery steps, disable the events that cost too much; `entries` are those of the last step."""
+        """Begin a step. After the discovery steps, disable costly events. `entries` are those of the last step."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if discovering:
             return
@@ -267,19 +285,19 @@ class MonitoredEvents:
         self._note(code, LEAVE)
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
-        # This event cannot be enabled for single functions.
+        # Unwinding cannot be monitored for single functions, so that events of all functions arrive.
         if code in self._own or code in self._loop:
             self._note(code, LEAVE)
 
 
 class TracedEvents:
-    """Receives events of `sys.settrace` on the training thread, for Python 3.11."""
+    """Receive events of `sys.settrace` on the training thread, for Python 3.11."""
 
     def __init__(self) -> None:
         self._works = _works()
         self._loop: list[FrameType] = []
         self._closed: set[CodeType] = set()
-        #: Calls of other functions since the last event, each of which `sys.settrace` slows.
+        #: Number of calls of other functions since the last event. `sys.settrace` slows each of them.
         self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
@@ -288,8 +306,8 @@ class TracedEvents:
     def start(
         self, frames: list[FrameType], entries: list[Entry], others: dict[int, list[Entry]], *, discover: bool
     ) -> None:
-        """Send events to the list, and trace the loop's frames and the functions that they call."""
-        del others, discover  # there is one thread, and functions are selected at each call
+        """Receive events; arguments as for `MonitoredEvents.start`."""
+        del others, discover  # only one thread is traced, and the user's functions are found at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
         for frame in frames:
@@ -297,7 +315,7 @@ class TracedEvents:
         sys.settrace(self._called)
 
     def stop(self) -> None:
-        """End tracing; if another thread calls this, at the training thread's next call."""
+        """End tracing. If another thread calls this method, tracing ends at the training thread's next call."""
         self._active = False
         if sys.gettrace() == self._called:
             sys.settrace(None)
@@ -306,7 +324,7 @@ class TracedEvents:
         self._loop = []
 
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
-        """Stop tracing the functions whose lines must be disabled, because single lines cannot be."""
+        """As `MonitoredEvents.limit`, but disable whole functions, because single lines cannot be disabled."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if not discovering:
             loop = {frame.f_code for frame in self._loop}

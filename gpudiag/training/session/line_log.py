@@ -1,7 +1,7 @@
 """Record when the training thread enters each line of the user's program, in sections of consecutive steps.
 
-The first `DISCOVERY_STEPS` steps of the first section find the user's functions and count their events. The file has
-the events as they were recorded; the analysis attributes the time to lines.
+In the first `DISCOVERY_STEPS` steps of the first section, the user's functions are found and their events counted. The
+file contains the recorded events. The analysis attributes time to lines.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LINES_SCHEMA = "gpudiag/lines/1"
 #: `alone`: steps without the profiler. `light`, `full`: the recorded steps of a trace.
 Section = Literal["alone", "light", "full"]
 
-#: Steps that find the user's functions and the number of their events.
+#: Number of steps in which the user's functions are found and their events counted.
 DISCOVERY_STEPS = 2
-#: Maximum events of the whole log.
+#: Maximum number of events of the whole log.
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
@@ -45,10 +45,11 @@ _MAX_REASON = 300
 
 
 class LineLog:
-    """Events of this process. All methods are called on the training thread.
+    """Line events of this process. All methods must be called on the training thread.
 
     Attributes:
-        unavailable: the reason why nothing is recorded; "" otherwise.
+        unavailable: reason why nothing is recorded; else "".
+        sections: kind of the section, events of the training thread, and events of each other thread.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class LineLog:
     def begin(self, section: Section, *, in_loop: bool = True) -> None:
         """Begin a section at a step's end. Only the first section discovers functions.
 
-        `in_loop` is False in a DataLoader's worker, whose stack below the dataset is that of another process.
+        `in_loop` is False in a DataLoader's worker, whose stack does not contain the training loop.
         """
         if self.unavailable:
             return
@@ -81,6 +82,7 @@ class LineLog:
             self._stack = [(frame.f_code, frame.f_lineno) for frame in frames]
         self._steps = 0
         self._recording = True
+        # Compilations before the first section are not counted.
         if section == "alone":
             self._compilations.read(count=False)
         try:
@@ -109,12 +111,12 @@ class LineLog:
         entries.append((time.perf_counter_ns(), None, STEP))
 
     def pause(self) -> None:
-        """Note that gpudiag itself runs, until `mark`."""
+        """Note that gpudiag's own code runs from now on, until `mark`."""
         if self.sections and self._recording:
             self.sections[-1][1].append((time.perf_counter_ns(), None, PAUSE))
 
     def mark(self) -> None:
-        """Set the time of the last step's end to now, when the profiler's mark of the next step begins."""
+        """Set the time of the last step's end to now, because the profiler's mark of the next step begins now."""
         entries = self.sections[-1][1] if self.sections else []
         if entries and entries[-1][2] == STEP:
             entries[-1] = (time.perf_counter_ns(), None, STEP)
@@ -139,7 +141,7 @@ class LineLog:
             {
                 "kind": kind,
                 "events": _columns(entries, numbers),
-                "threads": [_columns(more, numbers) for more in others.values() if more],
+                "threads": [_columns(of_thread, numbers) for of_thread in others.values() if of_thread],
             }
             for kind, entries, others in self.sections
         ]
@@ -178,11 +180,11 @@ class _Compilations:
         self._rows: dict[tuple[str, int, str], dict[str, Any]] = {}
 
     def read(self, *, count: bool = True) -> None:
-        """Read the compilations since the last call; without `count`, only note that they are known."""
+        """Read the compilations since the last call; without `count`, ignore them."""
         # Importing the module here would load the compiler into jobs that do not compile.
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         read = getattr(dynamo, "get_compilation_metrics", None)
-        with contextlib.suppress(Exception):  # no public interface
+        with contextlib.suppress(Exception):  # the interface is private and may change
             for entry in read() if read is not None else ():
                 key = str(getattr(entry, "compile_id", "")), int(getattr(entry, "start_time_us", 0) or 0)
                 if key not in self._seen and getattr(entry, "is_forward", True):
@@ -208,7 +210,7 @@ class _Compilations:
 
 
 def write_lines(path: Path, content: dict[str, Any]) -> None:
-    """Write a log. Raises OSError."""
+    """Write a log, so that a reader sees either no file or the whole log. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     with gzip.open(new, "wt", encoding="utf-8", compresslevel=3) as file:
@@ -224,14 +226,17 @@ def _directory() -> str:
 
 
 def _columns(entries: list[Entry], numbers: dict[CodeType | None, int]) -> dict[str, list[int]]:
-    """Return the entries as columns; times are differences, the first one a time of `perf_counter_ns`."""
-    times, codes, values, last_ns = [], [], [], 0
+    """Return the entries as columns, and number functions that have no number yet.
+
+    The first time is one of `perf_counter_ns`; the others are differences from the time before.
+    """
+    times_ns, codes, values, last_ns = [], [], [], 0
     for at_ns, code, value in entries:
-        times.append(at_ns - last_ns)
+        times_ns.append(at_ns - last_ns)
         last_ns = at_ns
         codes.append(numbers.setdefault(code, len(numbers) - 1))
         values.append(value)
-    return {"ns": times, "code": codes, "value": values}
+    return {"ns": times_ns, "code": codes, "value": values}
 
 
 def _texts(
@@ -239,13 +244,13 @@ def _texts(
     sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
     stack: list[tuple[CodeType, int]],
 ) -> dict[str, dict[str, str]]:
-    """Return file → line number → text of each line that occurs, and of its neighbours in its function."""
+    """Return the text of each line that occurs, and of its neighbours in its function, by file and line number."""
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)
-    positions = [(code, line) for code, line in stack]
+    positions = [*stack]
     for _, entries, others in sections:
-        for more in (entries, *others.values()):
-            positions.extend({(code, value) for _, code, value in more if code in known and value > 0})
+        for of_thread in (entries, *others.values()):
+            positions.extend({(code, value) for _, code, value in of_thread if code in known and value > 0})
     for code, line in positions:
         wanted[code.co_filename].update(range(max(1, line - 1), line + 2))
     return {

@@ -1,4 +1,4 @@
-"""Measure one rank through its phases, and keep the rank's record (on rank 0 also the run's) up to date on disk."""
+"""Measure one rank through all phases, and keep its record on disk up to date; on rank 0 also the run's record."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ logger = logging.getLogger("gpudiag")
 #: Initial error in `run.json`, until the outcome is known.
 _UNFINISHED = "the run did not finish"
 
-#: Seconds that rank 0 waits at the end for the other ranks' records, after success and after a failure.
+#: Seconds that rank 0 waits at the end for the other ranks' records.
 _WAIT_S = 60.0
+#: The same after a failure.
 _WAIT_AFTER_FAILURE_S = 1.0
 
 
@@ -49,13 +50,16 @@ class RunDescription:
 
 
 class RankMeasurement:
-    """Measure this process's ranks.
+    """Measure the ranks of this process: one per device.
+
+    Call `open`, `begin` before the first step, `advance` after each step, and `close`.
 
     Attributes:
         run: description of the training for the record.
         phases: the phases of the session; None before the first step.
         error: reason why the measurement failed, if it did.
         over: all phases have ended or failed.
+        clock, agreement: the clock and the agreement of `phases`; set by `begin`.
     """
 
     clock: Any
@@ -75,13 +79,15 @@ class RankMeasurement:
         #: Label and model name of each device of this process.
         self._devices: tuple[tuple[str, str], ...] = (("", ""),)
         self._software: dict[str, str] = {}
+        #: The coroutine of `Phases.run`.
         self._steps: Iterator[None] | None = None
         self._lines = LineLog() if settings.lines and settings.recorded else None
 
     def open(self, runtime: Runtime, position: ClusterPosition, *, run_id: str = "", clear_run: bool = True) -> None:
-        """Replace this rank's files of an earlier run, and write records that mark the run as unfinished.
+        """Remove this rank's files of an earlier run, and write records that mark the run as unfinished.
 
-        With `clear_run`, all ranks open before the first step, and rank 0 also replaces the files of the whole run.
+        With `clear_run`, rank 0 also removes the files of the whole run. Then every rank must call this before the
+        first step.
         """
         self._created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self._run_id = run_id or secrets.token_hex(8)
@@ -107,7 +113,12 @@ class RankMeasurement:
     ) -> Phases:
         """Prepare the phases directly before the first step, when the process group and the device exist.
 
-        `agreement` creates the agreement of the ranks from the position, the store and the run's id.
+        Args:
+            runtime: the framework of the training.
+            device: the device of the training; None for the framework's current device.
+            model: the model, if it is known.
+            loaders: times the workers that produce batches.
+            agreement: creates the ranks' agreement from the position, the store and `run_id`.
         """
         devices = runtime.devices(device, model)
         self._runtime = runtime
@@ -137,7 +148,7 @@ class RankMeasurement:
     def advance(self, *, raises: bool = False) -> bool:
         """Advance to the next step; return False when the phases are over.
 
-        A failure of the measurement ends the measurement; it ends the user's training only if `raises` is set.
+        A failure of the measurement ends only the measurement. If `raises` is set, it is raised into the training.
         """
         assert self._steps is not None  # noqa: S101  # set by begin
         if self._lines is not None:
@@ -156,7 +167,7 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Relate the line events to the profiler's mark of the step, which has just begun."""
+        """Note the time of the profiler's mark of the step, which has just begun, among the line events."""
         if self._lines is not None:
             self._lines.mark()
 
@@ -190,12 +201,12 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def _end_lines(self) -> None:
-        """End the events of lines, which slow the program, if the phases stopped while they were received."""
+        """Stop receiving line events, which slow the program, because the phases may have ended while it did."""
         if self._lines is not None:
             self._lines.end()
 
     def _write_lines(self) -> None:
-        """Write the log of the user's lines. Without it the verdict names no lines."""
+        """Write the log of the user's lines, if there is one."""
         if self._lines is None or not (self._lines.sections or self._lines.unavailable):
             return
         try:
@@ -211,7 +222,7 @@ class RankMeasurement:
             self._write_run(status, self.error if status != "failed" or self.error else _UNFINISHED)
 
     def _rank_record(self, number: int, label: str, name: str) -> RankRecord:
-        """Return the record of one device; the devices of one process are ranks that share its steps and its trace."""
+        """Return the record of device `number` of this process; its devices share the steps and the trace."""
         position, phases = self.position, self.phases
         rank = RankRecord(
             rank=position.first_rank + number,
@@ -245,9 +256,9 @@ class RankMeasurement:
         if wait_for_others:
             if self.phases is not None:
                 self.agreement.wait_for_all(timeout_s=_WAIT_S if status == "complete" else _WAIT_AFTER_FAILURE_S)
-            for other in record.read_ranks(self.run_dir, self.position.ranks, self._run_id):
-                if other.error is not None and error is None:
-                    status, error = "failed", f"rank {other.rank}: {other.error}"
+            for rank in record.read_ranks(self.run_dir, self.position.ranks, self._run_id):
+                if rank.error is not None and error is None:
+                    status, error = "failed", f"rank {rank.rank}: {rank.error}"
         self._write_run(status, error)
 
     def _write_run(self, status: RunStatus, error: str | None) -> None:

@@ -1,6 +1,6 @@
 """Run the phases of a session as a coroutine: warm-up, unprofiled steps, a kernel-only trace, a full trace.
 
-Each `yield` lets the training loop run one step; the code after it runs between that step and the next step.
+At each `yield` the training loop runs one step. The code after the `yield` runs before the next step.
 """
 
 from __future__ import annotations
@@ -38,28 +38,30 @@ _COUNTED_STEP = 1
 _RUN_IN_STEPS = 2
 #: Maximum duration of a block of warm-up steps, as a share of the time for unprofiled steps.
 _BLOCK_SHARE = 0.1
-#: Number of unprofiled steps if there were no warm-up steps to derive it from.
+#: Number of unprofiled steps if no warm-up step was timed, so that the step time is unknown.
 _DEFAULT_STEPS = 20
 
 _NO_DEVICE_ACTIVITY = (
     "the profiler recorded no activity of the GPU, so gpudiag cannot analyse what runs there. Another profiler may be "
-    "attached (nsys, ncu, DCGM's profiling metrics), or this user may not read the GPU's counters: end the other, or "
-    "load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container: --cap-add SYS_ADMIN), and run again"
+    "attached (nsys, ncu, DCGM's profiling metrics), or this user may not read the GPU's counters: end the other "
+    "profiler, or load the driver with NVreg_RestrictProfilingToAdminUsers=0 (in a container: --cap-add SYS_ADMIN), "
+    "and run again"
 )
 
 
 class Phases:
     """Measure one rank. The attributes always hold the current results, also if the loop ends early.
 
-    Calls `changed` when there is something to save. The time of the warm-up step in which `counter` counts is excluded.
+    `changed` is called when there is something to save. If there is a `counter`, it counts the operations of one
+    warm-up step, and the time of this step is excluded.
 
     Attributes:
-        recorded: step times of recorded steps.
-        saved: recordings that were saved.
+        recorded: step times of recorded steps, by kind of trace.
+        saved: kinds of the traces that were saved.
         notes: defects of recordings, by code.
         sees_input: False if the batch is fetched within the step's own work.
         problem: reason why the phases ended early, if they did.
-        around: context manager around the current step's work; the counter in one step.
+        around: context manager that must be open during the current step's work: `counter` or none.
     """
 
     def __init__(
@@ -98,13 +100,13 @@ class Phases:
         self._lines = lines
         self._save_after_s = settings.save_after_s
         self._kind: TraceKind = TRACE_KINDS[0]
-        #: If steps are timed for a second or two, checking convergence over two seconds would be too long.
+        #: Duration of a block of warm-up steps; short if the unprofiled steps are, so that warm-up is not far longer.
         self._block_ms = step_counts.BLOCK_MS
         if settings.target is not None:
             self._block_ms = min(self._block_ms, _BLOCK_SHARE * 1e3 * settings.target.seconds)
         self._began_s = self._first_check_s = 0.0
         self._ran = self._warmup_ran = 0
-        #: Number of unprofiled steps on which the ranks agreed.
+        #: Number of unprofiled steps on which the ranks have agreed so far.
         self._agreed_steps: int | None = None
         self._line_steps = 0
         self._phase: Literal["warm-up", "unprofiled", "lines", "profiled", "over"] = "warm-up"
@@ -120,7 +122,7 @@ class Phases:
         return self._phase in {"lines", "profiled", "over"}
 
     def run(self) -> Iterator[None]:
-        """Run the coroutine. Raises TimeoutError if a peer does not post in time; profiler exceptions propagate."""
+        """Run the coroutine. A TimeoutError means that a rank did not post its step times in time."""
         for _ in self._all():
             yield
             self._ran += 1
@@ -172,6 +174,7 @@ class Phases:
             window.discard()
 
     def _suggestion(self) -> str:
+        """Say how many more steps the loop needs, and how to measure a loop of its length."""
         settings = self._settings
         warming = self._phase == "warm-up"
         warmup_steps = self._warmup_ran
@@ -223,10 +226,10 @@ class Phases:
                 known.extend(new)
         usable = [series for series in self._warmup_ms if series]
         if not usable:
-            chosen = settings.steps or _DEFAULT_STEPS
-            line_steps = step_counts.line_steps(math.inf, chosen)
-            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=chosen, line_steps=line_steps)
-        # The slowest rank sets the pace.
+            steps = settings.steps or _DEFAULT_STEPS
+            line_steps = step_counts.line_steps(math.inf, steps)
+            return PhaseDecision(converged=settings.warmup is not None, unprofiled_steps=steps, line_steps=line_steps)
+        # The slowest rank determines the duration of a step.
         slowest = max(usable, key=lambda series: statistics.median(series[-4:]))
         step_ms = statistics.median(slowest[-8:])
         block = step_counts.block_length(step_ms, self._block_ms)
@@ -235,16 +238,16 @@ class Phases:
             return PhaseDecision(more_warmup=step_counts.steps_to_next_check(slowest, self._block_ms))
         if settings.warmup is not None and len(slowest) < 2 * block:
             converged = True  # too few steps to decide, but a trend would show in the unprofiled steps
-        chosen = self._choose_steps(step_ms)
-        return PhaseDecision(
-            converged=converged, unprofiled_steps=chosen, line_steps=step_counts.line_steps(step_ms, chosen)
-        )
+        steps = self._choose_steps(step_ms)
+        line_steps = step_counts.line_steps(step_ms, steps)
+        return PhaseDecision(converged=converged, unprofiled_steps=steps, line_steps=line_steps)
 
     def _at_limit(self) -> bool:
         limits = self._settings.limits
         return self._warmup_ran >= limits.steps or time.perf_counter() - self._first_check_s >= limits.seconds
 
     def _choose_steps(self, step_ms: float) -> int:
+        """Return the number of unprofiled steps before the next decision."""
         if self._settings.steps is not None:
             return self._settings.steps
         if self._settings.target is not None:
@@ -309,7 +312,7 @@ class Phases:
         return PhaseDecision(unprofiled_steps=step_counts.next_block(posted, self._settings.target))
 
     def _record(self, kind: TraceKind) -> Iterator[None]:
-        """Record one trace. If the kernel-only trace fails, its steps still run, because other ranks record theirs."""
+        """Record one trace. If the kernel-only trace fails, its steps still run, to keep all ranks in one phase."""
         self._kind = kind
         active = self._settings.active
         guard: Callable[[], contextlib.AbstractContextManager[None]]
@@ -358,7 +361,7 @@ class Phases:
         """Suppress a failure of the kernel-only recording, so that only this recording is lost."""
         try:
             yield
-        except Exception as error:  # noqa: BLE001  # whatever a profiler's private parts may raise
+        except Exception as error:  # noqa: BLE001  # the profiler's private interface may raise any exception
             self.discard_window()
             self._note(
                 "no-light-recording",

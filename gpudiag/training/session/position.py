@@ -18,7 +18,7 @@ _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 class ClusterPosition:
     """Position of one process in the job, as in `torchrun`, the default process group, or TensorFlow's cluster.
 
-    `rank` and `world_size` count processes. Each process drives `devices` devices; the records count each as a rank.
+    `rank` and `world_size` count processes. Each process drives `devices` devices; in records each device is a rank.
     """
 
     rank: int
@@ -41,9 +41,10 @@ class ClusterPosition:
 
 
 def current_position() -> ClusterPosition:
-    """Read the default process group if there is one, else torchrun's variables; by default a job of one process.
+    """Return the position in the default process group, or else that in torchrun's environment variables.
 
-    torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE
+    Without either, the position is that of a job with one process. torchrun sets RANK, LOCAL_RANK, WORLD_SIZE,
+    LOCAL_WORLD_SIZE and GROUP_WORLD_SIZE
     (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
     """
     rank, world = environment_number("RANK", 0), environment_number("WORLD_SIZE", 1)
@@ -64,7 +65,7 @@ def current_position() -> ClusterPosition:
 def independent_position() -> ClusterPosition:
     """Return the position in a command whose processes gpudiag did not start.
 
-    Ranks without a process group train independently, so that each has a world size of 1.
+    Processes without a process group train independently. Each of them has a world size of 1.
     """
     position = current_position()
     if _process_group() is not None:
@@ -107,7 +108,7 @@ def driver_version() -> str:
             return str(pynvml.nvmlSystemGetDriverVersion())
         finally:
             pynvml.nvmlShutdown()
-    except Exception:  # noqa: BLE001  # a version for the record is worth no failure, whatever NVML throws
+    except Exception:  # noqa: BLE001  # the record needs no driver version
         return ""
 
 

@@ -1,8 +1,8 @@
 """Send progress messages from a running training process to the program that started it.
 
 Each message is one datagram on a private Unix socket. A datagram arrives whole or not at all, and an absent or slow
-listener does not delay the training. Each message contains the complete state, so that the next message replaces a lost
-one.
+listener does not delay the training. Each message contains the complete state of its rank, so that a lost message does
+no harm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ SOCKET_VARIABLE = "GPUDIAG_PROGRESS_SOCKET"
 
 #: Minimum seconds between two messages of one phase.
 _INTERVAL_S = 0.2
+#: Maximum length of a note or an error, because a datagram has a maximum size.
 _MAX_CHARACTERS = 2000
 
+#: Phases in their order.
 Phase = Literal["starting", "warmup", "timed", "lines", "profiled", "saving", "done", "failed"]
 
 
@@ -30,8 +32,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """The progress of one rank.
 
     Attributes:
-        steps: completed steps of the phase.
-        of: total steps of the phase; None if unknown.
+        steps: number of completed steps of the phase.
+        of: number of all steps of the phase; None if unknown.
         error, hint, exit_code: as in `gpudiag.errors`; set in phase `failed` only.
         note: a warning for the user, while the run continues.
         fetching_ms: mean time to fetch recent batches, if known.
@@ -100,7 +102,7 @@ class ProgressSender:
     def _send(self, message: Progress) -> None:
         if not self._address:
             return
-        # A new socket for each message takes a few microseconds, five times a second, and stays open no longer.
+        # The socket is opened for each message, which takes a few microseconds, and no file stays open in between.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(msgspec.json.encode(message), self._address)

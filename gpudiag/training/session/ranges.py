@@ -1,10 +1,10 @@
-"""Named ranges for all active profilers, with almost no overhead if none is active.
+"""Report named ranges to all active profilers, with almost no overhead if none is active.
 
-A range goes to NVTX (domain `gpudiag`; Nsight Systems, ncu) and to the PyTorch or TensorFlow profiler
-(`gpudiag.<name>`), whichever the program has imported. `torch.profiler.record_function` takes 5.8 us even when no
-profiler runs. Checking whether a profiler runs takes 0.04 us, so this is checked first. A range then takes 0.5 us in
-total (0.7 us with creating the object); adding two numbers in PyTorch takes 1.1 us. The times were measured on one CPU,
-PyTorch 2.13.
+A range is reported to NVTX (domain `gpudiag`; for Nsight Systems and ncu). It is also reported to the profilers of
+PyTorch and TensorFlow (as `gpudiag.<name>`) if the program has imported them. `torch.profiler.record_function` takes
+5.8 us even if no profiler runs. Checking whether a profiler runs takes 0.04 us, so this is checked first. A range then
+takes 0.5 us in total (0.7 us with creating the object); adding two numbers in PyTorch takes 1.1 us. The times were
+measured on one CPU, PyTorch 2.13.
 """
 
 from __future__ import annotations
@@ -25,17 +25,20 @@ R = TypeVar("R")
 #: Prefix of every range's name in a PyTorch trace.
 PREFIX = "gpudiag."
 
-#: Ranges that a session opens itself; the analysis also interprets `exchange`.
+#: Names of the ranges that a session opens itself.
 STEP = "step"
 INPUT = "input"
 
+#: The NVTX domain; None before the first range.
 _domain: Any = None
+#: NVTX attributes by name of the range.
 _attributes: dict[str, Any] = {}
+#: Open ranges of this thread, outermost first, in `stack`.
 _open = threading.local()
 
 
 class _InputTime(threading.local):
-    """This thread's time in ranges named `input`; of nested ranges, only the outermost counts."""
+    """Time of this thread in ranges named `input`; of nested ranges, only the outermost counts."""
 
     def __init__(self) -> None:
         self.taken_ns: int | None = None
@@ -57,16 +60,13 @@ _input = _InputTime()
 
 
 def take_input_ns() -> int | None:
-    """Return the ns in ranges named `input` that ended on this thread since the last call; None if there was none."""
+    """Return the time in ns of this thread's ranges named `input` since the last call; None if no range has ended."""
     taken, _input.taken_ns = _input.taken_ns, None
     return taken
 
 
 def _load_domain() -> Any:
-    """Return the NVTX domain, or a domain that does nothing if the package is missing.
-
-    If no tool is attached, NVTX's domain does nothing.
-    """
+    """Return the NVTX domain, or a domain that does nothing if the package is missing."""
     global _domain  # noqa: PLW0603  # loaded once, on the first range
     try:
         import nvtx
@@ -91,17 +91,17 @@ class _NoDomain:
 class Range:
     """Name a section of code: `with gpudiag.range("augment"): ...`, or `@gpudiag.range("augment")` on a function.
 
-    It appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain `gpudiag`. In
-    the body of a `tf.function` a range is the name scope of the ops created there. The analysis interprets the names
-    `input`, `forward`, `backward`, `exchange` and `optimizer`: `input` counts as waiting for data. Ranges nest, may be
-    entered from any thread, and one object may be entered again, also while it is open.
+    The section appears as `gpudiag.augment` in PyTorch and TensorFlow traces and as `augment` in the NVTX domain
+    `gpudiag`. In the body of a `tf.function` a range is the name scope of the ops created there. The analysis
+    interprets the names `input`, `forward`, `backward`, `exchange` and `optimizer`: `input` counts as waiting for data.
+    Ranges can be nested, and entered on any thread. A range can be entered again, also while it is open.
 
     Args:
-        name: what the code does. Use few distinct names, because each is kept for the life of the process.
+        name: name of the section. Use few distinct names, because each is kept for the life of the process.
         number: appended to the name as `#<number>` in PyTorch traces, and the payload of the NVTX range.
 
     Raises:
-        TypeError: it decorates a generator or coroutine function, whose body runs after the call has returned.
+        TypeError: the decorated function is a generator or coroutine, whose body runs after the call has returned.
     """
 
     __slots__ = ("_name", "_number")
@@ -167,9 +167,9 @@ class Range:
 def _tensorflow_mark(tensorflow: Any, name: str, number: int | None) -> AbstractContextManager[object] | None:
     """Return the range's TensorFlow context manager, not entered yet; None if TensorFlow is still being imported.
 
-    In eager code the context manager is a trace annotation. While Python builds a graph (in the body of a
-    `tf.function`), it is a name scope, because an annotation would only record the time of building the graph once. The
-    ops of the graph carry the scope's name in the trace of every later step.
+    In eager code the context manager is a trace annotation. In the body of a `tf.function`, Python builds a graph once,
+    and an annotation would record only that. There the context manager is a name scope, so that the ops of the graph
+    have the scope's name in the trace of every later step.
     """
     executing_eagerly = getattr(tensorflow, "executing_eagerly", None)
     if executing_eagerly is None:

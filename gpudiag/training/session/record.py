@@ -26,6 +26,7 @@ RANKS_DIR = "ranks"
 LOGS_DIR = "logs"
 #: File that asks DataLoader workers to time lines, see `frameworks.pytorch.dataloader`.
 _LINES_REQUEST = "request"
+#: Maximum number of digits of a rank in a file name.
 _MAX_DIGITS = 12
 _TRACE_ENDINGS = (".pt.trace.json.gz", ".xplane.pb.gz")
 
@@ -42,7 +43,7 @@ def rank_file(run_dir: Path, rank: int) -> Path:
 
 
 def lines_file(run_dir: Path, rank: int) -> Path:
-    """Return the path of the log of source lines of the process whose first device has this rank."""
+    """Return the path of the log of source lines of a process; `rank` is the rank of its first device."""
     return run_dir / LINES_DIR / f"rank{rank}.json.gz"
 
 
@@ -52,12 +53,12 @@ def trace_name(rank: int) -> str:
 
 
 def tensorflow_trace_name(rank: int) -> str:
-    """Return the path of the full trace of the TensorFlow process whose first device has this rank."""
+    """Return the path of the full trace of a TensorFlow process; `rank` is the rank of its first device."""
     return f"{TRACES_DIR}/rank{rank}.xplane.pb.gz"
 
 
 def kernel_only_trace_name(trace: str) -> str:
-    """Return the path of the kernel-only trace for a full trace: the same name in `traces/light/`."""
+    """Return the path of the kernel-only trace that belongs to a full trace: the same name in `traces/light/`."""
     return f"{TRACES_DIR}/{KERNEL_ONLY_TRACES}/{trace.rpartition('/')[2]}"
 
 
@@ -71,7 +72,7 @@ def clear_rank(run_dir: Path, rank: int) -> None:
 
 
 def clear_run(run_dir: Path, world_size: int) -> None:
-    """Remove an earlier run's common files, and its files of ranks that this run does not have."""
+    """Remove an earlier run's common files, and its files of ranks from `world_size` on."""
     for name in (RUN_FILE, ANALYSIS_FILE):
         (run_dir / name).unlink(missing_ok=True)
     clear_worker_lines(run_dir)
@@ -85,7 +86,7 @@ def clear_run(run_dir: Path, world_size: int) -> None:
 
 
 def clear_worker_lines(run_dir: Path) -> None:
-    """Remove an earlier run's logs of source lines of DataLoader workers, and the request for them."""
+    """Remove the source-line logs that DataLoader workers wrote in an earlier run, and the request for them."""
     folder = run_dir / LINES_DIR
     for path in (folder / _LINES_REQUEST, *folder.glob("worker*.json.gz"), *folder.glob(".*.json.gz.new")):
         path.unlink(missing_ok=True)
@@ -123,7 +124,7 @@ def write_run(run_dir: Path, record: RunRecord) -> None:
 
 
 def final_run(run_dir: Path, default: RunRecord, **changes: Any) -> RunRecord:
-    """Return the run's record as rank 0 wrote it, or the default, with changes."""
+    """Return the record that rank 0 wrote, or `default` if there is none, with `changes` applied."""
     run = readable_json(run_dir / RUN_FILE, RunRecord, RUN_SCHEMA) or default
     return msgspec.structs.replace(run, **changes)
 
@@ -139,7 +140,7 @@ def print_next_command(run_dir: Path) -> None:
     slowest = max(measured, key=lambda times: times.mean_ms)
     path = shlex.quote(str(run_dir))
     ranks = f"{len(measured)} rank{'s' * (len(measured) != 1)}"
-    timed = f"{len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms timed"
+    timed = f"timed {len(slowest.step_ms)} steps of {slowest.mean_ms:.1f} ms"
     lines = [f"gpudiag: {timed} on {ranks}; the run is in {path}"]
     if len(run.ranks) < run.world_size:
         lines.append(
@@ -151,13 +152,13 @@ def print_next_command(run_dir: Path) -> None:
 
 
 def compress(plain: Path, target: Path) -> None:
-    """Compress a profiler's file into the run directory. Raises OSError."""
+    """Compress the file `plain` to `target`. Raises OSError."""
     with plain.open("rb") as source, gzip.open(target, "wb", compresslevel=_GZIP_LEVEL) as written:
         shutil.copyfileobj(source, written, _CHUNK_BYTES)
 
 
 def contains(path: Path, pattern: bytes) -> bool:
-    """Return whether a pattern of at most 64 bytes occurs in the file. Reads the file in chunks."""
+    """Return whether a pattern of at most 64 bytes occurs in the file, which is read in chunks."""
     expression = re.compile(pattern)
     last = b""
     with path.open("rb") as file:

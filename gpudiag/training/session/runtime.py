@@ -1,4 +1,4 @@
-"""Interface between a session and a framework. Each framework implements it; the classes serve type checking only."""
+"""Declare the interface between a session and a framework, as protocols for type checking."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Window(Protocol):
     Attributes:
         saved: the trace has been written.
         device_activity: the trace contains device activity; None for training on the host, and before it is saved.
-        unmarked: reason why no modules are marked in the trace; empty if they are marked or need not be.
+        unmarked: reason why no modules are marked in the trace; empty if they are, or if none were requested.
     """
 
     saved: bool
@@ -30,7 +30,7 @@ class Window(Protocol):
         """Begin the discarded steps. Raises RuntimeError if another profiler runs."""
 
     def step(self) -> None:
-        """End a step. The end of the last step saves the trace, which can take seconds."""
+        """End a step. After the last step the trace is saved, which can take seconds."""
 
     def stop(self) -> None:
         """End the recording; if it was cut short, save the steps so far."""
@@ -40,7 +40,7 @@ class Window(Protocol):
 
 
 class StepFlopCounter(AbstractContextManager[None], Protocol):
-    """Count the floating-point operations of the step within which it is open, without changing the step."""
+    """Count the floating-point operations of a step, without changing it. The counter must be open during the step."""
 
     result: StepFlops | None
 
@@ -59,7 +59,7 @@ class LoaderWatch(Protocol):
 
 
 class Runtime(Protocol):
-    """A framework.
+    """The methods of a framework that a session needs.
 
     Devices are the framework's own objects: a `torch.device`, or the name of a TensorFlow logical device. If a process
     trains on several devices, each device is a separate rank.
@@ -68,7 +68,7 @@ class Runtime(Protocol):
     framework: str
 
     def devices(self, wanted: Any, model: Any) -> tuple[Any, ...]:
-        """Return the devices that this process trains on: `wanted` if given, else those that the framework uses."""
+        """Return the devices that this process trains on: `wanted` if it is given, else those in use or the default."""
 
     def position(self, devices: Sequence[Any]) -> ClusterPosition:
         """Return this process's position in the cluster, as far as it is known."""
@@ -92,13 +92,16 @@ class Runtime(Protocol):
         """Return the key-value store that the job's processes share; None for one process."""
 
     def trace_name(self, rank: int) -> str:
-        """Return the path of the full trace of the process with this first rank, relative to the run directory."""
+        """Return the path, below the run directory, of the full trace of the process whose first rank is `rank`."""
 
     def marked_loaders(self) -> AbstractContextManager[None]:
-        """Mark each fetch of a batch from the framework's loaders as a range named `input`, while open."""
+        """Within the block, mark each fetch of a batch from the framework's loaders as a range named `input`."""
 
     def loader_watch(self, lines_dir: str = "") -> LoaderWatch | None:
-        """Return a timer of the loader workers that are started from now on; None if that is impossible."""
+        """Return a watch of the loader workers that start from now on; None if the framework has no such workers.
+
+        If `lines_dir` is given, the workers can also time lines, and write their logs there.
+        """
 
     def window(self, path: Path, *, active: int, devices: Sequence[Any], kind: TraceKind = "full") -> Window:
         """Create a profiled window of `active` steps that writes its trace to `path`."""

@@ -1,11 +1,13 @@
 """Decide how many steps to run: until step times have converged, and then until their mean is precise enough.
 
-A training loop has converged when the medians of two consecutive blocks of steps agree, within a tolerance or within
-the scatter of the steps, and when there is no trend over both blocks. These step counts suit steps of 2 ms and of 5 s.
+The step times have converged when two conditions hold for the last two blocks of steps. Their medians agree, within a
+tolerance or within the scatter of the steps. And there is no trend over both blocks. These criteria suit steps of 2 ms
+and of 5 s.
 
-Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is dropped (it holds compilation, autotuning
-and allocation). The blocks' medians are 32.5 and 30, which is 8 % apart, but scatter explains only about 4 %, so they
-have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30: medians 30 and 30, no trend: converged.
+Worked example. Steps (ms): 900 | 40 34 31 30 | 30 29 31 30. The first step is ignored, because it includes compilation,
+autotuning and allocation. The blocks' medians are 32.5 and 30. They differ by 8 %, of which the scatter explains only
+4 %, so the step times have not converged. Four steps later the blocks are 30 29 31 30 | 30 30 29 30. Their medians are
+30 and 30 and there is no trend, so they have converged.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Literal, get_args
 from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of, student_t
 
-#: `light` (kernel-only): device activity, runtime calls and annotations; `full`: the framework's operators too.
+#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` one also has operators.
 TraceKind = Literal["light", "full"]
 #: Trace kinds in the order of recording: the kind with the lower overhead first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
@@ -45,9 +47,9 @@ _UNPROFILED_STEPS = (10, 100)
 #: Approximate duration of the steps that time the user's lines, and their minimum and maximum number.
 _LINES_MS = 1000.0
 _LINE_STEPS = (6, 30)
-#: Minimum number of such steps if there are few unprofiled steps.
+#: Minimum number of steps that time lines if there are few unprofiled steps.
 _FEWEST_LINE_STEPS = 3
-#: Minimum number of steps that can converge, and of unprofiled steps, unless the user sets it.
+#: Minimum numbers of warm-up steps and of unprofiled steps, unless the user sets them.
 MIN_WARMUP_STEPS = FIRST_CHECK_STEPS + 2 * _BLOCK_STEPS[0]
 MIN_UNPROFILED_STEPS = _UNPROFILED_STEPS[0]
 
@@ -58,11 +60,11 @@ _MAX_BLOCK_STEPS = 2000
 
 
 class WarmupLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of automatic warm-up, which ends at the first bound that is reached.
+    """Limits of automatic warm-up, which ends when either is reached.
 
     Attributes:
         steps: maximum number of warm-up steps.
-        seconds: maximum time since the first check. Earlier steps load libraries and compile.
+        seconds: maximum time since the first check. The time before it, to load libraries and compile, is not limited.
     """
 
     steps: int = 2000
@@ -88,10 +90,7 @@ def block_length(step_ms: float, block_ms: float = BLOCK_MS) -> int:
 
 
 def has_converged(step_ms: Sequence[float], block: int) -> bool:
-    """Return whether the last two blocks of `block` steps agree, with no trend through them.
-
-    False if there are fewer than two blocks. Only ratios of step times count.
-    """
+    """Return whether the last two blocks of `block` steps agree without a trend; False for fewer than two blocks."""
     if len(step_ms) < 2 * block:
         return False
     recent = step_ms[-2 * block :]
@@ -100,10 +99,11 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
     if typical <= 0:
         return True
     shift = abs(statistics.median(older) - typical) / typical
-    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n); of a difference of two, sqrt(2) more.
+    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). That of the difference of two medians
+    # is sqrt(2) times as large.
     scatter = statistics.fmean((_sigma(older), _sigma(newer))) / typical
-    explained = 2 * 1.2533 * math.sqrt(2 / block) * scatter
-    return shift <= max(TOLERANCE, explained) and not has_trend(recent)
+    explained_shift = 2 * 1.2533 * math.sqrt(2 / block) * scatter
+    return shift <= max(TOLERANCE, explained_shift) and not has_trend(recent)
 
 
 def has_trend(step_ms: Sequence[float]) -> bool:
@@ -137,7 +137,7 @@ def downsampled(step_ms: Sequence[float]) -> Sequence[float]:
 
 
 def steps_to_next_check(step_ms: Sequence[float], block_ms: float = BLOCK_MS) -> int:
-    """Return the number of steps before the next convergence check: those missing to two blocks, else one block."""
+    """Return the number of steps before the next convergence check: enough for two blocks in all, at least one."""
     block = block_length(statistics.median(step_ms[-4:]), block_ms)
     return max(2 * block - len(step_ms), block)
 
@@ -149,16 +149,18 @@ def default_unprofiled_steps(step_ms: float) -> int:
 
 
 def line_steps(step_ms: float, unprofiled_steps: int) -> int:
-    """Return the number of steps that time lines: about a second, at most a third of the unprofiled steps."""
+    """Return the number of steps that time lines: about one second, but at most a third of the unprofiled steps."""
     fewest, most = _LINE_STEPS
     wanted = max(fewest, min(most, round(_LINES_MS / max(step_ms, 1e-3))))
     return min(wanted, max(_FEWEST_LINE_STEPS, unprofiled_steps // 3))
 
 
 def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
-    """Divide the steps of a short loop, without recordings, into warm-up and unprofiled steps.
+    """Return the numbers of warm-up steps and of unprofiled steps for a short loop.
 
-    With `lines`, the steps that time lines remain.
+    Args:
+        steps: number of steps of the loop, without recorded steps.
+        lines: True if source lines are timed too; the remaining steps are left for this.
     """
     if not lines:
         warmup = max(1, steps // 3)
@@ -169,7 +171,7 @@ def split_short_loop(steps: int, *, lines: bool) -> tuple[int, int]:
 
 
 def fewest_steps(*, lines: bool) -> int:
-    """Return the minimum number of steps of a loop, without recordings: one each to warm up, to time, and for lines."""
+    """Return the minimum number of steps of a loop that can be measured, without recorded steps."""
     return 2 + _FEWEST_LINE_STEPS * lines
 
 
@@ -181,7 +183,12 @@ def first_block(step_ms: float, target: TimingTarget) -> int:
 
 
 def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
-    """Return the number of additional unprofiled steps; 0 if the target is met or the time is over."""
+    """Return the number of additional unprofiled steps; 0 if the target is met or the time is over.
+
+    Args:
+        ranks: the step times in ms of each rank.
+        target: the required precision.
+    """
     slowest = max(ranks, key=lambda times: statistics.fmean(times) if times else 0.0)
     if len(slowest) < 2:
         return 0
@@ -190,7 +197,8 @@ def next_block(ranks: Sequence[Sequence[float]], target: TimingTarget) -> int:
     accuracy = max(mean_of(times).relative_half_width for times in ranks if len(times) > 1)
     if accuracy <= target.accuracy or left_ms < 2 * step_ms:
         return 0
-    # The interval narrows with the square root of the number of steps. Each check costs a synchronization.
+    # The width of the interval is inversely proportional to the square root of the number of steps. Half the missing
+    # steps are run before the next check, but at least a block, because each check costs a synchronization.
     missing = len(slowest) * ((accuracy / target.accuracy) ** 2 - 1)
     affordable = min(_MAX_BLOCK_STEPS, math.floor(left_ms / step_ms))
     return max(2, min(affordable, max(math.ceil(BLOCK_MS / step_ms), math.ceil(missing / 2))))
@@ -202,7 +210,7 @@ def recording_steps(active: int) -> int:
 
 
 def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, lines: bool) -> str:
-    """Say how many steps would suffice, and which arguments of `gpudiag.profile` fit the loop's length.
+    """Say how many more steps the loop needs, and which arguments of `gpudiag.profile` fit its current length.
 
     Args:
         ran: number of steps of the loop.
@@ -210,15 +218,15 @@ def suggest_arguments(ran: int, missing: int, *, at_least: bool, run_in: int, li
         run_in: number of steps between the warm-up and the unprofiled steps.
         lines: some steps time the lines of the source.
 
-    Worked example. A loop of 19 steps on a CPU: two recordings of 2 + 3 leave 9. Of these, 2 warm up, and 3 time lines:
-    `warmup=2, steps=4, active=3`.
+    Worked example. A loop has 19 steps on a CPU. Two recordings of 2 + 3 steps leave 9. Of these, 2 warm up, 4 are
+    unprofiled and 3 time lines: `warmup=2, steps=4, active=3`.
     """
     needed = f"{'at least ' * at_least}{missing} more step{'s' * (missing != 1)} would be enough"
-    left = ran - recording_steps(MIN_ACTIVE_STEPS) - run_in
+    remaining = ran - recording_steps(MIN_ACTIVE_STEPS) - run_in
     fewest = fewest_steps(lines=lines)
-    if left < fewest:
-        return f"{needed}; no arguments make do with fewer than {ran - left + fewest} steps in all"
-    warmup, steps = split_short_loop(left, lines=lines)
+    if remaining < fewest:
+        return f"{needed}; a measurement needs at least {ran - remaining + fewest} steps with any arguments"
+    warmup, steps = split_short_loop(remaining, lines=lines)
     arguments = f"warmup={warmup}, steps={steps}, active={MIN_ACTIVE_STEPS}"
     return f"{needed}, or gpudiag.profile(…, {arguments}) with these {ran}"
 
@@ -231,13 +239,13 @@ class PhaseSettings:
         steps: number of unprofiled steps; None to choose it by their duration.
         warmup: number of warm-up steps; None to detect convergence.
         active: number of recorded steps.
-        limits: bounds of automatic warm-up.
+        limits: limits of automatic warm-up.
         target: required precision of the step time; if given, it determines the number of unprofiled steps.
         recorded: False to profile no steps.
-        suggest: suggests sufficient arguments for a short loop, like `suggest_arguments`.
+        suggest: suggests arguments for a loop that is too short, like `suggest_arguments`.
         lines: time the lines of the user's source.
         save_after_s: seconds until the unprofiled steps are first saved; the interval doubles after each save. Saved
-            steps survive a signal that ends the process. A save takes a few ms of a step, which costs 0.1 % in total.
+            steps survive a signal that ends the process. A save takes a few ms, and all saves cost 0.1 % of the time.
     """
 
     steps: int | None = None

@@ -83,7 +83,7 @@ def test_throughput_without_communication_is_the_sum_over_ranks() -> None:
 @pytest.mark.parametrize(
     ("run", "outcome", "words"),
     [
-        (None, None, "without two timed steps"),
+        (None, None, "without two unprofiled steps"),
         (None, EntryOutcome(began="", error="out of memory", out_of_memory=True), "out of memory"),
         (record(40.0, 50.0, status="failed", error="rank 1 was ended by SIGKILL"), None, "SIGKILL"),
     ],

@@ -30,7 +30,7 @@ def attached(
     capfd.readouterr()
     settings = Settings(run_dir=str(run_dir), command=(sys.executable, *command), **{**QUICK, **options})
     notes: list[str] = []
-    code, run = run_command(settings, lambda message: notes.append(message.note or ""), said=notes.append)
+    code, run = run_command(settings, lambda message: notes.append(message.note or ""), on_warning=notes.append)
     out, err = capfd.readouterr()
     return code, run, out, err + "\n".join(notes)
 

@@ -101,7 +101,7 @@ def test_warning_names_interpreter_that_cannot_load_gpudiag(
     code, run, out, _ = attach(SCRIPTS, "20", "plain")
     assert (code, len(out.split())) == (0, 40)
     assert run.error is not None
-    assert "gpudiag failed in your command, which went on: ImportError: cannot be loaded here (Python 3." in run.error
+    assert "gpudiag failed in your command, which continued: ImportError: cannot be loaded here (Python 3." in run.error
 
 
 #: Load everything that a measured PyTorch process needs, and print its gpudiag modules.

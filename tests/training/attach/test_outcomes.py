@@ -168,7 +168,10 @@ def test_error_names_rank_that_never_steps(tmp_path: Path, attach: Attach) -> No
     script.write_text(ONE_NEVER_STEPS)
     code, run, _, err = attach(*TORCHRUN, str(script))
     assert (code, run.status) == (0, "failed"), err
-    assert run.error == "rank 1 took no optimizer step: the others waited to be measured with it, and trained on"
+    assert (
+        run.error
+        == "rank 1 took no optimizer step: the measurement waits for all ranks, and the others trained unmeasured"
+    )
 
 
 @ALONE
@@ -191,7 +194,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         if "kill -CONT" in sentence:
             os.kill(int(sentence.rpartition(" ")[2]), signal.SIGCONT)
 
-    code, _ = run_command(words, lambda _message: None, said=hear)
+    code, _ = run_command(words, lambda _message: None, on_warning=hear)
     assert code == 0, "it went on"
     assert any(sentence.startswith("rank 1 is stopped") for sentence in said)
 

@@ -191,7 +191,7 @@ def test_session_prints_run_directory_and_next_command(tmp_path: Path, capsys: p
         for _ in prof.steps(range(23)):
             work()
     said = capsys.readouterr().err.splitlines()
-    assert "gpudiag: 5 steps of " in said[-2]
+    assert "gpudiag: timed 5 steps of " in said[-2]
     assert said[-1] == f"  next: gpudiag analyze '{tmp_path}/my run'"
 
 
@@ -295,13 +295,14 @@ def test_measurement_continues_in_next_loop_after_break(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("length", "error", "kept"),
     [
-        (0, "before warm-up was over: nothing was timed; 21 more steps would be enough; no arguments", None),
+        (0, "before warm-up was over: nothing was timed; 21 more steps would be enough; a measurement needs", None),
         (2, "before warm-up was over: nothing was timed; 19 more steps would be enough", None),
         (6, "after 3 unprofiled steps: no step was profiled; 15 more steps", 3),
         (9, "while the lines of the source were timed: no step was profiled; 12 more steps", 5),
         (
             14,
-            "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; no arguments",
+            "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; a measurement "
+            "needs",
             5,
         ),
         (19, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),

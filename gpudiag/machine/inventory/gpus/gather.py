@@ -23,12 +23,12 @@ _UNCORRECTED = 1
 _VOLATILE = 0
 _NODE_SCOPE = 0
 _COMPUTE_MODES = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+#: Number of requested 64-bit words of a CPU set: enough for 1024 CPUs.
 _AFFINITY_WORDS = 16
-"""64-bit words asked for: enough for 1024 CPUs."""
 
 
 class _GpuQuery:
-    """Query one GPU; `reasons` gets the reason for each missing value under the field's name."""
+    """Query one GPU. `reasons` gets the reason for each missing value under the field's name."""
 
     def __init__(self, session: NvmlSession, handle: Any, root: Path) -> None:
         self.session, self.handle, self.root = session, handle, root
@@ -76,7 +76,7 @@ class _GpuQuery:
             return None
         text = number_list(numbers_in_mask(list(words)))
         if not text:
-            self.reasons["cpu_affinity"] = "the driver names no CPU"
+            self.reasons["cpu_affinity"] = "the driver lists no CPU"
         return text or None
 
     def numa_node(self, pci_id: str | None) -> int | None:
@@ -87,7 +87,7 @@ class _GpuQuery:
         nodes = numbers_in_mask(list(words)) if words is not None else ()
         if len(nodes) == 1:
             return nodes[0]
-        self.reasons["numa_node"] = "neither the firmware nor the driver says which node this GPU is on"
+        self.reasons["numa_node"] = "neither the firmware nor the driver reports the node of this GPU"
         return None
 
     def compute_capability(self) -> tuple[int, int] | None:
@@ -164,7 +164,9 @@ def _gpu(session: NvmlSession, handle: Any, index: int, root: Path) -> Gpu:
 
 
 def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tuple[tuple[Gpu, ...], tuple[Any, ...]]:
-    """Return every GPU and its NVML handle (None if it cannot be opened), in NVML's order, which is by PCI address.
+    """Return all GPUs and their NVML handles, in NVML's order, which is by PCI address.
+
+    The handle of a GPU that cannot be opened is None.
 
     Args:
         session: NVML.
@@ -175,12 +177,12 @@ def gather_gpus(session: NvmlSession, root: Path, reasons: dict[str, str]) -> tu
     gpus: list[Gpu] = []
     handles: list[Any] = []
     for index in range(count or 0):
-        filed: dict[str, str] = {}
-        handle = session.ask(filed, "gpu", "nvmlDeviceGetHandleByIndex", index)
+        gpu_reasons: dict[str, str] = {}
+        handle = session.ask(gpu_reasons, "gpu", "nvmlDeviceGetHandleByIndex", index)
         if handle is None:
             if session.last_code == INVALID_ARGUMENT:  # the GPU disappeared after the count
                 continue
-            gpus.append(Gpu(index=index, name="unreadable GPU", reasons=filed))
+            gpus.append(Gpu(index=index, name="unreadable GPU", reasons=gpu_reasons))
         else:
             gpus.append(_gpu(session, handle, index, root))
         handles.append(handle)

@@ -17,7 +17,7 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
     """State of one GPU; None for unknown values.
 
     Attributes:
-        index: its NVML number, in the order of PCI addresses.
+        index: number of the GPU in NVML, which counts in the order of PCI addresses.
         busy_percent: share of the last sampling period (a sixth of a second to one second) in which a kernel ran.
         sm_mhz: clock of the SMs.
         power_watts: power draw.
@@ -33,7 +33,7 @@ class GpuNow(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextmanager
 def gpus_now(replacement: Any | None = None) -> Iterator[Callable[[], tuple[GpuNow, ...]]]:
-    """Open NVML and yield a function that reads all GPUs, none without NVML. `replacement` is as for `open_nvml`."""
+    """Open NVML, and yield a function that reads all GPUs; without NVML it returns none. See `open_nvml`."""
     with open_nvml(replacement) as session:
         count = session.ask({}, "gpus", "nvmlDeviceGetCount") or 0
         opened = [(index, session.ask({}, "gpu", "nvmlDeviceGetHandleByIndex", index)) for index in range(count)]

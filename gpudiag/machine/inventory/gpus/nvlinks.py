@@ -8,8 +8,9 @@ from gpudiag.machine.inventory.gpus.nvml import INVALID_ARGUMENT, NOT_SUPPORTED,
 from gpudiag.machine.inventory.host.pci import pci_id_of
 from gpudiag.model.facts import NvLink
 
-#: NVML's enumeration of link revisions (nvml.h, NVML_NVLINK_VERSION_*) to the usual version.
+#: NVLink version by NVML's enumeration of revisions (nvml.h, NVML_NVLINK_VERSION_*).
 _VERSION = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 4, 7: 5, 8: 6}
+#: Kind of the remote device by NVML's enumeration (nvml.h, nvmlIntNvLinkDeviceType_t).
 _REMOTE: dict[int, Literal["gpu", "switch", "cpu", "unknown"]] = {0: "gpu", 1: "cpu", 2: "switch"}
 
 #: NVML field identifiers (nvml.h): speed of one lane, and the speed common to all, both in MB/s.
@@ -32,15 +33,15 @@ def _remote(session: NvmlSession, handle: Any, lane: int) -> str | None:
 
 
 def nvlinks(session: NvmlSession, handle: Any, reasons: dict[str, str]) -> tuple[NvLink, ...]:
-    """Return every lane of the GPU, in order; none, with a reason, if NVLink is absent or cannot be read."""
+    """Return the lanes of the GPU in order. If NVLink is absent or cannot be read, return none and set a reason."""
     lanes: list[NvLink] = []
     for lane in range(_MOST_LANES):
-        filed: dict[str, str] = {}
-        state = session.ask(filed, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
+        lane_reasons: dict[str, str] = {}
+        state = session.ask(lane_reasons, "nvlinks", "nvmlDeviceGetNvLinkState", handle, lane)
         if state is None:
+            # The driver does not know the number after the last lane. If it knows no number, the query has failed.
             if not lanes or session.last_code not in {INVALID_ARGUMENT, NOT_SUPPORTED}:
-                reasons["nvlinks"] = filed["nvlinks"]
-            # The first number that the driver does not know comes after the last lane.
+                reasons["nvlinks"] = lane_reasons["nvlinks"]
             break
         if not state:
             lanes.append(NvLink(lane=lane, active=False))

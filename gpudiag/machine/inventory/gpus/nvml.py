@@ -1,9 +1,8 @@
-"""Call NVML. Each query may fail separately, and its failure becomes a reason in words.
+"""Call NVML. A query that fails returns None and a reason in words.
 
-NVML's answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer functions,
-and a container may not see processes. So `NvmlSession.ask` returns the answer, or returns None and stores the reason
-under the field's name. Training processes read the driver's version themselves (`training.session.position`), and the
-probe that waits for clocks calls NVML (`probes/_clocks.py`).
+The available answers depend on GPU, driver and permissions: a consumer card has no ECC, an old driver lacks newer
+functions, and a container may not see processes. NVML is called without this module in two places: training processes
+read the driver's version (`training.session.position`), and a probe waits for clocks (`probes/_clocks.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ RESET_REQUIRED = 16
 LIBRARY_MISMATCH = 18
 UNKNOWN = 999
 
+#: Reasons in words, by return code of a query.
 _WORDS = {
     INVALID_ARGUMENT: "the driver does not know this counter for this GPU",
     NOT_SUPPORTED: "not supported by this GPU or in this mode",
@@ -37,6 +37,7 @@ _WORDS = {
     UNKNOWN: "the driver reports an unknown error",
 }
 
+#: Reasons in words why NVML cannot be opened, by return code.
 _UNAVAILABLE = {
     LIBRARY_NOT_FOUND: (
         "the NVIDIA driver library (libnvidia-ml.so.1) is not here: no driver is installed, or the container was "
@@ -65,7 +66,10 @@ class NvmlSession:
 
     Args:
         module: `pynvml`, or an object with its functions, constants and error classes; None if NVML did not open.
-        unavailable: the reason; None if NVML is open.
+        unavailable: reason why NVML is unavailable; None if it is open.
+
+    Attributes:
+        last_code: return code of the last query if it failed; None if it succeeded.
     """
 
     def __init__(self, module: Any, unavailable: str | None = None) -> None:
@@ -79,29 +83,29 @@ class NvmlSession:
         Args:
             reasons: gets the reason.
             field: name of the queried value.
-            function: name of the function, or several names, newest first: an older function is called only if the
-                driver (or the Python binding) lacks the newer one.
+            function: name of the function, or several names, newest first. An older function is called only if the
+                driver or the Python binding lacks the newer one.
             arguments: arguments of the function.
         """
         names = (function,) if isinstance(function, str) else function
         self.last_code = None
-        words = self.unavailable or "NVML is not available"
+        reason = self.unavailable or "NVML is not available"
         module = self.module
         for name in names if module is not None else ():
             call = getattr(module, name, None)
             if call is None:
-                words, self.last_code = f"the installed nvidia-ml-py has no {name}", FUNCTION_NOT_FOUND
+                reason, self.last_code = f"the installed nvidia-ml-py has no {name}", FUNCTION_NOT_FOUND
                 continue
             try:
                 return call(*arguments)
             except module.NVMLError as error:
                 self.last_code = _code(error)
-                words = _WORDS.get(self.last_code or 0, str(error))
-            except (ValueError, TypeError, OSError) as error:  # an answer that the binding could not decode
-                words = f"the driver's answer could not be read: {error}"
+                reason = _WORDS.get(self.last_code or 0, str(error))
+            except (ValueError, TypeError, OSError) as error:  # the binding could not decode the answer
+                reason = f"the driver's answer could not be read: {error}"
             if self.last_code != FUNCTION_NOT_FOUND:
                 break
-        reasons[field] = words
+        reasons[field] = reason
         return None
 
 

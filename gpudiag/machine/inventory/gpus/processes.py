@@ -10,6 +10,7 @@ from typing import Any
 from gpudiag.machine.inventory.gpus.nvml import NvmlSession
 from gpudiag.model.facts import GpuProcess
 
+#: NVML functions that list the compute, graphics and MPS contexts, newest version first.
 _LISTS = (
     ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetComputeRunningProcesses_v2"),
     ("nvmlDeviceGetGraphicsRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v2"),
@@ -28,12 +29,12 @@ def _parent(root: Path, pid: int) -> int | None:
 
 def ancestors(root: Path, pid: int) -> tuple[int, ...]:
     """Return the process and its ancestors, up to a process that /proc does not show."""
-    line: list[int] = []
+    lineage: list[int] = []
     current: int | None = pid
-    while current and current not in line:
-        line.append(current)
+    while current and current not in lineage:
+        lineage.append(current)
         current = _parent(root, current)
-    return tuple(line)
+    return tuple(lineage)
 
 
 def _name(session: NvmlSession, root: Path, pid: int) -> str | None:
@@ -49,19 +50,19 @@ def gpu_processes(session: NvmlSession, handle: Any, root: Path, reasons: dict[s
     """Return every process with a compute, graphics or MPS context on the GPU, by process id."""
     memory: dict[int, int | None] = {}
     for position, functions in enumerate(_LISTS):
-        # Only a failure to list compute contexts is a missing value; graphics and MPS contexts are optional.
-        filed = reasons if position == 0 else {}
-        for entry in session.ask(filed, "processes", functions, handle) or ():
+        # A reason is needed only for compute contexts; graphics and MPS contexts are optional.
+        list_reasons = reasons if position == 0 else {}
+        for entry in session.ask(list_reasons, "processes", functions, handle) or ():
             known = memory.get(entry.pid)
             memory[entry.pid] = entry.usedGpuMemory if known is None else max(known, entry.usedGpuMemory or 0)
-    here = os.getpid()
-    line = set(ancestors(root, here))
+    this_process = os.getpid()
+    lineage = set(ancestors(root, this_process))
     return tuple(
         GpuProcess(
             pid=pid,
             name=_name(session, root, pid),
             memory_bytes=memory[pid],
-            own=pid in line or here in ancestors(root, pid),
+            own=pid in lineage or this_process in ancestors(root, pid),
         )
         for pid in sorted(memory)
     )

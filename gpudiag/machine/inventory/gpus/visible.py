@@ -1,7 +1,7 @@
 """Apply CUDA_VISIBLE_DEVICES.
 
-According to the CUDA programming guide (Environment variables), entries are indices, GPU UUIDs or unambiguous prefixes
-of them, or MIG identifiers; the first invalid entry ends the list; an empty string hides every GPU.
+According to the CUDA programming guide (Environment variables), an entry is an index, a GPU UUID or an unambiguous
+prefix of one, or a MIG identifier. The first invalid entry ends the list. An empty string hides every GPU.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpudiag.model.facts import Gpu
 
 
 class VisibleGpus(msgspec.Struct, frozen=True, kw_only=True):
-    """NVML indices of the GPUs that CUDA shows, in its order, and a note if the variable is odd."""
+    """NVML indices of the GPUs that CUDA shows, in its order, and a note if the variable has an unusual value."""
 
     indices: tuple[int, ...]
     note: str | None = None
@@ -26,7 +26,7 @@ def _by_uuid(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _by_mig(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    # Since driver 470 a MIG device has a UUID; before, its identifier was MIG-GPU-<uuid>/<instance>/<compute instance>.
+    # Since driver 470 a MIG device has a UUID. Before, its identifier was MIG-GPU-<uuid>/<instance>/<compute instance>.
     if entry.lower().startswith("mig-gpu-"):
         return _by_uuid(entry[4:].partition("/")[0], gpus)
     owners = {
@@ -43,7 +43,7 @@ def _resolve(entry: str, gpus: Sequence[Gpu]) -> int | None:
         return _by_mig(entry, gpus)
     if entry.lower().startswith("gpu-"):
         return _by_uuid(entry, gpus)
-    # -1, or any other entry that is not the index of a GPU, ends the list.
+    # An entry that is not the index of a GPU, such as -1, is invalid.
     is_number = entry.isascii() and entry.isdigit() and len(entry) <= 6
     return gpus[int(entry)].index if is_number and int(entry) < len(gpus) else None
 
@@ -57,8 +57,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
         device_order: CUDA_DEVICE_ORDER; None if it is not set.
 
     Returns:
-        Indices in CUDA's order. An index is looked up in PCI order. On machines with several GPU models CUDA counts the
-        fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the note says so.
+        Indices in CUDA's order. Entries that are numbers count in PCI order. On machines with several GPU models CUDA
+        counts the fastest GPU first unless CUDA_DEVICE_ORDER=PCI_BUS_ID, and the note says so.
     """
     if value is None:
         return VisibleGpus(indices=tuple(gpu.index for gpu in gpus))
@@ -70,8 +70,8 @@ def cuda_visible(value: str | None, gpus: Sequence[Gpu], device_order: str | Non
     for position, entry in enumerate(entries):
         index = _resolve(entry, gpus)
         if index is None:
-            seen = "no GPU" if not indices else f"only the {len(indices)} before it"
-            notes.append(f"CUDA_VISIBLE_DEVICES entry {entry[:80]!r} names no GPU here: CUDA programs see {seen}")
+            visible = "no GPU" if not indices else f"only the {len(indices)} before it"
+            notes.append(f"CUDA_VISIBLE_DEVICES entry {entry[:80]!r} names no GPU here: CUDA programs see {visible}")
             entries = entries[:position]
             break
         if index not in indices:

@@ -1,1 +1,1 @@
-"""The host as its files in /proc and /sys describe it: CPUs, NUMA, NICs, isolation (IOMMU, ACS), virtualization."""
+"""Read the host's files in /proc and /sys: CPUs, NUMA, NICs, isolation (IOMMU, ACS), virtualization."""

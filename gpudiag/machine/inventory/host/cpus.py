@@ -39,7 +39,7 @@ def _online(root: Path) -> tuple[int, ...]:
 
 
 def _quota(root: Path) -> float | None:
-    """Return the CPUs that control groups allow: the smallest `cpu.max` from this process's group to the root."""
+    """Return the number of CPUs that control groups allow: the smallest limit from this process's group to the root."""
     limits = []
     for line in (read_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
@@ -59,6 +59,7 @@ def _quota(root: Path) -> float | None:
 
 
 def _group_quota(group: Path, *, unified: bool) -> float | None:
+    """Return the limit of one control group, of version 2 (`unified`) or 1; None for no limit."""
     if unified:
         quota, _, period = (read_text(group / "cpu.max") or "").partition(" ")
         return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
@@ -67,6 +68,7 @@ def _group_quota(group: Path, *, unified: bool) -> float | None:
 
 
 def _usable(root: Path, online: int) -> int | None:
+    """Return the number of CPUs that this process may use, according to its affinity and its control groups."""
     allowed = re.search(r"^Cpus_allowed_list:\s*(\S+)", read_text(root / "proc/self/status") or "", re.MULTILINE)
     try:
         count = len(parse_cpu_list(allowed[1])) if allowed else online

@@ -1,4 +1,4 @@
-"""Gather the host: processors, memory, limits, isolation, and environment variables that affect communication.
+"""Gather the host's processors, memory, limits, isolation, and environment variables that affect communication.
 
 Everything is read from files below `root`, so that a recorded tree of /proc and /sys gives the same result.
 """
@@ -17,6 +17,7 @@ from gpudiag.machine.inventory.host.nics import gather_nics
 from gpudiag.machine.inventory.host.virtualization import container_hint, hypervisor_hint
 from gpudiag.model.facts import Gpu, Host
 
+#: Prefixes and names of the environment variables that are recorded.
 _PREFIXES = ("NCCL_", "CUDA_", "TORCH_NCCL_", "GLOO_", "UCX_", "NVIDIA_", "FI_", "TF_GPU_", "HOROVOD_")
 _NAMES = (
     "OMP_NUM_THREADS",
@@ -36,7 +37,7 @@ _NAMES = (
 
 
 def relevant_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that affect which GPUs CUDA programs see and how they communicate; record no others."""
+    """Return the variables that affect communication or the visible GPUs. No others are recorded."""
     return {name: environment[name] for name in sorted(environment) if name in _NAMES or name.startswith(_PREFIXES)}
 
 
@@ -82,10 +83,10 @@ def gather_host(
     Args:
         root: "/" for this machine, or a recorded tree.
         environment: variables of this process.
-        gpus: GPUs, for their distances to network devices and the bridges above them.
+        gpus: the GPUs, to find the bridges above them and their distances to network devices.
         driver: version of the NVIDIA driver.
         cuda_driver: CUDA version of the driver.
-        reasons: reasons for values already known to be missing.
+        reasons: known reasons why values are missing.
     """
     cpus, numa, memory, memlock = host_cpus(root), numa_nodes(root), _memory_bytes(root), _memlock(root)
     iommu, no_iommu = iommu_state(root)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+#: Maximum number of bytes to read; /proc/cpuinfo of a machine with 1024 CPUs has about 1.5 MB.
 _MOST_BYTES = 4 << 20
-"""/proc/cpuinfo of a machine with 1024 CPUs is about 1.5 MB."""
 _MOST_CPUS = 65536
 
 
@@ -15,12 +15,12 @@ def read_text(path: Path, most: int = _MOST_BYTES) -> str | None:
     try:
         with path.open("rb") as file:
             return file.read(most).decode(errors="replace").strip()
-    except OSError:  # also raised by sysfs attributes of a device that is down
+    except OSError:  # some attributes of a network device cannot be read while it is down
         return None
 
 
 def read_int(path: Path) -> int | None:
-    """Return the whole number in the file, or None."""
+    """Return the integer in the file; None if there is none."""
     text = read_text(path)
     try:
         return None if text is None else int(text, 0)

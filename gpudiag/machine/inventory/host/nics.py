@@ -20,7 +20,7 @@ _GB_PER_GBIT = 1 / 8
 
 
 def _pci_id(device: Path) -> str | None:
-    """Return the PCI id of the device behind a class entry; a virtio device is one step below its PCI device."""
+    """Return the PCI id of a device in sysfs, or (for virtio) of its nearest parent on PCI; None if it has none."""
     try:
         names = device.resolve(strict=True).parts
     except OSError:

@@ -1,8 +1,8 @@
-"""Read PCI devices from sysfs, and the distance between two of them.
+"""Read PCI devices from sysfs, and determine the distance between two of them.
 
-The directory of a PCI device is the chain of bridges above it, from the host bridge down:
-`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices follows from the rest
-of their chains after the common prefix. The names are those of `nvidia-smi topo -m`.
+The directory of a PCI device in sysfs lists the bridges above it, from the host bridge down:
+`pci0000:00/0000:00:01.0/0000:01:00.0/0000:02:08.0/0000:03:00.0`. The distance between two devices depends on the parts
+of their chains after the common prefix. Its names are those of `nvidia-smi topo -m`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _ROOT = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
 
+#: A host bridge, the bridges below it, and the device itself.
 PciChain = tuple[str, ...]
-"""A host bridge, the bridges below it, and the device itself."""
 
 
 def normal_pci_id(text: str) -> str | None:
-    """Return a PCI address in the form of sysfs (`0000:3b:00.0`), also for NVML's longer domain; None if invalid."""
+    """Return a PCI address in the form of sysfs (`0000:3b:00.0`); NVML's has a longer domain. None if it is invalid."""
     address = text.strip().lower()
     if address.count(":") == 1:
         address = f"0000:{address}"
@@ -30,7 +30,7 @@ def normal_pci_id(text: str) -> str | None:
 
 
 def pci_id_of(info: Any) -> str | None:
-    """Return the address in NVML's answer about a device, which may be bytes or text; None if there is none."""
+    """Return the PCI address in NVML's answer about a device; None if it has none."""
     bus_id = getattr(info, "busId", None)
     if bus_id is None:
         return None
@@ -53,7 +53,7 @@ def pci_chain(root: Path, pci_id: str) -> PciChain | None:
 
 
 def numa_node(root: Path, pci_id: str) -> int | None:
-    """Return the device's NUMA node; None if firmware does not say (sysfs then reads -1)."""
+    """Return the device's NUMA node; None if the firmware does not report it (sysfs then contains -1)."""
     try:
         node = int((device_directory(root, pci_id) / "numa_node").read_text())
     except (OSError, ValueError):
@@ -62,15 +62,15 @@ def numa_node(root: Path, pci_id: str) -> int | None:
 
 
 def distance(a: PciChain | None, b: PciChain | None, node_a: int | None, node_b: int | None) -> str:
-    """Return the distance between two devices, which is one of `PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown`.
+    """Return the distance between two devices: `PIX`, `PXB`, `PHB`, `NODE`, `SYS` or `unknown`.
 
-    A PCIe switch is one bridge above (upstream) and one below (downstream) in sysfs, so two devices of one switch
-    differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
+    In sysfs a PCIe switch is one upstream bridge, with a downstream bridge for each device. So two devices of one
+    switch differ in their last two entries: `(…, upstream, downstream 1, device 1)` and `(…, upstream, downstream 2,
     device 2)`. Devices of one switch have the distance `PIX`; devices of different switches have `PXB`.
 
     Args:
-        a, b: chains of the devices, None if unknown.
-        node_a, node_b: their NUMA nodes, None if unknown.
+        a, b: chains of the devices; None if unknown.
+        node_a, node_b: their NUMA nodes; None if unknown.
     """
     if a is None or b is None:
         return "unknown"

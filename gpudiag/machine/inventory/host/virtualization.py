@@ -37,7 +37,7 @@ _DMI = {
 
 
 def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
-    """Return the kind of container this process runs in, or None without any sign of one."""
+    """Return the kind of container in which this process runs; None without any sign of one."""
     hints = [name for variable, name in _ENVIRONMENT.items() if variable in environment]
     groups = "\n".join(read_text(root / path) or "" for path in ("proc/self/cgroup", "proc/1/cgroup"))
     hints += [name for word, name in _CGROUP_NAMES.items() if word in groups]
@@ -49,10 +49,10 @@ def container_hint(root: Path, environment: Mapping[str, str]) -> str | None:
 
 
 def hypervisor_hint(root: Path) -> str | None:
-    """Return the hypervisor as far as the guest can see, or None without any sign of one.
+    """Return the hypervisor that the guest can see; None without any sign of one.
 
-    EC2's bare-metal instances have Amazon's name too, so names count only together with the CPU's hypervisor bit; for
-    processors without such a bit (Arm) the firmware's names decide alone.
+    The firmware of EC2's bare-metal instances has Amazon's name too. Therefore names count only together with the CPU's
+    hypervisor bit. On processors without such a bit (Arm), only the firmware's names are used.
     """
     kind = read_text(root / "sys/hypervisor/type")
     flags = re.search(r"^flags\s*:(.*)$", read_text(root / "proc/cpuinfo", most=16384) or "", re.MULTILINE)
@@ -60,9 +60,9 @@ def hypervisor_hint(root: Path) -> str | None:
     firmware = " ".join(
         read_text(root / "sys/class/dmi/id" / field) or "" for field in ("sys_vendor", "product_name", "bios_vendor")
     ).lower()
-    named = next((name for words, name in _DMI.items() if words in firmware), None)
+    hypervisor = next((name for words, name in _DMI.items() if words in firmware), None)
     if flags is not None and not guest:
         return None
-    if named is None and kind:
-        named = kind.capitalize()
-    return named or ("unnamed (the CPU reports a hypervisor)" if guest else None)
+    if hypervisor is None and kind:
+        hypervisor = kind.capitalize()
+    return hypervisor or ("unnamed (the CPU reports a hypervisor)" if guest else None)

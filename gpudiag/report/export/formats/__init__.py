@@ -1,4 +1,4 @@
-"""Formats of `gpudiag export`, one module each. To add a format, add a module here that defines `FORMAT`."""
+"""Write the formats of `gpudiag export`, one module each. To add a format, add a module here that defines `FORMAT`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def format_named(name: str) -> Format:
     """Return the format of that name.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such format.
     """
     known = formats()
     if name not in known:

@@ -1,7 +1,7 @@
-"""JSON trace for Chrome (`about:tracing`), Perfetto and Speedscope.
+"""Write a JSON trace for Chrome (`about:tracing`), Perfetto and Speedscope.
 
 The format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Times are microseconds with
-three decimals, so nanoseconds are kept.
+three decimals, so that they are exact to a nanosecond.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _events(exported: ExportModel) -> Iterator[dict[str, Any]]:
 
 
 def _arguments(track: ExportTrack, device: int | None) -> list[dict[str, int]]:
-    """Return each event's device, stream, correlation and size, if known."""
+    """Return device, stream, correlation and size of each event, if they are known."""
     if track.correlation is None or track.size_bytes is None:
         return [{} for _ in range(len(track))]
     location = {} if device is None else {"device": device}

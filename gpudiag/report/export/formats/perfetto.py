@@ -1,6 +1,7 @@
-"""Perfetto's protobuf trace: https://perfetto.dev/docs/reference/synthetic-track-event.
+"""Write Perfetto's protobuf trace: https://perfetto.dev/docs/reference/synthetic-track-event.
 
-Events are pairs of a begin and an end on a track, so events that overlap without being nested get separate rows.
+Events are pairs of a begin and an end on a track. Therefore events that overlap without being nested are put into
+separate rows.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from gpudiag.model.protobuf import message_type
 from gpudiag.report.export.formats import Format
 from gpudiag.report.export.model import ExportModel, ExportTrack, TrackGroup, rows_apart
 
+#: Id of the only sequence of packets.
 _SEQUENCE = 1
-#: TracePacket.SequenceFlags: interned names begin here; interned names are needed.
+#: TracePacket.SequenceFlags: the packet begins interned names; the packet needs interned names.
 _CLEARED, _NEEDED = 1, 2
+#: TrackEvent.Type of the begin and of the end of an event.
 _BEGIN, _END = 1, 2
+#: TrackDescriptor.ChildTracksOrdering: by `sibling_order_rank`.
 _IN_ORDER = 3
 
 
 class _Writer:
-    """Trace under construction; tracks and names are numbered in order of appearance."""
+    """A trace that is being written. Tracks and names are numbered in order of appearance."""
 
     def __init__(self, exported: ExportModel) -> None:
         self.trace = message_type("perfetto", "Trace")()
@@ -50,7 +54,7 @@ class _Writer:
                 position += 1
 
     def _events(self, track: ExportTrack, rows: list[int], uuid: int) -> None:
-        """Write begins and ends by time; ends before begins of the same instant, except for events without duration."""
+        """Write begins and ends by time. An event that ends when another begins is ended first."""
         starts, ends, names = track.start.tolist(), track.end.tolist(), track.name.tolist()
         running: list[int] = []
         for row in rows:

@@ -1,4 +1,4 @@
-"""CSV with one row per event, for a notebook or a spreadsheet."""
+"""Write CSV with one row per event, for a notebook or a spreadsheet."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""XSpace for TensorBoard's profile plugin (xprof).
+"""Write an XSpace for TensorBoard's profile plugin (xprof).
 
-One file has all ranks: a plane per device, a plane with gpudiag's tracks above it, and one host plane with the threads
-of all processes, because the plugin knows only one. Times are picoseconds, so nothing is rounded.
+One file has all ranks. Each device has a plane, and a plane with gpudiag's tracks above it. One host plane has the
+threads of all processes, because the plugin supports only one. Times are picoseconds, so that they are exact.
 
 The viewer orders planes by a number made from their ids: 1001 + id for GPUs, 1501 + id for custom planes, 1701 for the
-host (seen in xprof 2.24). It sorts a GPU's lines by their number of events, and those of a custom plane by id.
+host (seen in xprof 2.24). It sorts the lines of a GPU by their number of events, and those of a custom plane by id.
 Therefore gpudiag's tracks are in custom planes whose ids place each of them directly above its GPU.
 """
 
@@ -26,25 +26,24 @@ _LEAST_UNIX_NS = 10**17
 _HOST_PLANE = "/host:CPU"
 _GPUDIAG_PLANE = "/device:CUSTOM:{} · gpudiag"
 _CUSTOM_AFTER_GPU = 500
-#: Stat with an event's step. The plugin keeps it. TensorBoard gives events without this stat the step of the previous
-#: event.
+#: Stat with an event's step, which the plugin keeps. An event without it would get the step of the previous event.
 _GROUP = "group_id"
 _COPY = "Memcpy "
-#: Placeholder for registers and blocks, which are not kept; the plugin ignores kernels without any details.
+#: Placeholder for registers and blocks, which are unknown. The plugin ignores kernels without details.
 _NO_DETAILS = "kernel"
 #: Correlation id of gpudiag's events, which belong to no call.
 _NO_CALL = 2**40
-#: With more devices the ids of GPU planes and of gpudiag's planes would collide.
+#: Maximum number of devices with which the ids of GPU planes and of gpudiag's planes do not collide.
 _MOST_DEVICES = 249
 
 
 class _Plane:
-    """Plane under construction; names are numbered in order of appearance.
+    """A plane that is being written. Names are numbered in order of appearance.
 
     Args:
-        plane: the message.
+        plane: the plane's message.
         begins_ns: the export model's zero on the file's clock, which starts with the profile.
-        roots: mark steps as roots from which the plugin follows launches; False if events name their step.
+        roots: mark steps as roots from which the plugin follows launches. It is False if events name their step.
     """
 
     def __init__(self, plane: Any, begins_ns: int = 0, *, roots: bool = True) -> None:
@@ -55,7 +54,7 @@ class _Plane:
         self._stats: dict[str, int] = {}
 
     def name(self, text: str) -> int:
-        """Return the number of an event's name. PyTorch's copies lose a space, so that the plugin recognizes them."""
+        """Return the number of an event's name. A space is removed from PyTorch's copies, so the plugin knows them."""
         number = self._names.get(text)
         if number is None:
             number = self._names[text] = len(self._names) + 1
@@ -131,9 +130,10 @@ class _Plane:
                 events[row].stats.add(metadata_id=number, int64_value=step)
 
     def _correlate(self, track: ExportTrack, events: Any, offset: int) -> None:
-        """Add correlation ids, by which the plugin assigns device work to steps, and the sizes of copies."""
+        """Add the sizes of copies, and correlation ids, by which the plugin assigns device work to steps."""
+        # The ids of PyTorch's annotations on the device do not belong to a call.
         if track.correlation is None or track.size_bytes is None or track.kind is TrackKind.SHADOWS:
-            return  # the ids of PyTorch's annotations belong to no call
+            return
         number = self.stat("correlation_id")
         for row, correlation in enumerate(track.correlation.tolist()):
             if correlation != NO_CORRELATION:
@@ -254,7 +254,7 @@ def _correlation_offsets(exported: ExportModel) -> dict[int, int]:
 
 
 def _plane_ids(position: int, devices: int) -> tuple[int | None, int]:
-    """Return the plane ids of a device's gpudiag tracks (None for too many devices) and of the device."""
+    """Return the plane ids of a device's gpudiag tracks (None if there are too many devices) and of the device."""
     if devices <= _MOST_DEVICES:
         return 2 * position - _CUSTOM_AFTER_GPU, 2 * position + 1
     return None, position

@@ -1,1 +1,1 @@
-"""TensorBoard: its log directory (`log_directory`) and its process (`server`, which runs `serve`)."""
+"""Show runs in TensorBoard: write its log directory (`log_directory`), and run its process (`server`, `serve`)."""

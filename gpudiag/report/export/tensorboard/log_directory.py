@@ -1,4 +1,4 @@
-"""Write a directory that TensorBoard opens: for each run its scalars, its report as a text, and its profile.
+"""Write a directory that TensorBoard opens. It has the scalars, the report as a text, and the profile of each run.
 
     <directory>/<run>/events.out.tfevents.gpudiag
     <directory>/<run>/plugins/profile/<when>/<host>.xplane.pb
@@ -27,7 +27,7 @@ from gpudiag.units import milliseconds
 _UNSAFE = re.compile(r"[^\w.+-]+")
 #: Name of the report among TensorBoard's texts.
 VERDICT_TAG = "gpudiag/verdict"
-#: TensorFlow's number of the type.
+#: TensorFlow's number of the data type `string`.
 _STRING = 7
 
 
@@ -54,10 +54,15 @@ def write_run(
     verdict: str,
     profiles: Sequence[tuple[str, bytes]] = (),
 ) -> None:
-    """Write the files that TensorBoard shows for one run; `verdict` is the report in Markdown.
+    """Write the files that TensorBoard shows for one run.
 
-    `profiles` are TensorFlow's files (host name, XSpace), which are written unchanged; if there is only one file,
-    gpudiag's tracks are added above its GPUs. Without TensorFlow files (PyTorch) the export model is converted.
+    Args:
+        directory: the directory of the run.
+        exported: its events. They are written as the profile if there are no `profiles` (PyTorch).
+        series: its scalars.
+        verdict: the report in Markdown.
+        profiles: TensorFlow's files (host name, XSpace). A single file gets gpudiag's tracks above its GPUs; several
+            are written unchanged.
     """
     when = exported.origin_ns / 1e9 or time.time()
     stamp = time.strftime("%Y_%m_%d_%H_%M_%S", time.localtime(when))
@@ -72,9 +77,9 @@ def write_run(
 
 
 def series_of(timeline: Timeline, attribution: Attribution) -> tuple[ScalarSeries, ...]:
-    """Return step time, buckets and efficiency per step, as means over device tracks, of steps that all tracks have.
+    """Return step time, buckets and efficiency of each step, as means over device tracks.
 
-    `efficiency/compute` is the share of a step in which the devices compute.
+    Only steps that all tracks have are included. `efficiency/compute` is the share of a step in which devices compute.
     """
     tracks = [(track, cut) for track, cut in zip(timeline.tracks, attribution.tracks, strict=True) if len(cut.step_ns)]
     common = sorted(set.intersection(*(set(track.window_steps.tolist()) for track, _ in tracks))) if tracks else []
@@ -122,7 +127,7 @@ def write_events(series: tuple[ScalarSeries, ...], verdict: str, path: Path, wal
 
 
 def _tf_record(data: bytes) -> bytes:
-    """Return length, its checksum, data, its checksum (tensorflow.org/tutorials/load_data/tfrecord)."""
+    """Return a TFRecord: length, its checksum, data, its checksum (tensorflow.org/tutorials/load_data/tfrecord)."""
     length = struct.pack("<Q", len(data))
     return length + struct.pack("<I", _masked(length)) + data + struct.pack("<I", _masked(data))
 

@@ -1,11 +1,11 @@
-"""Run TensorBoard so that it answers only this user and root among the users of this host.
+"""Run TensorBoard so that, of the users of this host, it answers only this user and root.
 
     python -P serve.py TENSORBOARD'S ARGUMENTS...
 
 TensorBoard has no authentication, and a loopback address is open to every user of the host. Connections from other
-hosts are answered, because TensorBoard accepts them only if the user gave a different address.
+hosts are answered, because TensorBoard accepts them only if the user has given another address.
 
-Runs as a file and needs only the standard library and TensorBoard.
+This program is run as a file, and needs only the standard library and TensorBoard.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Endpoint = tuple[str, int]
 
 
 def is_admitted(connection: socket.socket) -> bool:
-    """Return whether the process at the other end of the connection is admitted."""
+    """Return whether the other end of the connection belongs to this user or root, or is on another host."""
     peer = _plain(connection.getpeername())
-    from_here: bool = ipaddress.ip_address(peer[0]).is_loopback
-    known: bool = _TABLES[0].exists()  # only Linux shows the owner of a socket
-    if not (from_here and known):
+    is_local: bool = ipaddress.ip_address(peer[0]).is_loopback
+    owners_are_known: bool = _TABLES[0].exists()  # only Linux shows the owner of a socket
+    if not (is_local and owners_are_known):
         return True
-    here = _plain(connection.getsockname())
+    own_end = _plain(connection.getsockname())
     for table in _TABLES:
         try:
             lines = table.read_text().splitlines()[1:]
@@ -38,8 +38,8 @@ def is_admitted(connection: socket.socket) -> bool:
             continue
         for line in lines:
             words = line.split()
-            if _endpoint(words[1]) == peer and _endpoint(words[2]) == here:
-                # A socket without inode no longer belongs to a process.
+            if _endpoint(words[1]) == peer and _endpoint(words[2]) == own_end:
+                # A socket without an inode belongs to no process any more.
                 return int(words[9]) != 0 and int(words[7]) in {os.geteuid(), 0}
     return False
 

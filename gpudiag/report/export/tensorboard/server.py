@@ -1,4 +1,4 @@
-"""Start TensorBoard as a process, wait until it serves, and check that its profile plugin is loaded."""
+"""Start TensorBoard as a process, wait until it answers, and check that its profile plugin is loaded."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from gpudiag.errors import FrameworkMissingError, UsageError, WorkerFailedError
 
-#: Seconds until TensorBoard serves; its imports are slow from a cold disk.
-_PATIENCE_S = 120.0
+#: Longest time until TensorBoard answers. Its imports are slow if the files are not in memory.
+_START_S = 120.0
 _SERVE = Path(__file__).with_name("serve.py")
 _INSTALL = "Install it (in a clone: pip install '.[tensorboard]'), or name an interpreter that has it with --python."
 #: Program that prints the versions of TensorBoard and its profile plugin.
@@ -37,10 +37,10 @@ print(json.dumps(versions))
 
 
 def check_interpreter(python: str) -> str:
-    """Return the versions of an interpreter: `TensorBoard 2.21.0 with xprof 2.24.2`.
+    """Return the versions of TensorBoard and its plugin in an interpreter: `TensorBoard 2.21.0 with xprof 2.24.2`.
 
     Raises:
-        FrameworkMissingError: it has no TensorBoard or no profile plugin, or does not run.
+        FrameworkMissingError: the interpreter does not run, or has no TensorBoard or no profile plugin.
     """
     try:
         answer = subprocess.run([python, "-c", _ASK], capture_output=True, text=True, timeout=60, check=True)
@@ -61,10 +61,10 @@ def check_interpreter(python: str) -> str:
 
 
 def free_port(host: str, port: int) -> int:
-    """Return the port to serve on: `port` if it is free, or any free port for 0.
+    """Return `port` if it is free, or any free port for 0.
 
     Raises:
-        UsageError: it is in use, or the host is not an address of this machine.
+        UsageError: the port is in use, or the host is no address of this machine.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -76,7 +76,7 @@ def free_port(host: str, port: int) -> int:
         raise UsageError(f"--host {host}: {error.strerror}", "Give an address of this machine.") from error
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            hint = "Choose another with --port, or 0 for any free one."
+            hint = "Choose another port with --port, or 0 for any free one."
             raise UsageError(f"port {port} of {host} is in use", hint) from error
         raise UsageError(
             f"cannot serve on {host}, port {port}: {error.strerror}", "Choose another --host or --port."
@@ -85,11 +85,11 @@ def free_port(host: str, port: int) -> int:
 
 @contextmanager
 def serving(python: str, directory: Path, host: str, port: int, versions: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run TensorBoard on `directory` until the context ends.
+    """Run TensorBoard on `directory` within the block.
 
     Raises:
-        WorkerFailedError: it ended before it served, or did not serve in time.
-        FrameworkMissingError: it serves, but did not load the profile plugin.
+        WorkerFailedError: TensorBoard ended before it answered, or did not answer in time.
+        FrameworkMissingError: TensorBoard answers, but did not load the profile plugin.
     """
     private = directory / ".tensorboard"
     private.mkdir()
@@ -122,7 +122,7 @@ def url_of(host: str, port: int) -> str:
 
 
 def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path, versions: str) -> None:
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _START_S
     while time.monotonic() < until:
         if process.poll() is not None:
             raise WorkerFailedError(
@@ -142,7 +142,7 @@ def _wait_until_it_serves(process: subprocess.Popen[bytes], url: str, log: Path,
             )
         return
     raise WorkerFailedError(
-        f"{versions} did not serve within {_PATIENCE_S:.0f} s: {_last_line(log)}", "Try again; a cold start is slow."
+        f"{versions} did not answer within {_START_S:.0f} s: {_last_line(log)}", "Try again; the first start is slow."
     )
 
 

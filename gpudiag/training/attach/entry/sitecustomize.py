@@ -1,7 +1,8 @@
-"""Wait for `import torch` in each Python process of a command under `gpudiag profile --`, and then enter it.
+"""Enter each Python process of a command under `gpudiag profile --` when it has imported PyTorch.
 
-This folder is first on PYTHONPATH, so that every Python process of the command runs this at its start. It imports
-nothing that the interpreter has not imported by then, restores `sys.path`, and runs the user's own `sitecustomize`.
+This folder is first on PYTHONPATH, so that every Python process of the command runs this module at its start. The
+module imports only what the interpreter has imported by then. It removes its folder from `sys.path`, and runs the
+user's own `sitecustomize`.
 """
 
 from __future__ import annotations
@@ -14,19 +15,18 @@ if TYPE_CHECKING:
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120  # pathlib would have to be imported
-_WANTED = "torch"
 
 
 class _Torch:
-    """Find `torch` as the other finders do, and enter once its code has run.
+    """Find `torch` with the other finders, and enter the process once the module has been executed.
 
-    Programs ask where `torch` is before they import it (`importlib.util.find_spec`), and an import may fail and be
-    tried again, so this finder stays until an import has succeeded.
+    This finder stays until an import has succeeded, because an import may fail and be repeated, and because programs
+    also look for `torch` without importing it (`importlib.util.find_spec`).
     """
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """Return the spec of `torch`; None for everything else."""
-        if name != _WANTED:
+        if name != "torch":
             return None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None) if finder is not self else None
@@ -34,7 +34,7 @@ class _Torch:
             if spec is not None:
                 try:  # noqa: SIM105  # contextlib would have to be imported
                     _enter_after(spec.loader, self)
-                except (AttributeError, TypeError):  # a loader that takes no attributes: the import goes on
+                except (AttributeError, TypeError):  # the loader accepts no attributes; the command is not measured
                     pass
                 return spec
         return None
@@ -46,8 +46,8 @@ class _Torch:
 
 
 def _enter_after(loader: Any, finder: _Torch) -> None:
-    """Have the loader enter once it has executed `torch`."""
-    if "exec_module" in loader.__dict__:  # a finder may give the same loader twice
+    """Make the loader call `_enter` after it has executed `torch`."""
+    if "exec_module" in loader.__dict__:  # a finder may return the same loader twice
         return
     run = loader.exec_module
 
@@ -61,7 +61,7 @@ def _enter_after(loader: Any, finder: _Torch) -> None:
 
 
 def _enter() -> None:
-    """Import gpudiag from this file's package, whatever the interpreter has installed, and enter."""
+    """Import the gpudiag package that contains this file, even if another one is installed, and enter the process."""
     try:
         import importlib.util
 
@@ -81,7 +81,7 @@ def _enter() -> None:
 
 
 def _report_failure(error: Exception) -> None:
-    """Write the report without gpudiag's modules, because importing them may have failed, as in an older Python."""
+    """Write a `ProcessReport` without gpudiag's modules, because importing them may have failed (in an old Python)."""
     version = ".".join(map(str, sys.version_info[:2]))
     report = {
         "pid": os.getpid(), "rank": int(os.environ.get("RANK") or 0), "world_size": 1, "stage": "failed", "calls": 0,
@@ -99,17 +99,17 @@ def _report_failure(error: Exception) -> None:
 
 
 def _reports() -> str:
-    """Return the directory for reports, as `Settings.encode` writes it; "" for none."""
+    """Return the directory for reports from the JSON of `Settings.encode`; "" if it has none."""
     return os.environ["GPUDIAG_ATTACH"].partition('"reports": "')[2].partition('"')[0]
 
 
 def _report_python() -> None:
-    """Leave an empty file, because a Python process of the command got the environment."""
+    """Make the empty file `PYTHON_SEEN`, which shows that a Python process of the command got the environment."""
     try:
         if reports := _reports():
             os.close(os.open(os.path.join(reports, "python"), os.O_CREAT | os.O_WRONLY, 0o600))  # noqa: PTH118
     except OSError:
-        pass  # another host, or a full disk
+        pass  # the process runs on another host, or the disk is full
 
 
 def _run_user_sitecustomize() -> None:
@@ -125,7 +125,7 @@ def _run_user_sitecustomize() -> None:
             sys.modules[__name__] = ours
 
 
-# The name that the interpreter gives to this module, unlike the user's own import of the file.
+# The interpreter imports this file under this name. If a program imports it under another name, nothing is done.
 if os.environ.get("GPUDIAG_ATTACH") and __name__ == "sitecustomize":
     if not any(type(finder).__name__ == "_Torch" for finder in sys.meta_path):
         sys.meta_path.insert(0, _Torch())  # it has the methods of a finder that are called
