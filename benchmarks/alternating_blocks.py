@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Whether the problem is present, in four consecutive blocks.
+#: Presence of the problem in four consecutive blocks.
 ORDER = (True, False, False, True)
 
 

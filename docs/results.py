@@ -137,8 +137,8 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
         return []
     note = (
         "The steps of recorded points were first timed again in processes that had recorded other points before. "
-        "The profiler's library stays loaded and makes launches dearer, so that models that launch "
-        "many short kernels (ResNet-50) take longer, and those that keep the device busy (GPT) do not."
+        "The profiler's library stays loaded and increases the overhead of launches, so models that launch "
+        "many short kernels (ResNet-50) take longer, and models that keep the device busy (GPT) do not."
     )
     return [
         "## The same points again",
