@@ -77,8 +77,8 @@ def test_module_times_are_per_device(tmp_path: Path) -> None:
 def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
     found = modules_of(read_one(tmp_path, job(devices=False)))
     times = by_path(found)
-    # aten::linear takes 50 with its nested calls; add takes 10; detach 1 and addmm 40 do not count, nor does backward
-    # on a different thread.
+    # Self times in µs: aten::linear and its nested calls 50, add 10, detach 1 and addmm 40. Backward on a different
+    # thread does not count.
     assert times["a"].own_forward_ms == near(0.05)
     assert times[""].own_forward_ms == near(0.01)
     assert times["b"].own_forward_ms == near(0.041)

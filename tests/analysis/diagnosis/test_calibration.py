@@ -165,7 +165,7 @@ def waste_before_launching(at: float) -> object:
 
 
 @CASES.of("CLEARLY_MORE")
-def calls_of_an_communication(at: float) -> object:
+def communication_of_calls_only(at: float) -> object:
     """Score communication that saves 1 ms by its host calls alone, together with launch overhead."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
@@ -282,7 +282,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether savings remain at the higher overhead, if they equal the step time minus the overhead."""
+    """Return whether the higher overhead per event exceeds the overhead that a scatter of `at` allows."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -316,7 +316,7 @@ def computing(at: float) -> object:
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)
 def slow_calls(at: int) -> object:
-    """Return whether some of `at` equal operators take half of the time, as two of four do."""
+    """Return whether two of `at` equally slow operators take half of the time of all."""
     with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
         return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
 

@@ -136,7 +136,7 @@ def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
 
 
 def test_interval_includes_input_of_unprofiled_steps() -> None:
-    timed = (119.9, 120.0, 120.1)  # scatters less than 2 % of the step, which is 120
+    timed = (119.9, 120.0, 120.1)  # these steps scatter by less than 2 % of 120 ms
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
@@ -154,14 +154,14 @@ def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
 def test_interval_covers_speed_changes_of_hosts() -> None:
     job = Job(at_other_times=(80, 130))
     assert job.interval() == around(20, 30)
-    # Host work, and waits except for devices, vary by a factor of 1.3 in both directions.
+    # Host work varies by a factor of 1.3 in both directions, and so do waits, except waits for devices.
     (fast, waits), (slow, longer) = job.paces
     assert (fast, waits) == (pytest.approx([20, 10]), pytest.approx([1, 0]))
     assert (slow, longer) == (pytest.approx([33.8, 16.9]), pytest.approx([1.69, 0]))
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # A step that is not shorter sets no bound, and unprofiled steps need none.
+    # A simulated step of a faster host that is not shorter sets no lower bound. Unprofiled steps need no such bounds.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
@@ -169,11 +169,12 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("per_event_ns", "busy", "costs"),
     [
-        (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the estimate to twice the measured limit
-        (1270, 2000, (500, 2540)),
+        # The measured limit is half of the time per event. The overhead may be half or twice the estimate or the limit.
+        (1270, 4000, (635, 4000)),  # half of the estimate, and twice the limit of 2 µs
+        (1270, 2000, (500, 2540)),  # half of the limit of 1 µs, and twice the estimate
         (1270, 0, (635, 2540)),  # the time per event is unknown
-        (3000, 4000, (1000, 5000)),  # at most 5 µs
-        (6000, 4000, (1000, 6000)),  # unless the estimate is higher
+        (3000, 4000, (1000, 5000)),  # the upper bound is at most 5 µs
+        (6000, 4000, (1000, 6000)),  # the upper bound is the estimate if that is above 5 µs
     ],
 )
 def test_overhead_may_be_half_or_twice_the_estimate(

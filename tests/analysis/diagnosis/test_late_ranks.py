@@ -80,7 +80,7 @@ def cause(
 def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # only this component differs
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in this component only
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
@@ -381,9 +381,9 @@ def gain(
 
 def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() -> None:
     assert gain(100, 70, 100) == 30
-    assert gain(100, 70, 80) == pytest.approx(24)  # its share, because the remainder is only 10
+    assert gain(100, 70, 80) == pytest.approx(24)  # 30 of 100 ms, as a share of 80 ms; the remainder is only 10 ms
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs only the remainder
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the remainder counts
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30

@@ -55,7 +55,7 @@ def unlike(**at: float) -> list[float]:
     [
         (EIGHT, range(1, 9)),
         (unlike(s1=15), range(1, 9)),
-        # The step after the pause is left out too, because the host may have prepared it before; the one before is
+        # The step after the pause is left out too, because the pause may delay its start. The step before the pause is
         # kept.
         (unlike(s1=15.1), range(3, 9)),
         (unlike(s8=15.1), range(1, 8)),
@@ -78,7 +78,7 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
 
 
 def test_usual_step_is_the_median_of_the_others() -> None:
-    # Of 10, 10, 20 and 16 ms the usual step is 10 ms; of 10, 20 and 16 it is 15.
+    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For 10, 20 and 23 ms it is 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (
@@ -106,11 +106,12 @@ def test_cpu_processes_keep_all_steps() -> None:
 
 
 def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
-    """The mean with three steps of 30 ms is 17.5 ms: they stay if unprofiled steps are nearer to it than to 10."""
+    """The mean with three steps of 30 ms is 17.5 ms. These steps stay if unprofiled steps are nearer to 17.5 than to 10
+    ms."""
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
     assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]
-    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # nearer to 17.5
+    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # nearer to 17.5 ms than to 10 ms
     assert kept(run_of(case, [9.0, 9.1])) == [1, 2, 3]
 
 

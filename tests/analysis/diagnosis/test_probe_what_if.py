@@ -58,8 +58,8 @@ def test_savings_are_those_of_the_other_transport() -> None:
     case = exposed(10, 100, facts)
     assert transports(facts) == ("nccl", "nccl-no-p2p", "gloo")
     found = finding(case, "communication-bound")
-    # Interpolated between 50 and 150 MB it takes 2 ms, which is 8 less than recorded. Without peer access it would take
-    # as long as recorded; gloo was not measured at this size.
+    # Over NCCL the all-reduce takes 2 ms (interpolated between 50 and 150 MB), 8 ms less than recorded. Without peer
+    # access it takes as long as recorded. gloo was not measured at this size.
     assert found.evidence["savings_ms_at_probed"] == {"nccl": pytest.approx(8.0, abs=0.05)}
     assert found.recoverable_ms_per_step == pytest.approx(10.0, abs=0.05)
 

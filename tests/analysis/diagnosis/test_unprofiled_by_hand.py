@@ -198,7 +198,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "bbbb"), (1,), True),
         (("aaab", "bbbb"), (1,), True),
         (("aabb", "bbbb"), (1,), False),
-        (("aaab", "bbba"), (1,), False),  # in reverse order in one step
+        (("aaab", "bbba"), (1,), False),  # in one step rank 0 is the late rank
         (("aaaa", "bbba"), (1,), True),
         (("aaa", "bbbb"), (1,), True),  # only steps timed on all ranks count
         (("aaaa", "bbbb", "abab"), (1, 2), False),
@@ -268,7 +268,7 @@ def test_recording_cost_uses_inner_steps_of_the_slowest_rank() -> None:
     assert (cost.unprofiled_ms, cost.light_ms, cost.full_ms) == (11, 27, None)
     cost = recording_cost(run(None, None, light=[times(20.0, 40.0), None]))
     assert cost is not None
-    assert cost.light_ms == 30  # with two steps none is omitted
+    assert cost.light_ms == 30  # of two steps, no step is omitted
     assert recording_cost(run(None)) is recording_cost(None) is None
 
 

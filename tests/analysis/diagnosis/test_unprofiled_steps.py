@@ -35,7 +35,7 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """Return the job with unprofiled steps that are longer by this share, by rank, spent in fetching.
+    """Return the job with unprofiled steps that spend this share of a recorded step more in fetching, by rank.
 
     The host runs ahead of its device by `lead` of a recorded step, and fetches for that much longer.
     """
@@ -144,7 +144,8 @@ def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
 
 
 def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> None:
-    """A recorded step takes 28 ms and its loader keeps up; an unprofiled step takes 20 ms and waits for 30."""
+    """The loader keeps up with recorded steps of 28 ms. Unprofiled steps work for 20 ms and wait 30 ms for the
+    loader."""
     slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
     case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
     assert case.run is not None
@@ -163,7 +164,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
 
 def test_equally_slow_workers_make_no_rank_late() -> None:
     slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59 ms too
     assert next(iter(slow)) == "input-bound"
     late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
@@ -181,7 +182,8 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # The first step is unknown; the others are 8 minus a lead of 5, 2 after a lead of 5, and 7 after none.
+    # The first step has no previous lead. The others expose 8 − 5 ms, nothing (2 ms after a lead of 5), and 7 ms (no
+    # lead).
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
@@ -203,7 +205,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Without the first and the last step, which the analysis leaves out too, on the slowest rank.
+    # Means on the slowest rank without the first and the last step, as in the analysis.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
@@ -224,7 +226,7 @@ def test_run_record_without_these_fields_gives_no_figures() -> None:
 #: Each device takes 26.4 ms, 8 of them for exposed communication; in recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: The unprofiled step of such a job if its host is as slow without the profiler.
+#: The unprofiled step of this job if its host is as slow without the profiler as with it.
 HOST_MS = 28.0
 
 
@@ -262,7 +264,7 @@ def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> N
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same with fast hosts, except for one that recording slows at the start of its step.
+#: The same job with fast hosts, except that recording slows the host of rank 1 at the start of its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,

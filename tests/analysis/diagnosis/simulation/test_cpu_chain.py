@@ -50,7 +50,8 @@ def test_pause_waits_for_collective_with_nearest_end(recorded_late: int) -> None
 
 
 def tensor_parallel(*, beside: bool = False) -> list[TraceBuilder]:
-    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums it over ranks.
+    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums the product over
+    ranks.
 
     With `beside` the function computes during the sum."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]

@@ -214,7 +214,9 @@ COMMANDS = st.lists(
 
 
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
-    """Run steps that begin and end on stream 7; a wait is for ops enqueued before that stream's last wait."""
+    """Run steps that begin and end on stream 7.
+
+    A wait of one stream for another covers the ops that the other stream had received before its own last wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")
@@ -255,8 +257,8 @@ def test_simulation_with_traced_waits_matches_execution(
 @pytest.mark.long
 @pytest.mark.parametrize(("recording", "within"), [("gpt-nccl", 0.01), ("gpt-nccl-light", 0.06)])
 def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: str, within: float) -> None:
-    """On CUDA 13 the trace has only the waiting stream. First NCCL's stream waits before it reduces a bucket, then the
-    model's stream after that."""
+    """On CUDA 13 the trace names only the waiting stream. For each bucket, NCCL's stream waits before it reduces the
+    bucket, and the model's stream waits for the reduced bucket."""
     unpack(WHOLE / "exchanges" / f"{recording}.npz", tmp_path)
     timeline = build_timeline(read_traces([tmp_path]))
     what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
@@ -268,7 +270,7 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     assert (waiting & communication).sum() == buckets
     assert (waiting & ~communication).sum() == buckets
     assert what_if.simulated_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
-    # The bound explains the whole time to an op's start; a missing dependency would lengthen it.
+    # An op starts when its last dependency ends. A missing dependency would appear as a long latency or gap.
     bound_ns = np.maximum(graph.device.latency, graph.device.gap)
     assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
 

@@ -74,9 +74,9 @@ def kinds_of(
 def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
-    # A queue wait takes at least 8 µs, whatever is usual,
+    # A call of up to 8 µs does not count as a wait for the queue, even if calls usually take less.
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # and longer than is usual for its name, not counting blocking calls.
+    # The usual time is that of calls of the same name, without blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
@@ -236,7 +236,7 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works during over a fifth of the wait
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works for more than a fifth of the wait
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
     assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events
     assert chain({2: training}, [2, UNKNOWN]) == [2]

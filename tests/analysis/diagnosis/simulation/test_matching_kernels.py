@@ -53,7 +53,7 @@ def test_kernels_that_are_not_chosen_are_ignored() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))
 @examples(60)
 def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: int) -> None:
-    """Whether pairs are numbered by a table (if it is small) or by sorting."""
+    """Small keys are numbered by a table, and large keys by sorting."""
     a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     key = _joined(a, b * scale).tolist()
     assert len(set(zip(pairs, key, strict=True))) == len(set(pairs)) == len(set(key))
@@ -128,7 +128,7 @@ def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(3))
-    assert time.tolist() == [80, 48, 32]  # half counts as most
+    assert time.tolist() == [80, 48, 32]  # half of the kernels is enough
 
 
 def test_kernel_loses_at_most_its_duration() -> None:

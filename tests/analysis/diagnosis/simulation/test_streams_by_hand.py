@@ -73,10 +73,10 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
 @pytest.mark.parametrize(
     ("call", "start", "waited"),
     [
-        (20, 500, 1),  # the wait is for ops launched before the call,
+        (20, 500, 1),  # waits for an op launched before the call
         (11, 500, 1),
-        (10, 500, None),  # a call before the launch of a different op belongs to that op
-        (20, 400, 1),  # and the latest of them that had ended
+        (10, 500, None),  # op 1 is launched after the call, so the call belongs to op 1
+        (20, 400, 1),  # op 1 ended exactly at the start
         (20, 399, 0),
         (20, 200, 0),
         (20, 199, None),
@@ -112,12 +112,12 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     [
         (50, 10, 200, True),
         (50, 10, 210, True),
-        (50, 10, 210.001, False),  # starts later than at the other op's end
+        (50, 10, 210.001, False),  # starts too long after the end of the other op
         (50, 10, 199.999, False),
         (190, 10, 200, True),
-        (190.001, 10, 200, False),  # its stream was busy until almost then
+        (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
         (50, 179.999, 200, True),
-        (50, 180, 200, False),  # it may have started immediately after its launch
+        (50, 180, 200, False),  # may have started immediately after its launch
         (50, 5.001, 200, True),
         (50, 5, 200, False),  # the other op was not launched earlier
         (50, UNKNOWN, 200, False),
@@ -198,8 +198,8 @@ def known(
     [
         (20, 15, 500, [1]),
         (30, 15, 500, [1]),
-        (31, 15, 500, None),  # nothing is launched on the stream after it
-        (20, 15, 399, [1]),  # its end may be recorded a microsecond later
+        (31, 15, 500, None),  # no op is launched on the stream after the call
+        (20, 15, 399, [1]),  # the end of op 1 may be recorded a microsecond late
         (20, 15, 398.9, [0]),
         (20, UNKNOWN, 399, [0]),
         (20, UNKNOWN, 400, [1]),
@@ -259,10 +259,10 @@ def test_traced_waits_are_of_this_device_or_the_host() -> None:
 
 
 def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> None:
-    """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20."""
+    """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20 µs."""
     none = NO_NUMBER
     assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
-    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the waiting stream
-    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # with a launch that is no earlier
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # stream 7 itself waits, so it is not the recorded stream
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # the thread's last launch is not before the record
     assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
     assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]
