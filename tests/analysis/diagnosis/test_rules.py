@@ -62,7 +62,7 @@ def test_rule_is_silent_on_its_example(code: str, job: Job) -> None:
 @pytest.mark.parametrize(("code", "job"), played("ABSTAINS"))
 def test_abstaining_rule_says_what_to_record(code: str, job: Job) -> None:
     findings, validity = diagnosis_of(job.traces())
-    if code in findings:  # a share of the step, without savings
+    if code in findings:  # the finding reports a share of the step, but no savings
         assert findings[code].recoverable_ms_per_step is None
         assert "or waiting in it" in findings[code].title
     assert "give the traces of all ranks" in validity[f"cannot-tell:{code}"]
@@ -107,7 +107,7 @@ def test_straggler_savings_equal_the_difference_without_it(
 
 
 def test_generally_slow_host_launches_slowly() -> None:
-    """Of 20 ms, launches take 9, operators 6 and pauses 5: no component is most of it."""
+    """Of the additional 20 ms, launches take 9, operators 6 and pauses 5, so no component takes most of the time."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))

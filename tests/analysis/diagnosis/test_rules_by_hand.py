@@ -62,10 +62,10 @@ def timed(
     [
         ([[5.0] * 9], 100.0, 5.0),
         ([[4.9] * 9], 100.0, None),
-        ([[5.0]], 100.0, None),  # a single step
+        ([[5.0]], 100.0, None),  # a single step is not enough
         ([[5.0] * 9], None, None),
-        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # may be chance
-        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # the common wait
+        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # waits in two of six steps may be chance
+        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait 6 ms
         ([[8.0] * 9, [7.0] * 9, [1.0] * 9], 100.0, 7.0),
         ([], 100.0, None),
     ],
@@ -111,7 +111,7 @@ def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
 
 
 @pytest.mark.parametrize(("marked", "known"), [(6.0, True), (5.0, True), (4.9, False)])
-def test_mostly_marked_input_is_the_loaders(marked: float, *, known: bool) -> None:
+def test_mostly_marked_input_has_the_cause_loader(marked: float, *, known: bool) -> None:
     nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, before_first_op=np.array([20.0, 0.0]) * 1e6)
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(

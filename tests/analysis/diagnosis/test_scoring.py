@@ -163,7 +163,7 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
         (20, 20, 80, True),
         (20, 20, 78.1, True),
         (20, 20, 78, False),  # removing both saves 2 % more than either alone
-        (20, 10, 79, False),  # fixing the first is enough, but not the second
+        (20, 10, 79, False),  # fixing only the first is enough, and fixing only the second is not
         (5, 5, 95, True),
         (4.9, 4.9, 95.1, False),  # neither is worth fixing
     ],
@@ -188,8 +188,8 @@ def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
     ("waste", "fields", "order"),
     [
         (10.0, {}, ["waste", "launch"]),
-        (9.9, {}, ["launch", "waste"]),  # less than a quarter of launch overhead
-        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # not worth fixing
+        (9.9, {}, ["launch", "waste"]),  # waste saves less than a quarter of launch overhead
+        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # waste below 5 % of the step is not worth fixing
         (10.0, {"recoverable_percent": None}, ["launch", "waste"]),
         (10.0, {"recoverable_percent": 5.0}, ["waste", "launch"]),
         (39.0, {"cause": "launch"}, ["launch", "waste"]),

@@ -82,7 +82,7 @@ def test_function_around_an_event_is_the_innermost_of_its_thread() -> None:
 
 @pytest.mark.parametrize(("end", "found"), [(16, "B"), (15, "A"), (100, "A")])
 def test_span_belongs_to_the_function_that_covers_most_of_it(end: int, found: str) -> None:
-    """The span lasts from about 10 to 20; it is attributed to the shortest call that covers most of it."""
+    """The shortest call that covers most of a span (here from 10 to 20) gets the span's time."""
     frames = events(("A", 0, 90), ("B", 10, end), ("C", 5, 95))
     assert innermost(frames, np.arange(3), 10, 20) == found
     assert innermost(frames, np.array([1]), 10, 20) == ("" if end == 15 else "B")

@@ -41,7 +41,7 @@ def test_slots_hold_the_times_of_all_steps() -> None:
     assert grid.starts_ms.min() == 0
 
 
-def test_incomplete_steps_are_left_out_and_said() -> None:
+def test_incomplete_steps_are_left_out_and_reported() -> None:
     whole = table()
     lost = np.flatnonzero((whole.step == 2) & (whole.kind == KIND_CODES[FORWARD]))[0]
     analysis = analyse_operations(rows_where(whole, np.arange(len(whole)) != lost))

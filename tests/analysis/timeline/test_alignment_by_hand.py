@@ -42,7 +42,7 @@ def seen(
     of: Several[int] | None = None,
     rooted: Several[int] = (),
 ) -> CollectiveSequence:
-    """Make collectives with these ends; `of` are their signatures, and ranks leave the `rooted` ones separately."""
+    """Make collectives with these ends and the signatures `of`; ranks leave the `rooted` collectives separately."""
     end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
     start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
     signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
@@ -91,8 +91,11 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
 
 
 def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
-    """Return `count` ends at increasing distances of about 1000; all except `good` differ by more than the
-    tolerance."""
+    """Return `count` ends about 1000 apart, of which all but `fitting` differ from the regular ends by more than the
+    tolerance.
+
+    With a `bend` the distances increase.
+    """
     return [at * 1000 + bend * at * at + (500 if 1 <= at <= count - fitting else 0) for at in range(count)]
 
 
@@ -115,7 +118,7 @@ def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, bel
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
 def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
-    """Return ends that are alternately early and late by this much, and one on time."""
+    """Ten ends are alternately early and late by `apart` µs, and one end is on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
     found = fit(seen(shifted(11, 11)), seen(ends), FAR)
     assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
@@ -166,7 +169,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
-    # On one clock, ranks may leave at different times.
+    # On one clock (offsets up to 100 µs) the spread does not decide, because ranks may leave at different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
     # A spread below the clock's resolution does not decide.
@@ -191,10 +194,11 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
         return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
 
     assert alignment_of(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
-    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the second offset matches more
+    # The larger offset matches more collectives.
+    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)
     assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
     assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly larger
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the other offset is hardly larger
     assert alignment_of(fitting(15, 101)) == (101, 15, False)
     # If clocks are not comparable, the size of the offset does not decide.
     assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
@@ -204,7 +208,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
 
 
 def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
-    """Return the matches of rooted collectives (letters) between the matched ones (`*`) of two ranks."""
+    """Return the matches of rooted collectives (letters), given matched collectives (`*`) of two ranks."""
     one, other = (
         seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
         for of in (a, b)
@@ -217,7 +221,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
     ("a", "b", "found"),
     [
         ("*xy*", "*xy*", [(1, 1), (2, 2)]),
-        ("*xy*", "*x*", []),  # it is unknown which one is missing
+        ("*xy*", "*x*", []),  # the second rank lacks a collective, which may be x or y
         ("*xy*", "*xz*", []),
         ("*x*y*", "*z*y*", [(3, 3)]),
         ("*x**", "***", []),
@@ -225,7 +229,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
         ("xy*", "y*", [(1, 0)]),  # matches proceed outwards from a matched collective
         ("y*", "xy*", [(0, 1)]),
         ("xy*", "zy*", [(1, 1)]),
-        ("xy*", "xz*", []),  # the signatures agree
+        ("xy*", "xz*", []),  # the last collectives have different signatures
         ("*xy", "*x", [(1, 1)]),
         ("*x", "*xy", [(1, 1)]),
         ("*xyz", "*xaz", [(1, 1)]),
@@ -245,7 +249,7 @@ def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[in
 def test_overlapping_collectives_match_on_one_clock() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
     assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
-    # A collective that begins after the other has ended is a different one.
+    # Two calls of which one begins after the other has ended are not of the same collective.
     assert overlap(a, seen([1900, 3500], starts=[1001, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(a, seen([-1, 3500], starts=[-100, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(seen([10], starts=[5]), seen([4], starts=[1])) == ([], 0, 0, False)
@@ -262,7 +266,8 @@ def test_overlap_matches_each_signature_in_order() -> None:
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
 def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
-    """Nine collectives match; both ranks have as many others without overlap, all but the last within both captures."""
+    """Nine collectives match. Each rank has `others` further collectives, which do not overlap, within both
+    captures."""
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
     a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
@@ -286,7 +291,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]
-    # The four unmatched collectives of one rank are fewer than half.
+    # An offset is omitted if fewer than half as many collectives share it as share the best offset.
     a, b = seen([0, 10_000, 20_000, 30_000]), seen([5_000, 15_000, 25_000, 35_000])
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     # Ends within the tolerance are merged to their median.
@@ -312,7 +317,7 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         return len(one.a), one.residual_ns / NS_PER_US
 
     assert alignment_of(12) == (12, 0)
-    assert alignment_of(9) == (9, 0)  # three quarters match, so the rest are different collectives
+    assert alignment_of(9) == (9, 0)  # three quarters match by their ends, so the others are different collectives
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0

@@ -80,7 +80,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """Make a launch that recurs after a thousand others, the third time slightly later."""
+    """Make a launch that recurs after a thousand other launches, and the third time slightly later."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0

@@ -221,7 +221,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the residual of the clocks is too large to say who arrived last
+        return  # the residual of the clocks is too large to say which rank arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import DeviceTrack, Timeline
 
 STEP_US = 10_000
-#: Communication needs two ranks, although only the first rank's trace is given.
+#: The world size is 2, because a job of one rank has no communication. Only the trace of rank 0 is given.
 ONE_OF_TWO = {"rank": 0, "world_size": 2}
 
 
@@ -81,7 +81,7 @@ def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Pa
     )
     assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
     spent = buckets(found)
-    # The range began at 1100, when the device had no more compute, and its copy ended within the range.
+    # The whole range of 500 µs is transfer, because the device computes nothing during the range.
     assert (spent["communication_transfer"], spent["copy"]) == (500, 300)
 
 
@@ -107,7 +107,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
-    """An update on the device is not communication, because it would happen without communication too."""
+    """An update on the device is not communication, because a job without communication has this update too."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
     found = timeline(
         tmp_path,
@@ -125,7 +125,7 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
-    """The wait lasts from the end of a hook's last range to the update; a later pause has a different cause."""
+    """The thread waits from the end of its operators after the hook's range until the update."""
     found = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
@@ -204,8 +204,8 @@ def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name
     assert Role(int(trace.events.role[0])) is role
 
 
-def test_gradient_copied_by_ddp_only_has_no_hook(tmp_path: Path) -> None:
-    """DDP's ranges contain everything that the engine runs for DDP."""
+def test_gradient_accumulated_by_ddp_alone_is_no_communication_hook(tmp_path: Path) -> None:
+    """All operators that autograd runs for this gradient are within DDP's ranges, so the user has no hook."""
     trace = read_one(
         tmp_path,
         document(

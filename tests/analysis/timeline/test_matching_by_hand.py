@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import ClockAlignment
 
 Call = tuple[float, float]
-#: The distances differ, so that only one offset fits.
+#: Ends of collectives; their distances differ, so that only one clock offset fits.
 ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
@@ -169,7 +169,7 @@ def test_clock_moves_only_by_more_than_the_spread_of_ends() -> None:
 
 
 def test_last_arrival_is_on_the_common_clock() -> None:
-    """Rank 1's clock is 5 ms ahead or behind; the rank arrives 200 later than the other."""
+    """Rank 1's clock is 5 ms ahead or behind, and rank 1 arrives 200 µs later than rank 0."""
     for ahead in (5000, -5000):
         found = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
         for index in range(2):
@@ -180,7 +180,7 @@ def test_first_process_keeps_its_clock() -> None:
     offsets, found = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
     assert (found.rank, found.offset_ns) == (1, 5_000_000)
-    # The same holds for clocks of unknown origin; if groups are equally large, the first is the reference.
+    # Clocks of unknown origin are aligned to the first process too.
     offsets, _ = clock(
         track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
     )

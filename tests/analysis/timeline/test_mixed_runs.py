@@ -91,7 +91,7 @@ def test_ranks_with_different_world_sizes_are_mixed() -> None:
     ("shorter", "reported"),
     [
         ((10, 10, 10), False),
-        ((7, 7, 6), False),  # 10 ms less over three steps, the length of the longest step
+        ((7, 7, 6), False),  # three steps are 10 ms shorter in total, which is the length of the longest step
         ((7, 7, 5.9), True),
     ],
 )

@@ -44,12 +44,12 @@ def starts(launched: str) -> list[int] | None:
         ("ab" * 3, [0, 2, 4]),
         ("ab" * 2 + "a", None),  # fewer than six launches
         ("abcd" * 2, None),  # two repetitions are no pattern
-        ("aaaaaaaa", None),  # nor is a name that never changes
+        ("aaaaaaaa", None),  # a name that never changes is no pattern
         ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
-        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # here each half of a step starts with `a`
+        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),
-        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # less than half of the capture
+        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # the pattern covers less than half of the capture
         ("z" * 23 + "abcdefgabcdefgabcdefg", None),
         ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # the period may differ by two launches
         ("abcdef" + "abcdxxxef" + "abcdef" + "abcdef", None),

@@ -91,7 +91,7 @@ def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark() -> No
 
 
 def test_two_of_three_steps_contain_their_input_waits() -> None:
-    """If cut at their first ops, the first window would contain the second step's wait, and the second window none."""
+    """If windows began at the first op of each step, the first window would contain the second step's wait."""
     trace = TraceBuilder()
     for begin, wait in ((0, 40), (60, 20), (100, 70)):
         trace.step(begin).loader(0, wait).compute(wait, wait + 25, launch=wait)
@@ -115,7 +115,7 @@ def test_last_step_that_is_not_whole_is_left_out() -> None:
 
 
 def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
-    """Its first op starts 30 µs after its launch because of work that was not recorded."""
+    """The first op of the first step starts 30 µs after its launch, because of work that was not recorded."""
     trace = TraceBuilder()
     for number, ops in enumerate((2, 2, 1)):
         trace.step(200 * number).compute(50, 70, launch=(10, 20)).operator(91, 150)
@@ -164,7 +164,7 @@ def test_repeating_ranges_are_steps_with_the_work_after_them() -> None:
 
 
 def test_ranges_at_unequal_launches_are_no_steps() -> None:
-    """The ranges are of collectives, of which a step has several, with unequal numbers of launches between them."""
+    """Each step has three ranges of collectives, with unequal numbers of launches between them."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(400 * step, mark=None)
