@@ -25,14 +25,14 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: Reads a line of JSON for each program and forks. Writes the fork's process id when it starts, and again when it has
-#: ended.
+#: The program of the process that forks. It reads a line of JSON for each program, and forks. It writes the fork's
+#: process id when the fork starts, and again when the fork has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
 import torch, torch._dynamo
 gc.enable()
-gc.freeze()  # as collections in the forks would copy every page of it
+gc.freeze()  # because garbage collections in the forks would copy every page of memory
 
 def told(**words):
     os.write(1, json.dumps(words).encode() + b"\\n")

@@ -131,7 +131,10 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def run_of(row: dict[str, str], label: str | None = None) -> Run:
-    """Return a row of the targets, or one of the labels of a row of the winners: `strategy/placement/nccl=...`."""
+    """Return the run of a row of the targets, or of a row of the winners and one of its labels.
+
+    A label has the form `strategy/placement/nccl=...`.
+    """
     if label is None:
         strategy, placement, nccl = row["strategy"], row["variable_placement"], row["nccl"]
     else:
@@ -157,8 +160,10 @@ _KEYS = ("system", "machine", "gpus", "gpu_ids", "model", "batch_per_gpu", "data
 
 @cache
 def _compute() -> dict[tuple[str, ...], float]:
-    """Return the step without communication of each setting. `independent` if it was run on the same GPUs, else the
-    ideal step."""
+    """Return the step time of each setting without communication.
+
+    The source is the run of `independent` on the same GPUs if there is one, else the ideal step.
+    """
     found: dict[tuple[str, ...], float] = {}
     table = rows("cost_model_targets.csv")
     for row in table:
@@ -174,23 +179,23 @@ def compute_ms(row: dict[str, str]) -> float:
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known
-    # Without such a run, take slightly less than the winner's step.
+    # If neither is known, assume slightly less than the winner's step.
     return 0.95e3 * float(row["gpus"]) * float(row["batch_per_gpu"]) / float(row["winner_ips"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The verdict on one group, and the truth.
+    """The predictor's verdict on one group of strategies, and the truth.
 
     Attributes:
-        row: as published.
-        alike: whether all its runs use one strategy, so that they differ only by noise.
+        row: the published row of the group.
+        alike: whether all runs of the group use one strategy, so that the runs differ only by noise.
         truth: the strategy that won, or `tie`.
         as_fast: strategies that measurements cannot distinguish from the fastest.
         said: the strategy that `recommend` names, or `tie`.
-        margin_percent: by how much the predicted best leads the next.
-        regret_percent: by how much the named strategy is slower than the fastest as measured; for a tie, the preferred
-            strategy.
+        margin_percent: the lead of the predicted best strategy over the next.
+        regret_percent: the measured slowdown of the named strategy (for a tie, of the preferred strategy) against the
+        fastest.
     """
 
     row: dict[str, str]

@@ -91,7 +91,7 @@ def _one(candidate: Candidate, model: Gradients) -> Prediction:
 
 
 def test_host_bound_device_hides_communication() -> None:
-    """The device's work is the same, but steps are longer because the host launches slowly."""
+    """All three jobs have the same device work, but the slow host of two jobs makes their steps longer."""
     bound, slow, idle = (
         Gradients(
             sizes=(30_000_000, 60_000_000),
@@ -107,7 +107,7 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """The same bytes are either spread over a backward that hides them, or all before it, where nothing is computed."""
+    """If communication is spread over backward, compute hides it. If all of it precedes compute, it is exposed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
@@ -136,13 +136,15 @@ def test_stalls_stay_within_bounds(parts: list[tuple[float, float, float]]) -> N
 
 
 def test_nearly_equal_sizes_give_no_slope() -> None:
-    """1532.6 us for 28.3157 MB and 1532.4 us for 28.3208 MB were measured; 411 MB must take a proportional time."""
+    """Two nearly equal sizes (28.3157 and 28.3208 MB) took 1532.6 and 1532.4 us. 411 MB must take a proportional
+    time."""
     curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
 
 
 def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
-    """On 4 GPUs 92.9 MB took 516 ms: five buckets of that total take as long, and half the bytes take half of it."""
+    """92.9 MB took 516 ms on 4 GPUs. Five buckets with the same total take as long, and half of the bytes half as
+    long."""
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
     nccl, rounded = (
@@ -170,7 +172,7 @@ def test_nvlink_ring_suffices_for_peer_access() -> None:
 
 
 def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:
-    """Links through the host carry one direction at a time, so two transfers per link take as long as an all-reduce."""
+    """A link to the host carries one direction at a time, so two transfers over it take as long as an all-reduce."""
     model = Gradients(sizes=(50_000_000,) * 8)
     nccl, spread = (
         predict(machine("7gforce"), model, [Candidate(strategy=name)], 2, p2p=False)[0] for name in ("nccl", "ps-gpu")

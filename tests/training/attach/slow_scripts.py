@@ -74,9 +74,9 @@ def train(kind: str, seconds: float) -> None:
     if kind == "slow-exchange":
         model.register_comm_hook(None, slow_communication)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
-    # One worker makes each batch in FAULT_S. A late loader has no worker, and so fetches on the training thread. If the
-    # fault is a wait for the device, memory is pinned, because copies from pageable memory would wait for the device
-    # too.
+    # With `few-workers` one worker needs FAULT_S for each batch. With `late-loader` there is no worker, so rank 1
+    # fetches on the training thread. With `item` the memory is pinned, because copies from pageable memory would wait
+    # for the device too.
     samples = Samples(late, pinned=ON_GPU and kind == "item")
     loader = DataLoader(samples, batch_size=None, num_workers=1 if kind == "few-workers" else 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -100,7 +100,7 @@ def train(kind: str, seconds: float) -> None:
         optimizer.step()
         if step % 50 == 0 and all_done(time.monotonic() > until, device):
             break
-    del model  # before its process group: see `PytorchStrategy.close`
+    del model  # delete the model before its process group: see `PytorchStrategy.close`
     dist.destroy_process_group()
 
 

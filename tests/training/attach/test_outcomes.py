@@ -85,7 +85,7 @@ def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> 
 
 @ALONE
 def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
-    """Three steps of L-BFGS would be too few; their losses do not change."""
+    """Three steps of L-BFGS would be too few, so each evaluation counts as a step. The losses do not change."""
     code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
     assert run.steps_found is not None
@@ -113,7 +113,7 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
 def test_error_names_rank_that_ended_first(
     ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0, which has the lower number, fails too when its connection breaks."""
+    """Rank 0 fails too when its connection breaks, but later than rank 1."""
     monkeypatch.setenv("ENDS", ends)
     code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")

@@ -108,12 +108,12 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
     job.run()
     assert len({start.step for start in job.started.values()}) == 1
     if not late:
-        assert job.started[0].step < FIRST, "who comes in time need not wait"
+        assert job.started[0].step < FIRST, "ranks that arrive early enough do not wait"
 
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """The first checks and the latest three do not count, because their requested distance has not passed."""
+    """The budget excludes the first checks, and the last three checks, after which too few steps have passed yet."""
     random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 

@@ -1,4 +1,4 @@
-"""Line events of real functions on this interpreter."""
+"""Test the line events of real functions on this interpreter."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_each_step_has_the_lines_calls_and_returns_of_the_users_functions() -> N
         number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "in the loop" in line
     )
     assert counts["train", sleeping] == STEPS
-    assert counts["numbers", CALL] == counts["numbers", LEAVE]  # entered and left at each number
+    assert counts["numbers", CALL] == counts["numbers", LEAVE]  # each number enters and leaves the generator
     assert not any(name.startswith("LineLog") for name, _ in events)
     assert log.encode()["stack"][-1][1] > 0
 
@@ -133,7 +133,8 @@ def test_events_of_least_time_each_are_disabled_first() -> None:
     now = 500_000
     entries += [(now + 1, slow, 9), (now + 9_000_000, None, STEP)]
     assert events_to_disable(entries, set()) == {(cheap, 4)}
-    assert events_to_disable(entries, {cheap}) == {(slow, 9), (cheap, 4)}  # the loop's own frame comes last
+    # The file of the loop itself is disabled last.
+    assert events_to_disable(entries, {cheap}) == {(slow, 9), (cheap, 4)}
     assert events_to_disable(entries[:1], set()) == set()
 
 
@@ -162,7 +163,8 @@ def run_with_lines(folder: Path, log: LineLog) -> Path:
 
 
 def test_writer_and_reader_agree_on_the_values_of_events() -> None:
-    """Each has its own, because the writer runs in an interpreter that may lack what the reader imports."""
+    """Writer and reader define the values separately, because the writer's interpreter may lack the reader's
+    imports."""
     for name in ("CALL", "LEAVE", "STEP", "PAUSE", "CALLS"):
         assert getattr(line_events, name) == getattr(log_reader, name)
     assert {value: kind for kind, value in line_events.WORK.items()} == log_reader.WORK

@@ -76,7 +76,8 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 warm-up steps, 5 unprofiled ones, 3 that time lines; twice 2 that the profiler discards and 3 recorded ones.
+    # The steps are 3 of warm-up, 5 unprofiled, 3 that time lines, and twice 2 that the profiler discards and 3
+    # recorded.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (18, 19, 20)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -138,8 +139,8 @@ def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
                     break  # the interrupted step does not count
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The only warm-up step is the first step of its epoch. Later ones are the second step and the first two of each
-    # later epoch.
+    # The only warm-up step is the first step of the first epoch. The unprofiled steps are the second step of that epoch
+    # and the first two steps of each later epoch.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
@@ -157,7 +158,8 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
             went_on.append(prof.step())
             if not went_on[-1]:
                 break
-    # The first call begins a step; so does the call after the pause, which ended the third step.
+    # The first call of `step` begins a step, and the call after the pause begins another step, because the pause ended
+    # the third step.
     assert went_on == [True] * (3 + 1 + 5 + 3 + 2 * (2 + 3)) + [False]
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
@@ -276,7 +278,8 @@ def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    # If the time between epochs counted, it would be in one step of four; one in twenty may be disturbed.
+    # If the time between epochs counted, one step in four would contain it. Other programs may disturb one step in
+    # twenty.
     assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))
@@ -326,7 +329,7 @@ def test_short_loop_keeps_its_measurements(
 
 
 def test_missing_steps_include_the_most_steps_that_time_lines(tmp_path: Path) -> None:
-    # After less than two warm-up steps the step time is unknown, and 6 steps time lines.
+    # With fewer than two warm-up steps the step time is unknown, and then 6 steps time lines.
     for warmup in (0, 1, 3):
         with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:
             for _ in prof.steps(range(1)):

@@ -65,7 +65,7 @@ def reduced_on_the_cpu() -> SpaceBuilder:
 
 
 def copies(trace: Trace) -> list[tuple[str, int, Role]]:
-    """Return direction, size and role of the copies on the trace's device, in order."""
+    """Return (direction, bytes, role) of each copy on the trace's device, in order."""
     events = trace.events
     rows = events.rows_of(EventKind.COPY)
     return [
@@ -94,8 +94,8 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # The intervals are: from the previous step's last launch to the copy back, from that copy to the update, and until
-    # the others end.
+    # The executor waits from the previous step's last launch to the copy of the sum to the GPU, from the launch of that
+    # copy to the update, and from the launch of the update until the end of the executor's call.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 

@@ -64,7 +64,7 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
     assert 0 < length <= most
     assert length % ALIGNMENT == 0
     if count // length > 10_000:
-        return  # too many to list
+        return  # too many chunks to list
     chunks = ChunkedTensor(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
     assert [begin for _, begin, _ in chunks] == [0, *(end for _, _, end in chunks[:-1])]
     assert chunks[-1][2] == count
@@ -75,7 +75,8 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
 def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
-    # The assignment is greedy, largest first: the fullest owner received its last variable when it had the least.
+    # Variables are assigned greedily, the largest first, to the owner with the least. So the fullest owner had the
+    # least before its last variable.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 
