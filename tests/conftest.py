@@ -131,8 +131,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(output, encoding="utf-8")
             return
-        assert path.is_file(), f"{path} is missing: run pytest --update-golden, and look at what it wrote"
-        assert output == path.read_text(encoding="utf-8"), f"{name} differs: look, then pytest --update-golden"
+        assert path.is_file(), f"{path} is missing: run pytest --update-golden, and check the new file"
+        assert output == path.read_text(encoding="utf-8"), (
+            f"{name} differs: check the difference, then run pytest --update-golden"
+        )
 
     return compare
 

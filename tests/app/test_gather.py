@@ -134,11 +134,11 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     done = command("gather", str(first), str(second))
     assert (done.returncode, done.stdout) == (0, "")
     assert f"2 of 2 ranks are in {first}; next: gpudiag analyze {first}" in done.stderr
-    assert not (first / "analysis.json").exists(), "it was of one rank"
+    assert not (first / "analysis.json").exists(), "the saved analysis has one rank only"
     run = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "node0"), (1, "node1")]
     assert run.status == "complete"
-    assert gather(first, [second]) == run, "and again"
+    assert gather(first, [second]) == run, "gathering again changes the record"
     analysis = gpudiag.analyze(first)
     assert analysis.ranks_present == (0, 1)
     assert analysis.source.hosts == ("node0", "node1")

@@ -176,7 +176,7 @@ def test_another_account_reaches_only_gloo(words: tuple[str, ...], temporary: Pa
     assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, (
         out
     )  # 1: a row of the selftest is wrong
-    assert sockets, "gloo listens"
-    assert any(path.parent != temporary for path in paths), "the store's directory has files"
+    assert sockets, "no listener of gloo was tried"
+    assert any(path.parent != temporary for path in paths), "no file of the store was tried"
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []

@@ -83,7 +83,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
     assert len(processes_of(run_dir)) >= 7
     addresses = listeners(program.pid)
     assert addresses
-    assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
+    assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
     yield program, run_dir
     program.kill()
     program.communicate(timeout=SECONDS)

@@ -42,7 +42,7 @@ def test_require_gpu_without_a_gpu_gives_exit_code_3() -> None:
     ended = in_this_process("topology", "--require-gpu")
     has_gpu = bool(gather_inventory().gpus)
     assert ended.returncode == (0 if has_gpu else 3)
-    assert "Host" in ended.stdout, "what is known is shown all the same"
+    assert "Host" in ended.stdout, "the host is shown even without a GPU"
     if not has_gpu:
         what, hint = ended.stderr.splitlines()
         assert "no NVIDIA GPU: " in what

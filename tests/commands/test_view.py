@@ -83,7 +83,7 @@ def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pyte
         devices = [heights(frame, f"/device:GPU:{rank}") for rank in range(4)]
         assert [len(found) for found in (*own, *devices)] == [1] * 8
         tops = [top for rank in range(4) for top in (own[rank][0], devices[rank][0])]
-        assert tops == sorted(tops), "ranks are in order, each one's own lines above its streams"
+        assert tops == sorted(tops), "ranks are in order, and gpudiag's lines of a rank are above its streams"
         steps, parts, streams = (heights(frame, text) for text in ("gpudiag steps", "gpudiag buckets", "Stream #7("))
         assert len(steps) == len(parts) == len(streams) == 4
         for rank in range(4):

@@ -140,7 +140,7 @@ def test_idle_machine_has_no_findings(facts: Facts) -> None:
     if any(IDLE not in gpu.throttle_reasons for gpu in facts.gpus):
         pytest.skip("a GPU is busy")
     wrong = [f for f in examine_facts(facts) if f.severity != "info" and f.code != "no-peer-access"]
-    assert wrong == [], "on a healthy machine; if this one is not, the finding says why"
+    assert wrong == [], "this machine has a problem that the finding names, or the finding is wrong"
 
 
 def test_missing_properties_have_a_reason(facts: Facts) -> None:

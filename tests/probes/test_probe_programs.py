@@ -118,7 +118,7 @@ class TestCopiesOnAFakeDriver:
         one_way = {(a, b, "one_way", who, True) for a, b in ((0, 1), (1, 0)) for who in ("src", "dst")}
         assert set(paths) >= one_way | {(0, 1, "both_ways", "dst", True), (0, 1, "one_way", "src", False)}
         access = [path[-1] for path in paths]
-        assert access == sorted(access), "peer access, once on, stays on: paths without it come first"
+        assert access == sorted(access), "peer access stays on once it is on, so paths without peer access come first"
 
     def test_without_peer_access_only_staged_copies_are_measured(self) -> None:
         found = faked("copy_peer.py", "--quick", peer=False)

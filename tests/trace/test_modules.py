@@ -73,7 +73,9 @@ def test_module_marks_are_neither_operators_nor_user_ranges(tmp_path: Path) -> N
         f"gpudiag.module:Net/{where}" for where in ("a (Linear)", "b (Linear)", " (Net)")
     }
     named = document(event("user_annotation", "gpudiag.module:Net/a (Linear)", 0, 10))
-    assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], "somebody else's"
+    assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], (
+        "a user's annotation is no mark of a module"
+    )
 
 
 def test_trace_without_marks_has_no_modules(tmp_path: Path) -> None:

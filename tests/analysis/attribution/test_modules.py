@@ -42,7 +42,7 @@ def by_path(found: Modules) -> dict[str, ModuleTime]:
 def check_truth(found: Modules) -> None:
     """Check the times of `tests.trace.marked_modules`, in ms per step."""
     times = by_path(found)
-    assert list(times) == ["", "a", "b"], "as they were called"
+    assert list(times) == ["", "a", "b"], "modules are in the order of their calls"
     for path, (forward_us, back_us) in TAKES.items():
         one = times[path]
         assert (one.own_forward_ms, one.own_backward_ms) == (near(forward_us / 1e3), near(back_us / 1e3))
@@ -50,7 +50,7 @@ def check_truth(found: Modules) -> None:
     assert times["a"].forward_ms == times["a"].own_forward_ms
     assert (times[""].forward_ms, times[""].backward_ms) == (near(0.16), near(0.18))
     assert [(time.root, time.type) for time in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
-    assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce is no module's, and nothing else's here"
+    assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce counts neither inside nor outside of modules"
 
 
 def test_kernels_belong_to_module_of_launching_operator(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_rule_fires_on_its_example(code: str, job: Job) -> None:
     msgspec.json.encode(finding)
     if code != "compute-bound":
         assert finding.severity in {"warning", "critical"}
-        assert next(iter(findings)) == code, "an example shows its own cause first"
+        assert next(iter(findings)) == code, "the first finding of an example is its own"
 
 
 @pytest.mark.parametrize(("code", "job"), played("SILENT"))
@@ -156,7 +156,7 @@ def test_single_step_cannot_be_simulated() -> None:
     findings, validity = diagnosis_of(Job(ranks=4, step=DDP, steps=1).traces())
     (finding,) = findings.values()
     assert (finding.code, finding.confidence, finding.recoverable_ms_per_step) == ("compute-bound", "medium", 0)
-    assert "cannot-tell" not in validity, "that compute sets the pace needs no savings"
+    assert "cannot-tell" not in validity, "a compute-bound step needs no simulation"
     findings, validity = diagnosis_of(Job(ranks=1, step=(kernels(5), python(30), kernels(5)), steps=1).traces())
     assert next(iter(findings.values())).recoverable_ms_per_step is None
     assert "five or more marked steps" in validity["cannot-tell"]

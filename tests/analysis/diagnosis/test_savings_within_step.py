@@ -97,7 +97,7 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
     told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
     assert told.findings
     assert any((finding.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for finding in told.findings), (
-        "of all devices"
+        "savings are not limited by the mean step of all devices"
     )
     for finding in told.findings:
         assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(told)

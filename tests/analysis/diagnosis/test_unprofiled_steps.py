@@ -291,7 +291,7 @@ def test_longer_unprofiled_steps_lower_confidence() -> None:
         findings_of(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
     )
     assert as_recorded.confidence == "high"
-    assert longer.confidence == "medium", "a third of a step that no recording explains, beside a gain of half of one"
+    assert longer.confidence == "medium", "0.3 of a step is unexplained, compared with savings of half a step"
     assert longer.recoverable_ms_per_step == pytest.approx(as_recorded.recoverable_ms_per_step, rel=0.01)
 
 

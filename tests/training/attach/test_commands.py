@@ -158,7 +158,7 @@ def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, t
     assert (code, run.status, out) == (0, "complete", "")
     assert run.steps_found is not None
     assert run.steps_found.by == "time"
-    assert [rank.run_id for rank in run.ranks] == [run.run_id] != [""], "else nodes could not be gathered"
+    assert [rank.run_id for rank in run.ranks] == [run.run_id] != [""], "`gpudiag gather` needs a run id"
     analysis = analyze_run(tmp_path / "run")
     assert analysis.steps.analysed > 3
     assert "no-step-marks" in {doubt.code for doubt in analysis.validity}

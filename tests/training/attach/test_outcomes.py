@@ -192,7 +192,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             os.kill(int(sentence.rpartition(" ")[2]), signal.SIGCONT)
 
     code, _ = run_command(words, lambda _message: None, said=hear)
-    assert code == 0, "it went on"
+    assert code == 0, "the stopped rank continued"
     assert any(sentence.startswith("rank 1 is stopped") for sentence in said)
 
 
@@ -225,7 +225,7 @@ def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
     assert f"ended by {name}, at unprofiled step" in err
-    assert f"gpudiag analyze {tmp_path}" not in err, "there is nothing that could be read"
+    assert f"gpudiag analyze {tmp_path}" not in err, "the run has no trace to analyse"
     run = read_run(tmp_path / "run")
     assert run.ranks[0].unprofiled is not None
     assert len(run.ranks[0].unprofiled.step_ms) > 10

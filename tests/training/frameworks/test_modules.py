@@ -137,7 +137,9 @@ def test_module_marks_have_paths_and_change_no_loss(tmp_path: Path) -> None:
         Module("Net", "blocks.1.drop", "Dropout"),
         Module("L1Loss", "", "L1Loss"),
     } <= found
-    assert {one.root for one in found} == {"Net", "L1Loss"}, "neither what wraps it nor a module made on the way"
+    assert {one.root for one in found} == {"Net", "L1Loss"}, (
+        "wrappers, and modules created within a forward, are no roots"
+    )
     block = ["", ".up", ".drop", ".down"]
     expected = [
         "",
@@ -166,8 +168,9 @@ def test_analysis_attributes_time_to_modules(tmp_path: Path) -> None:
     times = {time.path: time for time in found.times if time.root == "Net"}
     assert times["wide"].forward_ms[0] > times["narrow"].forward_ms[0] > 0
     assert times["wide"].backward_ms[0] > times["narrow"].backward_ms[0] > 0
-    alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))  # one may have lost its core
-    assert times["again"].backward_ms[0] > alike, "its forward is in its backward too"
+    # One of the blocks may have lost its core.
+    alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))
+    assert times["again"].backward_ms[0] > alike, "backward of a checkpoint includes the recomputed forward"
     assert [times[path].calls for path in ("", "wide", "again", "blocks.0.up")] == [1, 1, 1, 1]
     assert found.outside_ms[0] > 0
 

@@ -50,7 +50,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
     reducer = weakref.ref(made.ddp.reducer)
     yield made
     made.close()
-    assert reducer() is None, "it would wait for the threads of its process group"
+    assert reducer() is None, "a reducer that is still alive would wait for the threads of its process group"
     torch.set_num_threads(threads)
 
 

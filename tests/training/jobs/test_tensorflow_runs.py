@@ -43,7 +43,7 @@ def reached_from_here_alone(addresses: set[str]) -> None:
     """Check that TensorFlow's servers can only be reached from this machine. `tests/commands/test_profile.py` and
     `test_scale.py` check PyTorch's servers."""
     assert addresses
-    assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
+    assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
 
 
 def test_two_devices_in_one_process(tmp_path: Path) -> None:

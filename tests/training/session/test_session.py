@@ -172,7 +172,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     assert names.count("gpudiag.input") >= 3
     assert sum(name.startswith("gpudiag.step#") for name in names) == 3
     assert next(iter(loader)) is not None
-    assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is what it was"
+    assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is still instrumented"
 
 
 def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:

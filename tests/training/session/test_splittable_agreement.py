@@ -81,7 +81,7 @@ def test_late_rank_splits_without_waiting() -> None:
     begun_s = time.monotonic()
     assert late.decide([1.0], judge).unprofiled_steps == 2
     assert late.split
-    assert time.monotonic() - begun_s < 0.2, "it did not wait"
+    assert time.monotonic() - begun_s < 0.2, "the late rank waited"
 
 
 def test_rank_decides_alone_when_peer_has_ended_or_store_is_lost() -> None:

@@ -43,11 +43,11 @@ def test_rule_is_silent_on_its_example(rule: FactsRule, facts: Facts) -> None:
 
 def assert_usable(finding: Finding, facts: Facts) -> None:
     assert finding.code in FINDING_CODES
-    assert finding.advice, "a finding says what to do"
+    assert finding.advice, "the finding has no advice"
     assert len(finding.title) <= 400
     assert finding.recoverable_ms_per_step is None
     assert "profile" in finding.evidence["reason"]
-    assert finding.ranks == (), "the machine does not know which rank runs where"
+    assert finding.ranks == (), "facts of a machine do not include ranks"
     assert set(finding.evidence["gpus"]) <= {gpu.index for gpu in facts.gpus}
     msgspec.json.encode(finding)
 
