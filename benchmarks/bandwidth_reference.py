@@ -5,8 +5,9 @@
 Run the default and the quick probe `--runs` times each. Write facts-*.json, page-*.html, log-*.txt and comparison.md to
 OUTPUT. comparison.md contains durations, the comparison with the reference, and the differences between two runs. If
 nvcc and NCCL's header are available, the C++ programs in `peers/` measure the reference on the same machine, before and
-after each run of gpudiag. They use the methods of nvbandwidth and nccl-tests. Otherwise the reference is the CSV, which
-those tools measured on another machine of the same kind. Exit with code 1 if a requirement of the project is missed.
+after each run of gpudiag. The programs use the methods of nvbandwidth and nccl-tests. Without nvcc the reference is the
+CSV, which nvbandwidth and nccl-tests measured on another machine of the same kind. Exit with code 1 if a requirement of
+the project is missed.
 """
 
 from __future__ import annotations

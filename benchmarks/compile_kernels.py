@@ -39,7 +39,7 @@ def compile_ptx(library: str, source: str) -> str:
 
 
 def main() -> None:
-    """Write probes/kernels.ptx. Its first line contains the digest of the source, which a test compares."""
+    """Write probes/kernels.ptx. The first line of the PTX contains the digest of the source, which a test compares."""
     probes = Path(__file__).resolve().parents[1] / "probes"
     source = (probes / "kernels.cu").read_text()
     digest = hashlib.sha256(source.encode()).hexdigest()

@@ -1,8 +1,8 @@
 """Check gpudiag's output for a recording against an expectation, and return a verdict.
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
-kind. A failed `misleading` check makes the output wrong regardless of all others; a failed `incomplete` check makes it
-partly right.
+kind (`misleading` or `incomplete`). A failed `misleading` check makes the output wrong regardless of all others; a
+failed `incomplete` check makes it partly right.
 """
 
 from __future__ import annotations

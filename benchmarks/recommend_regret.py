@@ -9,9 +9,9 @@ same measurements, restricted to the finalists of `recommend`. `recommend` itsel
 choice is no better than the real one. A strategy more than 1.5 times as slow as another is not measured further,
 because its warm-up already excludes it.
 
-Print Markdown. Each setting takes about `--seconds`. Workloads already measured in `--output` are not measured again,
-so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With `--again` the
-predictions are recomputed from the recorded measurements of the machine, the model and the transports.
+Print Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in `--output` are
+not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With
+`--again` the predictions are recomputed from the recorded measurements of the machine, the model and the transports.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Test what a second account can access of running commands: no file, and no listener other than gloo.
 
-gloo listens on the loopback address and accepts every connection, because it has no option for authentication. Its
+gloo listens on the loopback address and accepts every connection, because it has no option for authentication. gloo's
 listeners do not unpickle data and hold no keys. A `TCPStore` server would answer a store query; the test checks that no
 listener answers.
 """

@@ -2,8 +2,8 @@
 
     pytest tests/gpu/test_selftest_gpu.py -m "gpu or multigpu"
 
-They run one quick selftest of one workload, which takes about two minutes on 4 GPUs. The complete selftest is `gpudiag
-selftest`.
+The tests run one quick selftest of one workload, which takes about two minutes on 4 GPUs. The complete selftest is
+`gpudiag selftest`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fake NVML with the answers of a recorded machine: the functions that gpudiag calls return values of `Facts`.
 
-It replaces the module `pynvml` in `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants are pynvml's, so a
-refused call raises the same exception as with a real driver.
+The fake replaces the module `pynvml` in `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants are
+pynvml's, so a refused call raises the same exception as with a real driver.
 """
 # ruff: noqa: N802, N815  # the names are NVML's
 

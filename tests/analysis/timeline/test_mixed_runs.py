@@ -176,7 +176,7 @@ def test_one_matching_capture_is_enough() -> None:
 def test_captures_that_do_not_overlap_match_nothing() -> None:
     later = (105, 115, 125, 135)
     assert ALONE.format("ranks 0, 1") in warning(Rank(0, matched=False), Rank(1, ends=later, matched=False))
-    # One match by a different clock is enough.
+    # A single match of collectives by a different clock is enough.
     assert warning(Rank(0), Rank(1, ends=later, matched=(True, False, False, False))) == ""
     # A rank with too few recorded collectives cannot be judged.
     assert warning(Rank(0, ends=(5, 15, 25)), Rank(1, ends=later, matched=False)) == ""

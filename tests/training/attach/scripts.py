@@ -1,6 +1,6 @@
 """Provide typical training scripts without gpudiag: `python scripts.py KIND STEPS`.
 
-Each prints its losses in full, so that two runs can be compared bit for bit.
+Each script prints its losses in full, so that two runs can be compared bit for bit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Provide slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
 
-They run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
+The scripts run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
 """
 
 from __future__ import annotations

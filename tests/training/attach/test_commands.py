@@ -233,7 +233,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """It may be a package; `sys.path` is the same as without gpudiag."""
+    """The user's `sitecustomize` may be a package, and sees the same `sys.path` as without gpudiag."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

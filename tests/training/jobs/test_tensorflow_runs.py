@@ -32,7 +32,7 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2)
     for rank in record["ranks"]:
         assert len(rank["unprofiled"]["step_ms"]) == len(rank["timed"]["host_ms"]) == 4
         assert rank["timed"]["lead_ms"] is None
-        # Each recording of several CPU processes may fail.
+        # Jobs of several CPU processes are recorded only once, because each recording may fail.
         assert (rank["light"] is None) == ("no-light-recording" in rank["notes"]) == (processes > 1)
         assert rank["device"].startswith("CPU:")
     assert record["software"]["tensorflow"]

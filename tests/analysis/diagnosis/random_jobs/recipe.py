@@ -127,7 +127,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """Return the job without these causes. They are kinds of faults, or `launching`, `exchange`, `input`,
+        """Return the job without these causes. Causes are kinds of faults, or `launching`, `exchange`, `input`,
         `scatter`, or `blocking` (copies then do not block the host).
 
         If not `recorded`, the hosts have no profiler overhead.

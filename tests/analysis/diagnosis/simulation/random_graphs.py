@@ -56,8 +56,8 @@ class Job:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Draw up to three processes. They launch on two streams, wait for the other stream and for the device, and have
-    collectives on the second stream."""
+    """Draw up to three processes. The processes launch on two streams, wait for the other stream and for the device,
+    and have collectives on the second stream."""
     processes = draw(st.integers(1, 3))
     job = Job()
     small = st.integers(0, 9)
