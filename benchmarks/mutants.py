@@ -147,7 +147,7 @@ class Tests:
                 for line, contexts in by_line.items()
             }
         took: dict[str, float] = {}
-        for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # written by pytest, above
+        for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # the file is written by pytest
             where = Path(case.attrib["file"])
             nested = case.attrib["classname"].removeprefix(".".join(where.with_suffix("").parts)).strip(".")
             took["::".join(filter(None, (str(where), nested, case.attrib["name"])))] = float(case.attrib["time"])

@@ -214,7 +214,7 @@ def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None
     write_log(first, "worker7", "a", 7, 1)
     write_log(second, "rank1", "b", 1, 0)
     write_log(second, "worker7", "b", 7, 1)
-    write_log(second, "worker8", "b", 8, 99)  # another program's
+    write_log(second, "worker8", "b", 8, 99)  # this log is of another program
     write_log(tmp_path / "b", "secret", "b", 2, 0)
     (second / "lines" / "secret.json.gz").rename(tmp_path / "secret")
     (second / "lines" / "rank2.json.gz").symlink_to(tmp_path / "secret")

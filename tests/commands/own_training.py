@@ -50,7 +50,8 @@ def endless() -> None:
     """Time steps on both ranks until stopped, with a DataLoader worker per rank; print when unprofiled steps begin."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = nn.Linear(64, 64)  # without DDP, which imports the compiler: a third of this function's start time
+    # No DDP, because DDP imports the compiler, which takes a third of this function's start time.
+    model = nn.Linear(64, 64)
     samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
     loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)
     with gpudiag.profile(warmup=5, steps=10_000_000) as prof:

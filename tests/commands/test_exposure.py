@@ -175,7 +175,7 @@ def test_another_account_reaches_only_gloo(words: tuple[str, ...], temporary: Pa
     out = run.communicate(timeout=SECONDS)[0]
     assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, (
         out
-    )  # 1: a row of the selftest is wrong
+    )  # exit code 1 means that a row of the selftest is wrong
     assert sockets, "no listener of gloo was tried"
     assert any(path.parent != temporary for path in paths), "no file of the store was tried"
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]

@@ -70,7 +70,7 @@ def query(*properties: str) -> list[dict[str, str]]:
 def facts() -> Facts:
     began = time.perf_counter()
     found = gather_inventory()
-    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(found.gpus)} GPUs")  # noqa: T201  # a figure for whoever runs this
+    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(found.gpus)} GPUs")  # noqa: T201  # for the user
     return found
 
 
@@ -164,7 +164,7 @@ def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         assert ended.returncode == 0, ended.stderr
     with capsys.disabled():
         took = f"{min(seconds):.2f} to {max(seconds):.2f} s"
-        print(f"\n{ended.stdout}\ngpudiag topology, whole process: {took}")  # noqa: T201  # as above
+        print(f"\n{ended.stdout}\ngpudiag topology, whole process: {took}")  # noqa: T201  # for the user
 
 
 def test_hidden_gpus_are_marked() -> None:

@@ -133,7 +133,7 @@ def test_failed_query_about_the_machine_has_a_reason(code: int) -> None:
     ):
         reasons = inventory(FakeNvml(recorded, refuse={function: code})).host.reasons
         assert field in reasons
-        if field != "cuda_driver":  # an older function is the fallback
+        if field != "cuda_driver":  # the CUDA version has an older function as fallback
             assert REFUSALS[code] in reasons[field]
     facts = inventory(FakeNvml(recorded, refuse={"nvmlDeviceGetP2PStatus": code}))
     assert {link.peer_access for link in facts.links} == {None}

@@ -73,7 +73,7 @@ class TestGloo:
         assert {collective.bytes for collective in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
         assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in found.collectives)
 
-    def test_without_gpus_host_staged_fails_alone(self) -> None:
+    def test_without_gpus_only_host_staged_all_reduce_fails(self) -> None:
         if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
         found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
@@ -148,7 +148,7 @@ class TestCopiesOnAFakeDriver:
         assert "CUDA sees no GPU" in faked(program, devices=0).unavailable
 
     @pytest.mark.parametrize("program", ["copy_peer.py", "allreduce_nccl.py"])
-    def test_one_gpu_is_not_enough(self, program: str) -> None:
+    def test_copies_between_gpus_need_two_gpus(self, program: str) -> None:
         assert "need" in faked(program, devices=1).unavailable
 
     def test_rejected_kernels_leave_bandwidths_unverified(self) -> None:

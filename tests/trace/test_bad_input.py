@@ -269,7 +269,7 @@ def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same for each block
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the compressed block is repeated
     path.write_bytes(first + spaces * 600)
     return path
 

@@ -104,7 +104,7 @@ def test_trace_of_2021_is_read() -> None:
     assert len(_steps(trace)) == 3
     assert (trace.rank, trace.world_size, trace.collectives) == (None, None, ())
     assert trace.device_names == {0: "Tesla V100-DGXS-32GB"}
-    assert trace.origin_ns // 10**9 == 1_623_212_388  # 9 June 2021
+    assert trace.origin_ns // 10**9 == 1_623_212_388  # the recording is of 9 June 2021
     assert _launched(trace.events).all()
 
 
@@ -127,7 +127,7 @@ def test_one_rank_of_128_with_shapes_on_the_host_is_read() -> None:
 def test_trace_without_device_work_is_read() -> None:
     trace = _public("rank_non_gpu.json.gz")
     assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
-    assert trace.collectives == ()  # its nccl: ranges enqueue collectives that were not recorded
+    assert trace.collectives == ()  # the `nccl:` ranges enqueue collectives that were not recorded
 
 
 def test_gpu_trace_without_steps_is_read() -> None:

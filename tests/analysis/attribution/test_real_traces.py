@@ -87,7 +87,7 @@ def test_all_ranks_have_the_same_step_time(name: str) -> None:
 
 
 def test_straggler_with_late_loader_is_waited_for() -> None:
-    """Rank 2's loader takes 40 ms: the others wait in their all-reduces, whose transfer is much shorter."""
+    """Rank 2's loader is 40 ms late, so the other ranks spend much more time waiting than transferring."""
     _, attribution = analysed(HERE / "slow_loader_rank2")
     waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
     for track, wait, transfer in zip(attribution.tracks, waits, transfers, strict=True):

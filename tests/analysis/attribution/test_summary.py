@@ -67,7 +67,7 @@ def test_summary_of_steps_and_devices() -> None:
         assert device.hidden_communication_ms == 0
 
 
-def test_waits_name_the_last_rank() -> None:
+def test_waits_name_the_rank_that_arrived_last() -> None:
     found = timeline(ranks=3)
     assert summarise_waits(found, attribute(found)) == (
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
@@ -144,7 +144,7 @@ def test_unread_device_has_host_step_times() -> None:
     assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)
 
 
-def test_twenty_longest_names_are_kept() -> None:
+def test_twenty_names_with_the_most_time_are_kept() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(10_000 * step)

@@ -48,7 +48,7 @@ KERNELS: tuple[tuple[str, str, KernelClass], ...] = (
 
 
 @pytest.mark.parametrize(("name", "operator", "expected"), KERNELS)
-def test_kernel_has_the_class_of_what_it_computes(name: str, operator: str, expected: KernelClass) -> None:
+def test_kernel_name_gives_its_class(name: str, operator: str, expected: KernelClass) -> None:
     assert kernel_class(name, operator) == expected
 
 

@@ -137,7 +137,7 @@ CASES.of("NOTABLE_MS")(lambda at: notable(at, 1.0))
 CASES.of("SURE")(scoring.grade)
 CASES.of("FAIRLY_SURE")(scoring.grade)
 CASES.of("BEYOND_CHANCE")(
-    lambda at: Excess(by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # standard error: 1
+    lambda at: Excess(by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # the standard error is 1
 )
 
 

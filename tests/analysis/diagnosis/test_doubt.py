@@ -97,7 +97,7 @@ def test_savings_in_the_median_step_are_not_chance(gain_ms: float, *, doubted: b
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
 def test_savings_above_the_interval_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
-    """The limit is the interval's half-width, which here is smaller than the skew plus 5 % of the step (13 ms)."""
+    """Savings are not chance if they exceed the interval's half-width of 21.4 ms."""
     simulation = Replay()
     simulation.corrected_ms = 270.0
     only = significance(simulation, [EVEN], rank(0, step_ms=PAUSED))

@@ -145,7 +145,8 @@ def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
 
 
 def case(attribution: Any, **timeline: Any) -> Case:
-    return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)  # type: ignore[arg-type]  # in place of both
+    # Type: ignore[arg-type]  # fakes of both.
+    return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)
 
 
 def test_step_of_a_case_is_the_mean_or_the_slowest_device() -> None:
@@ -342,7 +343,7 @@ def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
         ((), False, True, False),
     ],
 )
-def test_conclusions_need_undoubted_findings(
+def test_doubted_findings_prevent_conclusions(
     monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...], doubted: bool, unexplained: bool, conclusive: bool
 ) -> None:
     asked: list[bool] = []

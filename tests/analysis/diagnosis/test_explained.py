@@ -96,7 +96,7 @@ def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.Mo
     found = explanation_of(monkeypatch, "input", 5.0)
     assert found is not None
     assert (found.ms, found.by, found.unexplained_ms) == (5, (), 0)
-    assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # in place of a replay
+    assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # a fake what-if
 
 
 @pytest.mark.parametrize(

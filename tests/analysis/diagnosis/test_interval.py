@@ -225,7 +225,7 @@ def test_slow_calls_scale_with_host_work() -> None:
         ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
         ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
         ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # three steps give a less certain estimate
-        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # at most a factor of e
+        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # the drift is at most a factor of e
     ],
 )
 def test_cpu_processes_drift_by_a_multiple_of_their_scatter(steps: tuple[float, ...], drift: float) -> None:

@@ -85,12 +85,12 @@ def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> 
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
 
-def test_component_without_which_half_is_lost_is_the_cause(monkeypatch: Patch) -> None:
+def test_component_is_the_cause_if_all_others_save_at_most_half(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.0) == "compute"
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.1) == "unknown"
 
 
-def test_slow_host_is_the_cause_if_its_components_together_are(monkeypatch: Patch) -> None:
+def test_slow_host_is_the_cause_if_its_components_together_save_half(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"operators": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=4.9) == "unknown"
@@ -261,7 +261,7 @@ def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -
     )
 
 
-def test_clock_is_the_cause_if_it_slows_late_ranks(monkeypatch: Patch) -> None:
+def test_clock_is_the_cause_if_clocks_of_late_ranks_are_held_down(monkeypatch: Patch) -> None:
     one = finding_of(monkeypatch, "compute", held=True)
     assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
     assert "peers' clocks" in one.advice[0]

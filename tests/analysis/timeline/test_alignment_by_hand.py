@@ -100,7 +100,7 @@ def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
 
 
 @pytest.mark.parametrize(("fitting", "offset", "believable"), [(6, 0, True), (5, 0, False), (6, 100, True)])
-def test_half_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
+def test_half_of_the_collectives_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
     found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
     assert (len(found.a), found.offset, found.spread) == (fitting, offset * NS_PER_US, 0)
     assert found.coverage == fitting / 12
@@ -111,7 +111,7 @@ def test_half_must_fit_on_one_clock(fitting: int, offset: float, *, believable: 
     ("fitting", "offset", "believable"),
     [(9, FAR, True), (8, FAR, False), (8, 101, False), (9, 101, True), (9, -FAR, True)],
 )
-def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
+def test_moving_a_clock_needs_a_fit_of_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
     found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
     assert found.believable == believable
 
@@ -265,7 +265,7 @@ def test_overlap_matches_each_signature_in_order() -> None:
 
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
-def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
+def test_three_quarters_of_the_collectives_must_overlap(others: int, *, believable: bool) -> None:
     """Nine collectives match. Each rank has `others` further collectives, which do not overlap, within both
     captures."""
     nine = [at * 1000 for at in range(1, 9)] + [20_000]

@@ -82,7 +82,7 @@ def test_lost_launches_are_summed_over_lossy_ranks() -> None:
 
 
 @pytest.mark.parametrize(("covered", "thin"), [(100, False), (99, True)])
-def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
+def test_a_recording_is_thin_if_it_covers_less_than_a_tenth_of_the_steps(covered: int, *, thin: bool) -> None:
     traces = []
     for rank, length in enumerate((covered, 900)):
         trace = TraceBuilder(rank, world_size=2)
@@ -95,7 +95,7 @@ def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
         assert "cover 9.9 % of the steps of rank 0:" in messages["thin-recording"]
 
 
-def test_step_marks_do_not_count_as_recorded() -> None:
+def test_step_marks_do_not_count_as_covered_time() -> None:
     trace = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(200, 250))
     assert "thin-recording" not in warnings_of(trace.build())
     assert "thin-recording" in warnings_of(
@@ -104,7 +104,7 @@ def test_step_marks_do_not_count_as_recorded() -> None:
 
 
 @pytest.mark.parametrize(("steps", "few"), [(5, False), (4, True)])
-def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
+def test_fewer_than_three_analysed_steps_give_a_warning(steps: int, *, few: bool) -> None:
     messages = warnings_of(TraceBuilder().steps(steps, 100, lambda trace: trace.compute(0, 90)).build())
     assert ("few-steps" in messages) == few
     if few:

@@ -72,7 +72,7 @@ def test_synchronization_and_waits_for_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # deferred by the driver: the copy starts after its call returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers this copy, which starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
@@ -203,7 +203,7 @@ def test_world_size_is_stated_or_follows_from_ranks() -> None:
     assert world(trace(0, 2), told=8) == 8
 
 
-def test_devices_have_work_or_else_the_host_counts() -> None:
+def test_host_is_the_track_if_no_device_has_work() -> None:
     def devices(build: Callable[[TraceBuilder], TraceBuilder]) -> list[int]:
         return [track.device for track in build_timeline([build(TraceBuilder()).build()]).tracks]
 

@@ -206,7 +206,7 @@ def test_shortest_of_very_many_spans_are_omitted() -> None:
     assert set(fewer.depth) == {0}
 
 
-def test_long_names_are_cut_and_known_once() -> None:
+def test_long_names_are_cut_and_stored_once() -> None:
     names = _NameTable()
     assert [names.index(name) for name in ("x" * 160, "y", "x" * 161, "x" * 159, "y")] == [0, 1, 0, 2, 1]
 

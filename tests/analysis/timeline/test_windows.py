@@ -108,7 +108,7 @@ def test_last_step_is_left_out_if_its_mark_has_no_length() -> None:
     assert windows(track_of(trace)) == [(0, 10, 110)]
 
 
-def test_last_step_that_is_not_whole_is_left_out() -> None:
+def test_incomplete_last_step_is_left_out() -> None:
     assert windows(few(4, 4, 3)) == [(0, 10, 110), (1, 110, 210)]
     assert windows(few(4, 4, 3, before=True)) == [(1, 110, 210)]
     assert windows(few(3, 4, 3)) == [(1, 110, 210)]

@@ -81,7 +81,7 @@ def numbered(steps: int) -> None:
 
 
 def accelerated(steps: int) -> None:
-    from accelerate import Accelerator  # type: ignore[import-not-found]  # in an environment of its own
+    from accelerate import Accelerator  # type: ignore[import-not-found]  # installed in a separate environment
 
     accelerator = Accelerator(cpu=True)
     model = net()
@@ -129,7 +129,7 @@ def in_backward(steps: int) -> None:
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
     def hook(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()  # type: ignore[index]  # a parameter it is
+        optimizers[parameter].step()  # type: ignore[index]  # the key is a parameter
         optimizers[parameter].zero_grad()  # type: ignore[index]
 
     for parameter in model.parameters():

@@ -99,7 +99,7 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     assert record["steps_found"]["by"] == "optimizer"
     assert [(rank["rank"], rank["error"], len(rank["unprofiled"]["step_ms"])) for rank in record["ranks"]] in (
         [(0, None, 5), (1, None, 5)],
-        [(0, None, 4), (1, None, 4)],  # an epoch ended in one step, which is excluded
+        [(0, None, 4), (1, None, 4)],  # one of the five steps is excluded, because an epoch ended in it
     )
     assert all(rank["timed"]["input_ms"] for rank in record["ranks"])
     again = json.loads(gpudiag("analyze", "run", "--json", cwd=tmp_path).stdout)

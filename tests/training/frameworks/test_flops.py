@@ -31,7 +31,7 @@ def nothing_compiled() -> Iterator[None]:
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
-            torch.compiler.reset()  # code that is compiled already is not compiled again
+            torch.compiler.reset()  # otherwise code that is compiled already would not be compiled again
             dynamo.counters.clear()
 
     forget()
@@ -153,7 +153,7 @@ def test_replayed_cuda_graph_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step() -> None:
         backward(model(torch.ones(5, 8)))
-        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # there are none without a GPU
+        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # without a GPU there are no graphs
 
     assert "CUDA graph" in counted(step).reason
     assert flops(lambda: model(torch.ones(5, 8)))
@@ -170,7 +170,7 @@ def test_compiled_code_is_not_counted() -> None:
     assert "TorchScript" in counted(lambda: scripted(torch.ones(5, 8)), scripted).reason
 
 
-def test_missing_private_parts_do_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_private_parts_of_pytorch_do_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = perceptron(), torch.ones(5, 8)
     monkeypatch.setattr(torch._C, "_current_graph_task_id", None)
     assert {"aten.addmm", "aten.mm"} <= set(counted(lambda: backward(model(inputs))).reason.replace(",", "").split())

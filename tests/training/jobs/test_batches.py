@@ -40,7 +40,7 @@ def children() -> set[int]:
     """Return the child processes that have not been waited for."""
     found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended since
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended in the meantime
             found |= {int(child) for child in (task / "children").read_text().split()}
     return found
 
@@ -90,7 +90,7 @@ def test_dead_server_raises_instead_of_hanging() -> None:
         for process in theirs._processes:
             process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerFailedError, match="exit code -9"):
-            deque(endless, maxlen=0)  # batches sent before the end, and then none
+            deque(endless, maxlen=0)  # consume the batches that were sent before the end
     assert not theirs._processes
 
 
@@ -170,4 +170,4 @@ def test_trivial_model_accepts_input_of_any_workload(name: str) -> None:
     before = model.sum.weight.detach().clone()  # type: ignore[union-attr, operator]  # the only layer
     workload.loss(model(workload.prepare(inputs)), target).backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
-    assert not torch.equal(before, model.sum.weight)  # type: ignore[union-attr, arg-type]  # ditto
+    assert not torch.equal(before, model.sum.weight)  # type: ignore[union-attr, arg-type]  # the only layer

@@ -43,7 +43,7 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
         warm_up_s=0.0,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more threads, they wait for each other on busy cores
+    torch.set_num_threads(1)  # several threads would wait for each other on busy cores
     made = DdpTrainer(plan)
     made.warm_up(0.0)
     made.train(next(iter(made.loader)))
@@ -158,7 +158,7 @@ def test_pinned_core_pins_all_threads_beside_a_busy_program(trainer: DdpTrainer)
         fault.switch(on=True)
         tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
         assert {frozenset(os.sched_getaffinity(task)) for task in tasks} == {frozenset({max(usual)})}
-        children = set(_children()) - before  # child processes of other tests' libraries remain
+        children = set(_children()) - before  # libraries of other tests may have child processes
         assert children
     finally:
         fault.rest()

@@ -47,7 +47,7 @@ PLAN = SelftestPlan(
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[DdpTrainer]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine, several threads wait for each other
+    torch.set_num_threads(1)  # several threads would wait for each other on busy cores
     gc.unfreeze()  # pytest freezes objects while collecting tests
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -171,14 +171,14 @@ def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monk
         trainer.ddp(torch.zeros(2, 3, 32, 32))
         counts.append(len(read))
     fault.rest()
-    assert counts == [12, 0]  # the first layer with its norm, nine blocks, and the classifier
+    assert counts == [12, 0]  # reads after the first layer, its norm, nine blocks and the classifier
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
 def test_varying_lengths_give_each_rank_the_long_batch_in_turn(trainer: DdpTrainer) -> None:
     fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
     fault.switch(on=True)
-    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # the only rank has the longest
+    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # the only rank has the longest batch
     fault.switch(on=False)
     assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [1, 1, 1]
     fault.rest()

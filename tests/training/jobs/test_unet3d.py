@@ -68,7 +68,7 @@ def array(volume: Volume) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.asarray(volume._store.read().result())
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])  # there are 18 blocks, so that the last batch of four has two
+@pytest.mark.parametrize("batch_size", [1, 4])  # with 18 blocks, the last batch of four has two blocks
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 def test_written_voxels_equal_network_output_of_their_block(
     tmp_path: Path, batch_size: int, memory_format: torch.memory_format
@@ -82,7 +82,8 @@ def test_written_voxels_equal_network_output_of_their_block(
     for block, seen in source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=1):
         expected = network(model, seen)[(..., *block.written.slices(block.seen.begin))]
         difference = written[(slice(None), *block.written.slices())].astype(int) - expected
-        assert abs(difference).max() <= 1  # rounding, because the order of sums differs between batches
+        # Values differ by rounding, because the order of sums differs between batches.
+        assert abs(difference).max() <= 1
 
 
 def network(

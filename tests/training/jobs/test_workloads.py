@@ -137,7 +137,7 @@ def test_each_workload_trains_a_step(name: str) -> None:
     if name in SMALL:
         inputs = inputs[:, :, : SMALL[name], : SMALL[name]]
     loss = train_step(workload, workload.model(), inputs, target, Arithmetic("fp32", CPU))
-    if name == "gpt":  # its initial weights are small, so its predictions are random
+    if name == "gpt":  # the initial weights of gpt are small, so its predictions are random
         assert loss == pytest.approx(math.log(50_304), rel=0.1)
     assert math.isfinite(loss)
 
@@ -146,7 +146,7 @@ def test_each_workload_trains_a_step(name: str) -> None:
 def test_each_precision_trains_a_step(precision: str) -> None:
     workload = load_workload("resnet20-cifar", on_gpu=False)
     inputs, target = workload.samples(4, torch.Generator().manual_seed(0))
-    arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # one of those that there are
+    arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # a literal
     # Gradient scaling starts too high on purpose, and skips updates until the scale is low enough.
     loss = train_step(workload, workload.model(), inputs, target, arithmetic, skipped_first=precision == "fp16")
     assert math.isfinite(loss)

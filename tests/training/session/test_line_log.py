@@ -93,7 +93,7 @@ def test_each_step_has_the_lines_calls_and_returns_of_the_users_functions() -> N
     assert log.encode()["stack"][-1][1] > 0
 
 
-def test_functions_do_what_they_do_without_events() -> None:
+def test_recorded_functions_behave_as_without_recording() -> None:
     log = LineLog()
     train(log)
     assert spin(0) >= 0
@@ -151,7 +151,7 @@ def test_events_of_least_time_each_are_disabled_first() -> None:
         (json.__file__, False, False),
     ],
 )
-def test_own_files_are_those_outside_of_installed_packages(file: str, own: bool, loop: bool) -> None:
+def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool, loop: bool) -> None:
     assert (is_own(file), drives_loops(file)) == (own, loop)
 
 
@@ -180,7 +180,7 @@ def test_written_log_is_read_back_with_the_texts_of_its_lines(tmp_path: Path) ->
     assert any("in the generator" in text for text in texts.values())
 
 
-def test_texts_stay_out_of_the_file_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_texts_are_omitted_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LineLog()
     train(log)
     monkeypatch.setenv(SOURCE_TEXT_VARIABLE, "0")

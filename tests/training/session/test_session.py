@@ -152,7 +152,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # a warm-up step, followed by validation
+            if number == 3:  # validation follows this warm-up step
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
@@ -450,7 +450,7 @@ def test_failed_measurement_ends_events_of_lines(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}, {"active": 2}])
 def test_numbers_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        gpudiag.profile(tmp_path, **wrong)  # type: ignore[arg-type]  # the test is about values
+        gpudiag.profile(tmp_path, **wrong)  # type: ignore[arg-type]  # the values are wrong on purpose
 
 
 def test_run_directory_is_required() -> None:

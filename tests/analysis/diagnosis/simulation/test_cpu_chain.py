@@ -198,7 +198,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
         ((149, 251), [(100, 200, 1)]),
         ((151, 251), []),
         ((0, 200), [(100, 200, 1)]),
-        ((0, 202), []),  # the thread paused for less than half of it
+        ((0, 202), []),  # the thread paused for less than half of the collective
         ((200, 210), []),
     ],
 )

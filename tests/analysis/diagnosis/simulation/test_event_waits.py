@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """Return the names of the ops that each op waits for, by name."""
+    """Return, by an op's name, the names of the ops that this op waits for."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):

@@ -144,7 +144,7 @@ def target_of(
     """Return (op, end) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
-        [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # what of a part is looked at
+        [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # only histories are read
         ns(begun),
         ns(returned),
         ns(begun if waited_from is None else waited_from),

@@ -63,7 +63,10 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 def layers(
     calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
 ) -> float:
-    """Return one key's contention-free duration; its first kernels are at this many positions of the step."""
+    """Return one key's contention-free duration, for kernels without and with contention.
+
+    `calm_places` and `disturbed_places` are the numbers of positions of these kernels in the step.
+    """
     time = np.array([*calm, *disturbed], np.float64)
     place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
     by_time = np.argsort(time, kind="stable")
@@ -79,12 +82,15 @@ def layers(
     [
         ((100, 100, 100), (150, 150, 150), (2, 1), 100),
         ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
-        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),  # several sizes of kernels
+        # Contention-free durations differ too much, so the kernels have several sizes.
+        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),
         ((100, 100, 100), (130, 130, 140, 165, 165), (2, 1), 100),
         ((100, 100, 100), (130, 130, 140, 166, 166), (2, 1), NAN),
         ((100, 100, 100), (250, 250, 250), (2, 1), 100),
-        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),  # different work
-        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),  # no repeated layer
+        # The kernels beside collectives take too long, so they do different work.
+        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),
+        # The contention-free kernels are at a single position, so there is no repeated layer.
+        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),
         ((100, 100, 100), (150, 150, 150), (1, 3), 100),
     ],
 )

@@ -127,9 +127,9 @@ USUAL = [10.0] * CALLS
         ([20.0] * CALLS, 2.0, 2.0),
         ([15.0] * CALLS, 1.5, 1.5),
         ([14.9] * CALLS, 1.49, 1.0),
-        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one section
-        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half
+        ([10.0] * 127 + [9_000], 1.0, 1.0),  # a single section is slow
+        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections are slow
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half is slow
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
@@ -200,22 +200,25 @@ class FakeWhatIf:
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
-    """Return the fitted overhead per event; 1 ns is 4 µs of the step, and the tolerance is a thousandth of it."""
+    """Return the fitted overhead per event, in ns.
+
+    1 ns per event is 4 µs of the step, which is fitted to a thousandth.
+    """
     return fit_step_time(simulation, step_ms).per_event_ns
 
 
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # gives 20.02 ms
-        (24.76, 0, 1250),  # within 1 % of the current 25 ms
+        (20.0, 0, 2495),  # this overhead gives 20.02 ms
+        (24.76, 0, 1250),  # 24.76 ms is within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # gives 27.972 ms
-        (35.0, 0, 7.5),  # zero overhead, within a thousandth
-        (20.0, 22, 1939.5),  # 22 ms of the device, plus 1 %, plus 0.1 %
-        (5.0, 0, 4972),  # at most twice the highest measured overhead, which gives 10 ms
+        (28.0, 0, 507),  # this overhead gives 27.972 ms
+        (35.0, 0, 7.5),  # the step is not reached even with zero overhead
+        (20.0, 22, 1939.5),  # the device's 22 ms limit the step, plus 1 %, plus 0.1 %
+        (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
     ],
 )
 def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
@@ -240,8 +243,8 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
     ("host_ms", "cost"),
     [
         ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts
-        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts: it took longer in unprofiled steps
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts counts
+        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts counts, which took longer in unprofiled steps
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
         ({6: 40.0}, 2500),

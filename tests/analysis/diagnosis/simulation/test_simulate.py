@@ -94,7 +94,7 @@ def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObjec
 
 @given(job=jobs())
 @examples(50)
-def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
+def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None:
     graph, _ = graph_of(job, 3)
     schedule = Schedule(graph)
     host_done = np.zeros(len(graph.host.time), np.int64)

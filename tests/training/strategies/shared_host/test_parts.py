@@ -31,7 +31,7 @@ def test_layout_has_no_overlaps_or_gaps(layout: Layout) -> None:
     parts += [(layout.slot(r, n), layout.chunk_bytes) for r in range(layout.world + 1) for n in range(layout.slots)]
     end = 0
     for begin, size in sorted(parts):
-        assert begin == end  # and nothing remains
+        assert begin == end  # no gap and no overlap
         end = begin + size
     assert end == layout.total_bytes
     assert layout.slot(0, 5 * layout.slots) == layout.slot(0, 0)
