@@ -1,4 +1,4 @@
-"""Test machine facts of a run: they are measured before it, saved in its directory, and used in its diagnosis."""
+"""Test that machine facts are measured before a run, saved in the run directory, and used in the diagnosis."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # Traces alone do not say on which machine they were recorded.
+        # Traces alone do not name the machine of the recording.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 

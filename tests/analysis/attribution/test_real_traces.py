@@ -131,7 +131,7 @@ def test_all_collectives_within_the_windows_match(name: str) -> None:
         ("clean", "range"),
         ("clean", "pattern"),
         ("vgg_p2poff", "optimizer"),
-        ("vgg_p2poff", "pattern"),  # autograd's thread launches most and has the ranges of collectives, six per step
+        ("vgg_p2poff", "pattern"),  # autograd's thread has most launches, and six ranges of collectives per step
     ],
 )
 def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,8 @@ def test_steps_without_marks_have_the_same_length(name: str, source: str, monkey
 
 
 def test_gloo_job_has_compute_transfer_and_input() -> None:
-    """Two CPU ranks have compute, transfer and input; collectives match although their ends differ by ms."""
+    """Two CPU ranks have compute, transfer and input. Their collectives match, although the ends differ by
+    milliseconds."""
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):
@@ -158,7 +159,7 @@ def test_gloo_job_has_compute_transfer_and_input() -> None:
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
 def test_clock_offset_changes_nothing(offset_ms: int) -> None:
-    """Rank 1's clock is moved: its collectives align the clock again, so all results are the same."""
+    """Rank 1's clock is moved. The collectives of rank 1 align the clock again, so all results are the same."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [
         replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace

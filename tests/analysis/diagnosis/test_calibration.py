@@ -62,7 +62,7 @@ from tests.timeline_builder import TraceBuilder
 FOLDER = Path(engine.__file__).parent
 CASES = Cases(calibration)
 CALLS = calibration.PARTS_OF_STEP * calibration.FEWEST_CALLS
-#: Numeric constants outside of calibration.py, and the reason.
+#: Numeric constants that may be outside of calibration.py, with the reason.
 ELSEWHERE = {
     "_GB_PER_S": "a table of data sheets",
     "_COST_FACTOR": "of a confidence interval that decides no finding",
@@ -460,7 +460,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """Let the share `at` of contended kernel time have matches; the rest is assumed to be slowed by the same factor."""
+    """Let the share `at` of contended kernel time have matches; other kernels are assumed to have the same slowdown."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -499,8 +499,9 @@ def unseen(at: float) -> object:
 
 @CASES.of("OFTEN")
 def synchronizes(at: int) -> object:
-    """Return the ranks that synchronize more than their peers, if one of three does so `at` times and the others
-    once."""
+    """Return the ranks that synchronize more than their peers.
+
+    One of three ranks synchronizes `at` times, and the others once."""
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)

@@ -1,7 +1,7 @@
 """Test the simulated cost of gradient communication against an ablation, for each strategy.
 
-The ablation is independent of the simulation: the unprofiled step time, minus that of the strategy `independent` on the
-same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
+The ablation is independent of the simulation: the unprofiled step time, minus the step time of the strategy
+`independent` on the same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def test_advice_for_recorded_ddp_jobs(name: str, said: str) -> None:
 
 
 def test_compression_is_not_advised_for_tiny_transfers() -> None:
-    """Use a small network on two CPU processes."""
+    """The job trains a small network on two CPU processes."""
     advice = communication_advice(case_of(read_traces([TRACES / "gloo_dataloader"])), by_calls=False)
     assert len(advice) == 1
     assert "compression saves nothing" in str(advice[0])

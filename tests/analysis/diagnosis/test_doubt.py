@@ -23,7 +23,8 @@ EVEN = (100.0,) * 6
 
 
 class Replay:
-    """Replace the what-if simulation: steps of 100 ms, recorded as 120, and steps after edits at higher overhead."""
+    """Replace the what-if simulation by steps of 100 ms (recorded: 120 ms), and steps after edits at higher
+    overhead."""
 
     corrected_ms = 100.0
     simulated_ms = 120.0
@@ -175,7 +176,7 @@ ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 4
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
 def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) -> None:
-    """Profiler overhead is 20 ms per step."""
+    """Profiler overhead takes 20 ms per step, and more on the slower host if its overhead per event is higher."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
     assert bool(found) == doubted
@@ -189,10 +190,11 @@ def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) 
 @pytest.mark.parametrize(
     ("late", "doubted"),
     [
-        # The usual host takes 41 ms for 400 events per step, 0.1025 ms per event: 5 ms are 48.8 events.
+        # The usual host takes 0.1025 ms per event (41 ms for 400 events). Half of the savings, 5 ms, equals 48.8
+        # events.
         (([48, 48], [448, 448]), True),
         (([48, 48], [449, 449]), False),
-        # A host that takes half as long again probably lost its CPU core.
+        # A host that takes 1.5 times as long as the usual host probably lost its CPU core.
         (([61.4, 61.4], [400, 400]), True),
         (([61.6, 61.6], [400, 400]), False),
         (([20, 20], [10, 10]), True),
@@ -209,7 +211,7 @@ def test_host_with_more_events_or_a_lost_core_is_not_doubted(
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
 def test_events_and_times_are_per_step(events: float, *, doubted: bool) -> None:
-    """41 ms and 2 events per step are 20.5 ms per event, so half of the savings, 9.5 ms, is 0.46 events."""
+    """The usual host takes 20.5 ms per event (41 ms for 2 events). Half of the savings, 9.5 ms, equals 0.46 events."""
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
@@ -223,7 +225,7 @@ def test_hosts_without_events_have_no_time_per_event() -> None:
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
 def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *, doubted: bool) -> None:
-    """The difference must be at least half of the finding's 10 ms."""
+    """Hosts differ if one takes longer than the others by half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
@@ -232,7 +234,7 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
     found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
     assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
     assert bool(found) == doubted
-    # The savings are unknown.
+    # The savings of this finding are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 

@@ -145,8 +145,8 @@ def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
 
 
 def case(attribution: Any, **timeline: Any) -> Case:
-    # Type: ignore[arg-type]  # fakes of both.
-    return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)
+    fake: Any = SimpleNamespace(**timeline)
+    return Case(timeline=fake, attribution=attribution)
 
 
 def test_step_of_a_case_is_the_mean_or_the_slowest_device() -> None:
@@ -165,7 +165,9 @@ def test_exposed_time_of_a_rank_is_from_its_slowest_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """Make a device's collectives: (instance, ranks in its group or 0, last arrival or -1, end); each starts at 10."""
+    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end).
+
+    Every collective starts at 10 ns."""
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(

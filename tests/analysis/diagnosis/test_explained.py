@@ -34,7 +34,7 @@ def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
 
 
 class Job:
-    """Replace the what-if simulation: a scenario is a set of removed causes, and a step takes at least `least` ms."""
+    """Replace the what-if simulation. A scenario is a set of removed causes, and a step takes at least `least` ms."""
 
     corrected: Gone = frozenset()
     recorded: Gone = frozenset({"measured"})
@@ -159,7 +159,7 @@ def test_device_bucket_is_explained_by_its_effect_on_the_recorded_step(
 def test_bucket_hidden_behind_findings_is_explained_by_them(
     monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool
 ) -> None:
-    """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
+    """Without the bucket a step takes `least` ms, so removing the bucket saves half of the bucket or less."""
     job = Job(least, other=80, bucket=20)
     found = explanation_of(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
     assert found is not None

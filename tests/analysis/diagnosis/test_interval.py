@@ -193,7 +193,7 @@ def test_hosts_without_events_have_the_estimated_overhead() -> None:
 
 
 def test_untraced_communication_time_scales_with_host_work() -> None:
-    """The profiler takes half of the 100 ms, so it may also take 5 ms per step of 20 ms communication in two steps."""
+    """The profiler takes half of the step, so it may take half of the 10 ms of communication per step too."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
     assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
     seen = track(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
@@ -208,14 +208,14 @@ def test_untraced_communication_time_scales_with_host_work() -> None:
 
 
 def test_slow_calls_scale_with_host_work() -> None:
-    # The profiler takes 45 of the 90 ms that are not slow calls.
+    # The profiler takes 45 ms, which is half of the 90 ms outside of slow calls.
     assert Job(profiler=45, slow=[10, 0]).interval() == around(2.5, 0)
     assert Job(profiler=45, slow=[10, 0], dear=98).interval() == around(4.5, 0)
-    # The process with the longest slow calls counts; a call is at most as long as the host was busy.
+    # The process with the longest slow calls counts. Slow calls take at most as long as the host was busy.
     assert Job(profiler=25, slow=[10, 40], process=[0, 1]).interval() == around(10, 0)
     assert Job(profiler=30, slow=[80, 0]).interval() == around(20, 0)
     assert Job(profiler=45, slow=[10, 0], of_steps=0).interval() == around(5, 0)
-    # The result is at most the whole time.
+    # The overhead is at most the whole time.
     assert Job(profiler=400, slow=[10, 0]).interval() == around(5, 0)
 
 
@@ -224,7 +224,7 @@ def test_slow_calls_scale_with_host_work() -> None:
     [
         ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
         ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
-        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # three steps give a less certain estimate
+        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # with three steps the estimate is less certain
         ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # the drift is at most a factor of e
     ],
 )

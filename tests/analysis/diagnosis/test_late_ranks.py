@@ -51,7 +51,11 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause, given the savings of each component, of all but the largest (`others`), and of a slow host."""
+    """Return the cause of lateness, given the savings (ms) of removing each component.
+
+    `others` are the savings of all components but the largest, and `throughout` the savings of a host that is slow in
+    the whole step.
+    """
     best = max(alone, key=lambda part: alone[part])
 
     def gained(parts: frozenset[str]) -> float:
@@ -104,7 +108,7 @@ def test_slow_host_is_the_cause_if_its_components_together_save_half(monkeypatch
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """The ranks are late in turns: by 2 ms each time, which is 1 ms in the mean."""
+    """The ranks are late in turn by 2 ms, which is 1 ms per rank in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis, Finding
 
-#: A checkpoint after the update: copies to the host, waits for them, and Python code between them.
+#: A checkpoint after the update has copies to the host, waits for these copies, and Python code in between.
 SAVING = (read_back(2, megabytes=40), silence(6), read_back(2, megabytes=40), silence(6))
 
 
-#: The model's work in a step ends with a range.
+#: A range separates the model's work from the rest of the step.
 MODEL = (kernels(10), update(1), collection(0.01))
 
 

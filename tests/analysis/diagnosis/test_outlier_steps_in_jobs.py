@@ -78,7 +78,8 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
 
 
 def test_usual_step_is_the_median_of_the_others() -> None:
-    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For 10, 20 and 23 ms it is 15 ms.
+    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For steps of 10, 20 and 23 ms the usual
+    # step is 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (

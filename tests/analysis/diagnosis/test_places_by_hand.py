@@ -138,8 +138,7 @@ def test_slow_calls_are_few_if_two_names_have_half_of_their_time(
 ) -> None:
     slow = {"a": (3.0, 1.0), "b": (1.0, 1.0), "c": (rest, 1.0), "d": (2.0, 1.0)}
     monkeypatch.setattr(places, "slow_operators", lambda *_: slow)
-    # Type: ignore[arg-type]  # the case is not read.
-    assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})
+    assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # unused
 
 
 def test_each_process_of_the_ranks_counts_once() -> None:

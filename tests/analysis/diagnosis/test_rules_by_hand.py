@@ -125,8 +125,9 @@ def test_mostly_marked_input_has_the_cause_loader(marked: float, *, known: bool)
 
 
 def test_blocking_calls_are_counted_by_outermost_operator() -> None:
-    """Rank 0 reads twice in `outer`, and rank 1 once outside; an operator of a different thread contains none of
-    them."""
+    """Rank 0 reads twice inside the operator `outer`, and rank 1 reads once outside of operators.
+
+    An operator of a different thread contains none of these reads."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -314,7 +315,9 @@ def test_functions_slower_on_late_ranks_are_named() -> None:
 
 
 def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, world: int = 4) -> Any:
-    """Return the largest of the collectives (operation, bytes, ns of each from the last arrival; -1 if unknown)."""
+    """Return the largest of these kinds of collectives.
+
+    A kind is (operation, bytes, transfer time of each collective in ns or -1 if unknown)."""
     times = [(index, ns) for index, (_, _, each) in enumerate(kinds) for ns in each]
     arrival = np.array([UNKNOWN if ns < 0 else 50 for _, ns in times])
     table = SimpleNamespace(

@@ -71,7 +71,7 @@ def test_nothing_saves_more_than_the_recorded_step_if_the_simulated_step_is_long
 
 
 def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> None:
-    """The recording says that input takes 95 ms; the simulated step is a fifth longer than the recorded step."""
+    """Input takes 95 ms of the recorded step, but the simulated step is longer than the recorded step."""
     timeline = build_timeline([late_input()])
     case = Case(timeline=timeline, attribution=attribute(timeline))
     free = case.what_if

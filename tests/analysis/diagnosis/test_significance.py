@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: Number of random jobs.
 JOBS = 20
-#: 100 kernels take 10 ms and their launches 11 ms, so the host sets the pace by a tenth.
+#: 100 kernels take 10 ms and their launches 11 ms, so the host needs a tenth more time and sets the pace.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 

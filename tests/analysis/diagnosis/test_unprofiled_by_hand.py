@@ -122,7 +122,7 @@ def test_input_above_most_ranks_is_the_excess_over_the_usual_wait() -> None:
     assert input_ms_above_most(steady) == {0: 0, 1: pytest.approx(2.5), 2: 0, 3: 0}
     # The ranks take turns in waiting longer, so that the difference may be chance.
     assert input_ms_above_most(fetched((0, 9, 0, 9, 0, 9), (9, 0, 9, 0, 9, 1))) == {0: 0, 1: 0}
-    # A rank counts as waiting for input from 5 % of the slowest rank's 11 ms on: 0.55 ms, but not 0.54 ms.
+    # A rank waits for input if its wait is at least 5 % of the slowest rank's step of 11 ms: 0.55 ms, but not 0.54 ms.
     assert input_ms_above_most(fetched((0.55,) * 4, (9,) * 4)) == {0: 0, 1: pytest.approx(8.45)}
     assert input_ms_above_most(fetched((0.54,) * 4, (9,) * 4)) is None
 
@@ -169,7 +169,7 @@ def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # Every rank of the run must have been timed, and a single rank has no peers.
+    # There is no result unless every rank was timed, nor for a single rank, which has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6
@@ -188,7 +188,7 @@ def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None
 
 
 def leads(*ahead: str) -> RunRecord:
-    """Return a run with a letter per step and host: `a` if it is 2.5 ms ahead of its device, `b` if 2.4 ms."""
+    """Return a run with a letter per step and host: `a` for a lead of 2.5 ms over the device, `b` for 2.4 ms."""
     return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if one == "a" else 2.4 for one in of)) for of in ahead))
 
 

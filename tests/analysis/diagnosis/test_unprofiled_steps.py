@@ -37,7 +37,7 @@ STEPS = 40
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
     """Return the job with unprofiled steps that spend this share of a recorded step more in fetching, by rank.
 
-    The host runs ahead of its device by `lead` of a recorded step, and fetches for that much longer.
+    The lead of the host is the share `lead` of a recorded step, and the host also fetches for this additional time.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
@@ -275,7 +275,7 @@ ONE_SLOWED = Job(
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
 def test_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(lead_ms: float | None, each: bool) -> None:
-    """A host sets no pace if it runs ahead by more than half of the step: 13 of 26.4 ms are less."""
+    """A host that runs ahead by more than half of the step (13.2 of 26.4 ms) does not set the pace."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
@@ -411,7 +411,7 @@ def test_no_rank_is_reported_as_awaited_if_a_rank_has_no_host_lead() -> None:
 
 
 def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
-    """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
+    """Both hosts took equally long for an unprofiled step, because one host waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
     told, untold = (findings_of(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))

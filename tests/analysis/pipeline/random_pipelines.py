@@ -240,7 +240,7 @@ class _Column:
         return {(stage, self.data_rank): ends[stage][-1] for stage in range(self.pipeline.stages)}
 
     def _execute(self, stage: int, number: int, ends: list[float]) -> bool:
-        """Execute a computation if its input was sent; record it, its receive, and the send at the other end."""
+        """Execute and record a computation if its input was sent, with its receive and the send at the other end."""
         kind, chunk, microbatch = self.programs[stage][number]
         backward = int(kind == BACKWARD)
         source_chunk = chunk + (1 if backward else -1)

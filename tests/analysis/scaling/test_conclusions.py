@@ -169,7 +169,7 @@ def test_forecast_within_the_machine() -> None:
 
 
 def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
-    # 100 MB over 10 GB/s take 20 ms between many machines, which backward can hide entirely.
+    # Between many machines 100 MB take 20 ms over 10 GB/s. Backward can hide this time entirely.
     found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
     assert found is not None
     last = found.forecasts[-1]
@@ -228,7 +228,7 @@ def test_odd_gpu_is_named_instead_of_its_pair() -> None:
         links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
     )
     pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
-    # The pair with the slow GPU is compared with its two GPUs measured alone, because the faster one waits.
+    # The pair with the slow GPU is compared with its two GPUs alone, because the faster GPU of the pair waits.
     assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
     assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]

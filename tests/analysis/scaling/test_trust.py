@@ -89,7 +89,7 @@ def started(devices: int, *steps_ms: float, **given: object) -> PointRecord:
 
 
 def test_intervals_cover_the_scatter_of_starts() -> None:
-    """Two starts differ by 1 % on average, and each is known to 1 %."""
+    """Two starts differ by 1 % on average, and the step time of each start is known to 1 %."""
     points = [started(n, 30.0 * n, 30.0 * n * (1 + apart)) for n, apart in ((1, 0.01), (2, -0.01), (4, 0.012))]
     for point in with_scatter(points):
         rates = [start.samples_per_s for start in point.starts]

@@ -90,7 +90,7 @@ def test_captures_with_different_start_and_end(
     of_a = np.arange(min(cut[0], most), count - min(cut[1], most))
     of_b = np.arange(min(cut[2], most), count - min(cut[3], most))
     found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
-    # A few equal collectives may match in several ways if the clocks differ; the result must then be ambiguous.
+    # If the clocks differ, a few equal collectives may match in several ways, and the result must be ambiguous.
     if abs(offset) < NS_PER_MS or not found.ambiguous:
         check_pairing(found, of_a, of_b, at_least=0.99)
         assert abs(found.offset_ns - offset) <= JITTER_NS
@@ -204,7 +204,7 @@ def test_rank_without_symmetric_collectives_matches_nothing(comparable: bool) ->
 @given(seed=st.integers(0, 2**32))
 @examples(50)
 def test_unrelated_collectives_give_no_clock_offset(seed: int) -> None:
-    """Groups with the same name but different collectives end at unrelated times, which must not give an offset."""
+    """Two groups with the same name have different collectives, whose unrelated ends must not give a clock offset."""
     noise = np.random.default_rng(seed)
     count = 40
     one, other = (
@@ -226,7 +226,7 @@ def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
-    # Next to each collective of one rank, the other rank has one of a different size that ends in the same nanosecond.
+    # For each collective of one rank, the other rank has a collective of a different size with the same end.
     beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),

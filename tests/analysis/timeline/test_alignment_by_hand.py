@@ -85,7 +85,7 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
     assert near(seen([0, 1000], rooted=[0, 1]), seen([0, 1000])) == near(seen([0]), seen([0], rooted=[0])) == []
-    # The other signature's ends are far before the first and after the last, and must not count as neighbours.
+    # The ends of the other signature are far away, and must not count as neighbours.
     ends = [-5_000, 0, 1000, 2000, 7_000]
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen(ends, of=[3, 1, 2, 3, 1])) == [(0, 1), (1, 2), (2, 3)]
 
@@ -321,7 +321,7 @@ def test_overlap_is_used_if_it_matches_more() -> None:
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0
-    # Without overlap the collectives are unrelated, and only the matching ones count.
+    # Collectives without overlap are unrelated, and only the collectives with matching ends count.
     ends = shifted(8, 12, bend=400)
     assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8
 

@@ -57,7 +57,7 @@ def test_all_ranks_wait_for_the_last_arrival(clocks_ns: list[int] | None) -> Non
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """There are two groups of two ranks; the clock of rank 3 is 4 ms ahead, which only rank 2's collectives show."""
+    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead; only collectives with rank 2 show this."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -114,7 +114,7 @@ def test_several_groups_of_one_process_are_matched_separately() -> None:
 
 
 def test_root_of_a_broadcast_may_leave_early() -> None:
-    """The root does not wait for other ranks; they wait for a late root."""
+    """The root does not wait for other ranks, but other ranks wait for a late root."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -191,7 +191,7 @@ def test_clocks_of_unknown_origin_are_aligned() -> None:
 
 
 def test_gloo_order_differs_between_worker_threads() -> None:
-    """Two threads run the collectives in either order."""
+    """Two threads run the collectives, in a different order on each rank."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)

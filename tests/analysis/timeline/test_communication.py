@@ -151,7 +151,7 @@ def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
         kernel("gemm", 2210, 100, 2),
     )
     (spans,) = found.tracks[0].communication.values()
-    # The replica's thread was busy from 2000 to 2202, including the pause between its two launches.
+    # The replica's thread is busy from 2000 to 2202 µs, including the pause between its two launches.
     assert (spans.start[:2] / 1e3).tolist() == [100, 2202]
     assert (spans.end[:2] / 1e3).tolist() == [2000, 5100]
 

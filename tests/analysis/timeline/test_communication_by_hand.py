@@ -29,7 +29,7 @@ def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
 
 
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
-    """Build a step of 5 ms: work until `begin`, communication on thread 9 from 100 to 600, then an update."""
+    """Build a step of 5 ms: work until `begin` µs, communication on thread 9 from 100 to 600 µs, then an update."""
     first, last = ranges.get("range", (100, 600))
     trace = (
         TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, COMMUNICATION).by(TRAINING)

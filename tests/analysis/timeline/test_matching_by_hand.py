@@ -51,7 +51,7 @@ def track(
 
 
 def entering(before: float, *, ends: Sequence[float] = ENDS, ahead: float = 0) -> list[Call]:
-    """Make collectives that start this long before their ends, on a clock that is ahead."""
+    """Make collectives that start `before` µs before their ends, on a clock that is `ahead` µs ahead."""
     return [(end - before + ahead, end + ahead) for end in ends]
 
 
@@ -132,7 +132,7 @@ def test_groups_of_one_and_sends_do_not_wait() -> None:
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves each all-reduce at 500; the other rank arrives at that time, or a µs later."""
+    """The root leaves each all-reduce at 500 µs. The other rank arrives at the same time, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
         tracks = []
         for rank in range(2):
@@ -163,7 +163,7 @@ def test_clock_moves_only_by_more_than_the_spread_of_ends() -> None:
     assert (offsets, found.offset_ns, found.residual_ns) == ([0, -5000], -5_000_000, 0)
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
     assert (offsets, found.residual_ns) == ([0, -101], 0)
-    # A difference too small to move a clock becomes a residual.
+    # If the difference is too small to move a clock, it becomes the residual.
     offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=-100)))
     assert (offsets, found.residual_ns) == ([0, 0], 100_000)
 

@@ -121,7 +121,7 @@ def view_of(*traces: Trace) -> StepView:
 
 
 def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
-    """Return (name, start and length in µs, colour, depth) of all spans of these rows."""
+    """Return (name, start in µs, length in µs, colour, depth) of all spans of these rows."""
     return [
         (view.names[name], start // 1000, length // 1000, colour, depth)
         for track in view.ranks[rank].tracks

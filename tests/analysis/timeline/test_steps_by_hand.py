@@ -21,8 +21,10 @@ from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Return the steps found in launches of kernels with these names, one per 10 ns, from row 5 on; seven on thread
-    3."""
+    """Return the steps found in launches of kernels with these names, one launch per 10 ns.
+
+    The launches have the rows from 5 on, and seven successive launches are on one thread.
+    """
     count = len(launched)
     events: Any = SimpleNamespace(
         start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
@@ -42,7 +44,7 @@ def starts(launched: str) -> list[int] | None:
         ("xyabcabcabc", [2, 5, 8]),
         ("abxyzxyzxyz", [2, 5, 8]),
         ("ab" * 3, [0, 2, 4]),
-        ("ab" * 2 + "a", None),  # fewer than six launches
+        ("ab" * 2 + "a", None),  # fewer than six launches are no pattern
         ("abcd" * 2, None),  # two repetitions are no pattern
         ("aaaaaaaa", None),  # a name that never changes is no pattern
         ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
@@ -95,7 +97,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
     assert cut([1, 2], [3, 4]) == [([10, 20, 30], [1, 2]), ([30, 40, 50], [3, 4])]
     assert cut([1, 2], [], [1]) == [([10, 20, 30], [1, 2]), ([], []), ([10, 20], [1])]
     assert cut([1, 2]) == [([10, 20, 30], [1, 2])]
-    # A track that skips the others' steps is unchanged, and so are the others.
+    # If a track lacks the steps of the other tracks, all tracks stay unchanged.
     assert cut([1, 9], [2, 3, 4]) == [([10, 90, 100], [1, 9]), ([20, 30, 40, 50], [2, 3, 4])]
 
 

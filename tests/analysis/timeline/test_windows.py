@@ -198,7 +198,7 @@ def test_steps_of_very_different_length_keep_their_length() -> None:
 
 
 def test_step_without_launches_gives_its_time_to_the_previous_step() -> None:
-    """An evaluation step on the host is in the middle."""
+    """The step in the middle evaluates on the host and launches nothing."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step)
@@ -224,7 +224,7 @@ def test_marks_without_numbers_get_counts() -> None:
 
 def test_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
-    trace.step(400, mark=None).copy(-250, -240, launch=1)  # launched in step 4, ran during step 1
+    trace.step(400, mark=None).copy(-250, -240, launch=1)  # this copy was launched in step 4 and ran during step 1
     track = track_of(trace)
     assert (np.diff(track.bounds) > 0).all()
 
@@ -342,8 +342,8 @@ def test_windows_have_no_gaps_and_no_overlaps(steps: list[tuple[int, int, int]],
 
 
 def test_timeline_work_grows_linearly() -> None:
-    """Four times as many steps take the same work per step. Work is counted in calls of Python and NumPy instead of
-    seconds."""
+    """The work per step is the same for four times as many steps. Work is counted in calls of Python and NumPy instead
+    of seconds."""
     import cProfile
     import pstats
 

@@ -162,7 +162,7 @@ def _drawn(found: Recommendation, width: int = 120) -> str:
 
 
 def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> None:
-    """Two rounds of cpu-reduce, 9.0 and 14.9 ms, leave its mean uncertain; NCCL's scatter is small."""
+    """The mean of cpu-reduce is uncertain after two rounds of 9.0 and 14.9 ms. The rounds of NCCL scatter little."""
     benchmark = _benchmark({ALONE: 10, NCCL: 12.0, GLOO: 14.0, HOST: 12}, noise=0.002)
     found = judge(_with_rounds(benchmark, HOST, (9.0, 14.9)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")
@@ -172,7 +172,7 @@ def test_candidate_with_too_few_rounds_is_not_ranked_and_prevents_a_winner() -> 
 
 
 def test_scattered_usual_strategy_is_preferred_over_an_equally_fast_special_one() -> None:
-    """The step times were measured: 2.11 ms within 5 %, and 2.12 ms within 85 %."""
+    """The mean of one strategy is 2.11 ms ± 5 %, and the mean of the other 2.12 ms ± 85 %."""
     benchmark = _benchmark({ALONE: 1.5, HOST: 2.11, NCCL: 2.12}, noise=0.01)
     found = judge(_with_rounds(benchmark, NCCL, (1.7, 1.6, 4.7, 1.6, 1.7)))
     assert (found.verdict, found.recommended) == ("tie", "nccl")

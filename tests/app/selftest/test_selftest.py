@@ -33,7 +33,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
     cwd = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
     result = gpudiag("selftest", *words, cwd=cwd, **NO_GPU)
-    # The verdicts depend on the load of this machine. The exit code must match them.
+    # The verdicts depend on the load of this machine. The exit code must match the verdicts.
     assert result.returncode == exit_code_of(result.stdout), result.stderr
     return result, cwd
 

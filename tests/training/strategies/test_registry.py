@@ -26,8 +26,7 @@ def test_registry_lists_strategies_in_order() -> None:
 def test_each_strategy_is_documented_in_its_module(name: str) -> None:
     strategy = load_strategy(name, torch.device("cpu"))
     assert isinstance(strategy, PytorchStrategy)
-    # Type: ignore[union-attr]  # every strategy module has a docstring.
-    assert importlib.import_module(strategies()[name].__module__).__doc__.count(f"`{name}`")
+    assert importlib.import_module(strategies()[name].__module__).__doc__.count(f"`{name}`")  # type: ignore[union-attr]
     assert strategies()[name].summary.endswith(".")
 
 

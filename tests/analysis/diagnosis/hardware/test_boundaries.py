@@ -44,7 +44,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of damage of GPU 0, which has the first rate; its siblings have the other rates."""
+    """Return the signs of damage of GPU 0, whose link has the first rate; the other GPUs have the other rates."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))

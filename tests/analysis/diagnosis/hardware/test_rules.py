@@ -125,7 +125,7 @@ def test_wording_shared_by_rules() -> None:
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s, close to the measured 133 ms of exposed communication of a parameter server on x1 risers.
+    # 102.2 MB at 0.7635 GB/s take 134 ms. A parameter server on x1 risers had 133 ms of exposed communication.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 

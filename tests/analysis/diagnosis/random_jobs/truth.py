@@ -17,9 +17,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: the fault, or the cost that every job has.
         code: the code of the finding.
-        causes: texts of which the finding's cause must contain one.
+        causes: the cause of the finding must contain one of these texts.
         ranks: the ranks of the finding; None if they are not compared.
-        late: for jitter, the ranks that were late in an analysed step, which are right too.
+        late: for jitter, the ranks that were late in an analysed step; a finding may name these ranks too.
         gain_ms: the savings of removing only this cause.
         after_waste_ms: the savings after all waste is removed.
         waste: whether the cause can be removed entirely.

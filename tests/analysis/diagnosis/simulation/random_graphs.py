@@ -123,7 +123,7 @@ class BruteForce:
     ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
-        # Costs are indexed by position in the graph, and the job's lists by program order.
+        # Costs are indexed by the position in the graph, and the lists of the job by program order.
         position = {index: at for at, index in enumerate(host)}
         op_position = {index: at for at, index in enumerate(device)}
         self.work = [
@@ -188,7 +188,8 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """Return for each element the previous one with the same key, and for the first the last one."""
+        """Return for each index the previous index with the same key, or the last such index if there is no previous
+        one."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)

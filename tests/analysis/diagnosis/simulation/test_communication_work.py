@@ -87,7 +87,8 @@ def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
 
 
 def test_host_work_inside_communication_ranges_is_communication() -> None:
-    """Nodes end at 0, 100, 200 and 300. Communication calls last from 110 to 130, and a range from 220 to 260."""
+    """Nodes end at 0, 100, 200 and 300 ns. Communication calls last from 110 to 130 ns, and a range from 220 to 260
+    ns."""
     timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
     host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], untraced=[0, 0, 0, 5], row=[NONE] * 4)
     found = part(timeline, host)
@@ -100,7 +101,7 @@ def test_host_work_inside_communication_ranges_is_communication() -> None:
 
 
 def test_communication_of_all_chain_threads_counts() -> None:
-    """Thread 7, which makes the second node's call, communicates from 120 to 180."""
+    """Thread 7, which makes the second node's call, communicates from 120 to 180 ns."""
     timeline = timeline_of(
         (7, 150, 160, Role.LAUNCH), communication={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
     )
@@ -110,7 +111,7 @@ def test_communication_of_all_chain_threads_counts() -> None:
 
 
 def test_other_threads_communicate_while_the_chain_waits() -> None:
-    """Thread 5 communicates from 110 to 180, while thread 1 works until 130 and from 170 on."""
+    """Thread 5 communicates from 110 to 180 ns, while thread 1 works until 130 ns and from 170 ns on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
     host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)
     found = part(timeline, host)
@@ -118,7 +119,7 @@ def test_other_threads_communicate_while_the_chain_waits() -> None:
 
 
 def test_blocked_node_works_until_its_call() -> None:
-    """The node's call begins at 150 (on the common clock), and its thread communicates from 120 on."""
+    """The node's call begins at 150 ns (on the common clock), and its thread communicates from 120 ns on."""
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
@@ -150,7 +151,7 @@ def test_node_may_wait_for_communication(
 
 
 def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
-    """Communication copies data from 100 to 200. Each gap and latency has a usual part, the median, which is not
+    """Communication copies data from 100 to 200 ns. Each gap and latency has a usual part, the median, which is not
     attributed to communication."""
     timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
     device = device_of(
@@ -158,8 +159,8 @@ def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
         op_class=[COMPUTE, COMPUTE, COPY, COMPUTE, COMMUNICATION],
     )  # fmt: skip
     found = part(timeline, host_of(time=[0]), device)
-    # The median of the gaps 40, 80, 50 and 10 is 45. Communication overlaps 30 of the gap of 80, less than the excess
-    # of 35.
+    # The median of the gaps 40, 80, 50 and 10 ns is 45 ns. Communication overlaps 30 ns of the gap of 80 ns, which is
+    # less than the excess of 35 ns.
     assert found.gap.tolist() == [0, 30, 0, 0, 0]
     assert found.latency.tolist() == [0, 0, 0, 0, 0]
     late = device_of(start=[150, 150, 150], gap=[0, 0, 0], latency=[10, 10, 45])

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION, COPY = OpClass
 Collective = tuple[int, int, int, float]
-"""When it began, when the last arrived (UNKNOWN: nobody knows), ended, and its share of the processors."""
+"""Start, last arrival (or UNKNOWN) and end of a collective, and its share of the SMs."""
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Return tracks with a trace each, whose collectives' rows count from 100, and the names of events by row."""
+    """Return a timeline of these tracks, each with a trace; rows of collectives count from 100, and `names` are by
+    row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
@@ -61,7 +62,8 @@ def graph(
 
 
 def test_contention_counts_waiting_and_transferring_collectives() -> None:
-    """The first collective waits from 10 to 20 and transfers to 40; the split of the second is unknown."""
+    """The first collective waits from 10 to 20 ns and transfers until 40 ns. The last arrival of the second is
+    unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
     found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
     assert found.duration.tolist() == [30, 55, 5, 6]

@@ -80,7 +80,7 @@ def job(
 
 
 def apart(**more: Any) -> Any:
-    """Make two ranks; rank 1 has 30 more input wait, 4 untraced time, 5 launch and 7 operator time."""
+    """Make two ranks. Rank 1 has more time (in ns): 30 of input wait, 4 untraced, 5 of launching and 7 in operators."""
     host = host_of(
         process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],
     )  # fmt: skip
@@ -123,7 +123,8 @@ def test_equalized_ranks_need_the_median_of_given_components() -> None:
 
 
 def kernels(**more: Any) -> Any:
-    """Make two ranks: rank 1 computes 5 longer, of which 2 while collectives waited, and copies 4 longer."""
+    """Make two ranks. Rank 1 computes for 5 ns longer, of which 2 ns while collectives waited, and copies for 4 ns
+    longer."""
     device = device_of(
         start=[0, 0, 0, 0], end=[10, 15, 3, 7], op_class=[COMPUTE, COMPUTE, COPY, COPY], track=[0, 1, 0, 1]
     )
@@ -147,7 +148,7 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Make ranks that wait `counts` times for their copy of 5, after a gap of 2."""
+    """Make ranks that wait `counts` times for their copy of 5 ns, after a gap of 2 ns."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -234,7 +235,8 @@ def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
 
 
 def exchanging(**more: Any) -> Any:
-    """Make a kernel lengthened by 3 and 1, a bucket copy of 5, and a collective of 10 with 6 of transfer."""
+    """Make a kernel that is lengthened by 3 and 1 ns, a bucket copy of 5 ns, and a collective of 10 ns with 6 ns of
+    transfer."""
     device = device_of(
         start=[0, 0, 0], end=[20, 5, 10], gap=[4, 2, 3], latency=[7, 5, -2], transfer=[np.nan, np.nan, 6],
         op_class=[COMPUTE, COMPUTE, COMMUNICATION], launch=[0, 1, 2],

@@ -23,7 +23,7 @@ PERIOD = 100_000
 
 
 def two_ranks(recorded_late: int) -> list[TraceBuilder]:
-    """Make 6 steps of 100 ms: 38 ms of compute, then two all-reduces, which take 2 and 60 ms together.
+    """Make 6 steps of 100 ms: 38 ms of compute, and then two all-reduces, the first of 2 ms.
 
     The training thread resumes at the end of the second all-reduce, whose thread records the end `recorded_late` µs
     later."""
@@ -177,7 +177,7 @@ def test_pause_is_a_wait_from_30_microseconds_and_not_across_a_mark() -> None:
     assert pauses(OPERATORS, [(50, 180)], marks=[100]) == []
     assert pauses(OPERATORS, [(50, 180)], marks=[199]) == []
     assert pauses(OPERATORS, []) == []
-    # A wait inside an operator counts too.
+    # A wait inside an operator counts as well.
     assert pauses([(0, 1000)], [(150, 880)], awaited=[(200, 900)]) == [(200, 900, 0)]
 
 
@@ -205,7 +205,7 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
 def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
-    """The other collective ended at the start of the pause."""
+    """The first collective ended at the start of the pause, so the pause waits for the second."""
     assert pauses(OPERATORS, [(50, 100), collective]) == found
 
 
@@ -214,7 +214,7 @@ def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
 )
 def test_time_long_after_the_collective_ended_is_untraced(pause: int, ended: int, until: int) -> None:
-    """Time is untraced after half a millisecond and more than half of the pause."""
+    """Time after the end of the collective is untraced if it is half a millisecond and more than half of the pause."""
     assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
 
 

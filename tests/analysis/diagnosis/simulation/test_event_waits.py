@@ -81,7 +81,8 @@ def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
         7    a1 100 | a2 200 | a3 200 |                    waits for b1
         20   b0 520                      | b1 380          waits for a1
 
-    Without b0, b1 runs from 100 to 480, so a step takes the 500 µs of stream 7. A wait for a3 would make that 880.
+    Without b0, b1 runs from 100 to 480, so a step takes the 500 µs of stream 7. If b1 waited for a3, a step would take
+    880 µs.
     """
     streams.launch(20, 520, "b0")
     streams.launch(7, 100, "a1")

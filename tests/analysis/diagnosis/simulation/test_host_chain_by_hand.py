@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return the kinds of calls with these durations, far apart; calls named `B` and `C` block and others do not."""
+    """Return the kinds of calls with these durations, far apart. Only calls with upper-case names block."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -119,7 +119,7 @@ def test_synchronization_directly_after_a_copy_belongs_to_it(
     rows = np.flatnonzero(events.device == -1)
     found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == kinds
-    # Launches stay launches, whatever event they are nested in.
+    # A launch stays a launch inside any event.
     found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == [NOT, NOT]
 

@@ -38,7 +38,7 @@ def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | No
 def test_lower_median_and_interquartile_range_by_key() -> None:
     found = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
     assert found.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
-    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40; both quartiles of two values are the lower.
+    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40. Of two values, both quartiles are the lower value.
     assert found.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
     assert found.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
     assert groups([], []).median().tolist() == []
@@ -122,7 +122,8 @@ def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(5))
-    # 20 of 200 are removed as contention; on the other track only the share of SMs is known.
+    # On the first track a tenth is removed as contention (20 of 200). On the other track only the share of SMs is
+    # known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
 

@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Four calls in each of 32 sections, the minimum for a comparison.
+#: The minimum number of calls for a comparison: four calls in each of 32 sections.
 CALLS = 128
 
 
@@ -41,7 +41,7 @@ CALLS = 128
     [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
 )
 def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
-    """Calls take 10, 20 and 100 ns for each of their events, not in that order."""
+    """Calls take 20, 10 and 100 ns per event, in an order that differs from their size."""
     takes = [20, 100, 10]
     number = [events[1], events[2], events[0]]
     busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
@@ -97,7 +97,7 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
     graph = graph_of(host, steps=2)
     pace = HostPace(np.ones(4), {0: 1.0, 1: 3.0, 2: 5.0})
     cost = profiler_cost(graph, 1.0, pace)
-    # 3 times 40 ns, distributed over 300 ns of work and 100 ns of untraced time within steps.
+    # The overhead of 3 times 40 ns is distributed over 300 ns of work and 100 ns of untraced time within steps.
     assert cost.busy.tolist() == pytest.approx([10, 30, 30, 30])
     assert cost.untraced.tolist() == pytest.approx([0, 0, 30, 0])
     # Overhead is at most nine tenths of the time.
@@ -180,8 +180,8 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms that shortens by 4 µs per ns of assumed profiler overhead, but not below the
-    device's."""
+    """Fake a host step of 30 ms. It shortens by 4 µs per ns of assumed profiler overhead, but not below the device
+    step."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -259,7 +259,7 @@ def test_fitted_overhead_brings_hosts_to_their_unprofiled_time(host_ms: dict[int
 
 @pytest.mark.parametrize(("device", "cost"), [(19.81, 2500), (19.79, 1250)])
 def test_host_fit_is_rejected_if_the_step_becomes_too_short(device: float, cost: float) -> None:
-    """The fit is rejected if the step is shorter than 20 ms by more than 1 %; the host needs the same time."""
+    """The fit is rejected if it makes the step shorter than 20 ms by more than 1 %."""
 
     class Shorter(FakeWhatIf):
         def at_cost(self, per_event_ns: float) -> FakeWhatIf:
@@ -281,7 +281,7 @@ def test_host_fit_skips_cpu_processes_and_highest_overhead() -> None:
 
 
 def test_host_work_is_limited_throughout_the_step() -> None:
-    """Over two steps process 0 works for 30 and 10 ns, process 1 for 100 and process 3 for 0."""
+    """Over two steps, process 0 works for 30 and 10 ns, process 1 for 100 ns, and process 3 does not work."""
     graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
     busy = np.array([30.0, 10, 100, 0])
     assert limited_to(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]

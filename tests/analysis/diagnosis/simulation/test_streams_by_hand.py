@@ -33,7 +33,7 @@ Op = tuple[float, float, float]
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:
-    """Make ops of these streams, the first ops of the job."""
+    """Make ops of these streams; no ops precede them."""
     ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
@@ -131,7 +131,7 @@ def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Steps 1 to 3 are analysed; ops of steps 0 and 4, and ops with unknown launch before and after, are not."""
+    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4 are not, nor are ops with unknown launch next to these."""
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
