@@ -35,13 +35,13 @@ class Cases:
         return keep
 
     def differ(self, name: str) -> bool:
-        """Return True if the outcome below the threshold differs from that above it."""
+        """Return True if the outcomes below and above the threshold differ."""
         function, below, above = self.known[name]
         return bool(function(below) != function(above))
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Return by threshold name the text of its definition in a module."""
+    """Return the source text of each threshold's definition in a module, by threshold."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     found = {}
     for one, after in zip(body, [*body[1:], None], strict=True):

@@ -63,7 +63,7 @@ def endless() -> None:
 
 
 def changeable(*, fused: bool = False) -> None:
-    """Train steps of 12 ms, or with the change `fused` of 4 ms."""
+    """Train with steps of 12 ms, or of 4 ms with the change `fused`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(64, 64))

@@ -57,7 +57,8 @@ def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
 
 
 def reachable(paths: Collection[Path]) -> list[str]:
-    """Return the files that open for reading or writing, the sockets that connect, and the directories that list."""
+    """Return the files that can be opened, the sockets that accept a connection, and the directories that can be
+    listed."""
     return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
 
 
@@ -65,7 +66,8 @@ def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch creates this directory, with or without gpudiag. Other users can list it but cannot write to it.
+    # PyTorch creates this directory, with or without gpudiag. Other users can list this directory but cannot write to
+    # it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)
@@ -104,7 +106,7 @@ def temporary() -> Iterator[Path]:
 
 
 def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
-    """Check that each attempt succeeds on an open target, because otherwise its failure proves nothing."""
+    """Each attempt succeeds on an open target. Otherwise a failure of the attempt would prove nothing."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

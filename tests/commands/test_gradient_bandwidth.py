@@ -46,7 +46,8 @@ def _buckets() -> ModelBuckets:
 
 
 def test_step_time_sums_interpolated_buckets() -> None:
-    """Interpolate between measured sizes, and extrapolate in proportion: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
+    """Times are interpolated between measured sizes and extrapolated in proportion: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2
+    ms."""
     found = _buckets()
     assert found.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
     assert found.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))

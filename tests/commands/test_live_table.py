@@ -120,7 +120,7 @@ def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
         "16",
         "--prefetch",
     )
-    # Several seconds of steps, because a table is drawn four times per second.
+    # The run has several seconds of steps, because a table is drawn four times per second.
     short = ("--devices", "1", "--steps", "600", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
     code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown

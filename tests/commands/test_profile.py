@@ -1,4 +1,4 @@
-"""Test `gpudiag profile` with real processes and gloo, and every way to end them."""
+"""Test `gpudiag profile` with real processes and gloo, and every way in which a run ends."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def gone(run_dir: Path, seconds: float = SECONDS) -> bool:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Start an endless run with DataLoader workers, and wait for timed steps on both ranks."""
+    """Start an endless run with DataLoader workers, and wait for unprofiled steps on both ranks."""
     run_dir = tmp_path / "run"
     program = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", f"{OWN}:endless", "--output", str(run_dir)],
@@ -79,7 +79,7 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
-    # gpudiag, its guard, torchrun, and two training processes with one DataLoader worker each.
+    # The processes are gpudiag, its guard, torchrun, and two training processes with one DataLoader worker each.
     assert len(processes_of(run_dir)) >= 7
     addresses = listeners(program.pid)
     assert addresses
@@ -242,7 +242,7 @@ def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str],
     program.kill()
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
-    # If the DataLoader worker of a rank ends first, the rank may report that before it is ended.
+    # If the DataLoader worker of a rank ends first, the rank may report the worker's end before the rank itself ends.
     ends = ("the run did not finish", "Ended: by the launcher", "RuntimeError: DataLoader worker")
     assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []

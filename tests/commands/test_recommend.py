@@ -164,7 +164,7 @@ def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     assert result.returncode == 4
 
 
-#: The command with a budget that is already spent; the option itself requires 20 s or more.
+#: The command with a spent budget, which the option does not allow, because it requires 20 s or more.
 AT_ONCE = """
 import sys
 import msgspec

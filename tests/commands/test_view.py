@@ -64,7 +64,7 @@ def trace_viewer(page: Page, url: str) -> Frame:
         for frame in page.frames:
             if "trace_viewer_index" in frame.url and frame.get_by_text("gpudiag steps").count():
                 before, drawn = drawn, frame.get_by_text("gpudiag").count()
-                if drawn == before:  # wait for every rank's track
+                if drawn == before:  # the viewer has drawn the tracks of all ranks
                     return frame
         page.wait_for_timeout(500)
     raise AssertionError("the trace viewer drew nothing")
@@ -100,7 +100,7 @@ JOBS = ("clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "gloo_dataloader")
 
 
 def table(url: str, run: str, tool: str) -> Any:
-    """Return the plugin's table of this tool; for the overview, the table of steps."""
+    """Return the plugin's table of this tool. The overview has several tables, of which this is the table of steps."""
     data = fetched(f"{url}data/plugin/profile/data?run={quote(run)}&tag={tool}&host=gpudiag")
     return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU and nvidia-smi"),
 ]
 
-#: nvidia-smi's name of a property, and gpudiag's name.
+#: nvidia-smi's name of each property, and gpudiag's name.
 SAME: dict[str, Callable[[Gpu], Any]] = {
     "name": lambda gpu: gpu.name,
     "uuid": lambda gpu: gpu.uuid,
@@ -155,7 +155,7 @@ def test_missing_properties_have_a_reason(facts: Facts) -> None:
 
 
 def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    gpudiag("topology", "--json")  # fills the file cache
+    gpudiag("topology", "--json")  # fill the file cache
     seconds = []
     for _ in range(3):
         began = time.perf_counter()

@@ -34,8 +34,8 @@ class FakeNvml:
 
     Args:
         facts: the machine. A value that is None is refused with NOT_SUPPORTED.
-        refuse: return codes by function name, or by (function name, GPU index), to refuse calls with.
-        missing: functions that this version of the binding does not have at all.
+        refuse: return codes of calls that are refused, by function name or by (function name, GPU index).
+        missing: functions that this version of the binding lacks.
         p2p_status: status by pair for links without peer access; 2 (GPU not supported) if left out.
     """
 

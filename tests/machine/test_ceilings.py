@@ -14,7 +14,7 @@ from gpudiag.model.facts import Clock, Gpu, Link, NvLink, PcieLink
     [(1, 1, 0.250), (2, 4, 2.000), (3, 1, 0.985), (3, 16, 15.754), (4, 16, 31.508), (5, 8, 31.508), (5, 16, 63.015)],
 )
 def test_pcie_is_the_published_rate_less_packet_overhead(generation: int, width: int, raw: float) -> None:
-    # 256 bytes of data need 24 bytes of overhead as a write, and 20 as a completion.
+    # For 256 bytes of data, a write has 24 bytes of overhead, and a completion has 20.
     there = ceilings.pcie_gb_per_s(generation, width, "host_to_device")
     back = ceilings.pcie_gb_per_s(generation, width, "device_to_host")
     assert there == pytest.approx(raw * 256 / 276, rel=1e-3)

@@ -11,7 +11,7 @@ from gpudiag.model.facts import Collective
 
 SIZES = [float(1 << power) for power in range(10, 30)]
 latencies = st.floats(0.5, 5000)
-per_byte = st.floats(1e-6, 1e-1)  # in µs per byte: 1 TB/s down to 10 MB/s
+per_byte = st.floats(1e-6, 1e-1)  # µs per byte, from 1 TB/s down to 10 MB/s
 
 
 @given(latencies, per_byte)

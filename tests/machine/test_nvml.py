@@ -61,7 +61,7 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: NVML function → field that it fills and under which its error is recorded.
+#: Field of the inventory that each NVML function fills. An error of the function is recorded under this field.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",

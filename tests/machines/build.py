@@ -116,7 +116,7 @@ def measured(data: Path, machine: str) -> dict[str, Any]:
     }
     kinds = topology(data, machine)
     links = tuple(
-        # Before driver 390 nvidia-smi wrote SOC for what it now calls SYS.
+        # Before driver 390 nvidia-smi wrote SOC instead of SYS.
         Link(a=a, b=b, kind=kind.replace("SOC", "SYS"), peer_access=can.get((a, b)))
         for (a, b), kind in sorted(kinds.items())
     )

@@ -24,7 +24,7 @@ RUN = RunRecord(
     steps_found=StepsFound(by="optimizer", optimizer="Adam", optimizers=1, calls_per_step=1.0),
 )  # fmt: skip
 
-#: Reads a run record from standard input without msgspec, changes a rank, and writes it again.
+#: This program reads a run record from standard input without msgspec, changes a rank, and writes the record again.
 WITHOUT_MSGSPEC = """
 import sys
 class NoMsgspec:

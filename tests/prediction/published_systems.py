@@ -1,7 +1,7 @@
 """Describe published systems for the predictor: their models' tensors, and the strategy of each row.
 
-Everything else is the released predictor: `predict` with the strategies of `gpudiag/training/strategies/tensorflow1.py`
-on facts of the machine, and the verdict of `recommend --predict-only`.
+The rest of the prediction is the released predictor: `predict` with the strategies of
+`gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MACHINES = {
     "DGX-1 (8x P100)": "dgx-1",
     "AWS p3.16xlarge (8x V100)": "gcp-8x-v100",
 }
-#: A measured lead below this is a tie.
+#: A measured lead below this percentage is a tie.
 TIE = 0.02
 
 
@@ -73,7 +73,7 @@ TENSORS: dict[str, list[int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One published run, as its row describes it."""
+    """A published run, as described by its row."""
 
     system: str
     machine: str

@@ -107,7 +107,8 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """If communication is spread over backward, compute hides it. If all of it precedes compute, it is exposed."""
+    """If communication is spread over backward, compute hides it. If all communication precedes compute, it is
+    exposed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
@@ -163,7 +164,7 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """On a DGX-1 every GPU has direct links to four of the other seven. NCCL uses rings of neighbours there."""
+    """On a DGX-1 every GPU has direct links to four of the other seven. On a DGX-1 NCCL uses rings of neighbours."""
     for devices in (4, 8):
         found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in found["nccl"].reason

@@ -292,7 +292,8 @@ def test_rates_count_only_while_all_flows_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_stopwatch")
 
-    # One flow takes 1 s per copy. The other takes 2 s for its first copy, and 1 s for the second, which runs alone.
+    # The first flow takes 1 s per copy. The second flow takes 2 s for its first copy, and 1 s for its second copy,
+    # which runs alone.
     assert shared.rates_while_all_run([[0, 1, 2], [0, 2, 3]], 10) == [10.0, 5.0]
     rows = iter([[100.0], [10.0], [10.0], [10.0], [10.0], [99.0]])
     settled = shared.repeat_until_settled(lambda: next(rows), least=4, most=9)

@@ -73,7 +73,7 @@ def _placed(host_event: dict[str, Any], begin: float, slower: float) -> dict[str
     return {"ts": begin + host_event["ts"] * slower, "dur": host_event["dur"] * slower}
 
 
-#: Name, launch time, launching thread, duration.
+#: # (name, launch time, launching thread, duration) of each kernel.
 _KERNELS = (
     ("gemm_a", 40, MAIN, 100),
     ("add", 90, MAIN, 10),
@@ -90,7 +90,7 @@ _KERNELS = (
 
 
 def _host(first: int) -> Iterator[dict[str, Any]]:
-    """Return marks and operators of a step whose first autograd node has this number."""
+    """Return the marks and operators of a step, whose first autograd node has the number `first`."""
     yield mark("", "Net", 10, 150)
     yield mark("a", "Linear", 20, 60)
     yield operator("aten::linear", 22, 50, first)

@@ -84,7 +84,7 @@ def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
 
 
 def assert_nested(trace: Trace) -> None:
-    """Assert that operators are inside their step and inside `model`, and that none overlaps another partly."""
+    """Assert that operators are inside their step and inside `model`, and that no two operators overlap partly."""
     events = trace.events
     marks = trace.step_marks[0].row
     spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]

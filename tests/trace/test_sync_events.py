@@ -65,7 +65,7 @@ def test_invalid_numbers_are_unknown(tmp_path: Path, argument: str, number: Any)
 
 
 def test_correlation_without_recording_call_is_unknown(tmp_path: Path) -> None:
-    launched = 1  # the call that launched "a"
+    launched = 1  # the correlation of the call that launched "a"
     for record in (launched, 777):
         assert waits(read_one(tmp_path, recorded_wait({RECORD: record})))[0][2] is None
 

@@ -78,7 +78,7 @@ def _slim(event: Event) -> Event:
 
 
 def _without_nested(events: list[Event]) -> list[Event]:
-    """Remove operators nested in operators of the same thread, and calls that neither launch work nor wait for it."""
+    """Remove operators nested in operators of the same thread, and calls that neither launch nor await device work."""
     launching = {
         event["args"]["correlation"] for event in events if event["cat"].lower() in _DEVICE_WORK and event.get("args")
     }

@@ -277,7 +277,8 @@ def own_profiler(steps: int) -> None:
 
 
 def drift(steps: int) -> None:
-    """Train ranks that do not communicate, one ten times as fast; with GROUP they still have a process group."""
+    """Train ranks that do not communicate, of which one is ten times as fast. With GROUP the ranks have a process
+    group."""
     if os.environ.get("GROUP"):
         dist.init_process_group("gloo")
     begun_s = time.monotonic()

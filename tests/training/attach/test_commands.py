@@ -19,7 +19,8 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Single-process tests may run at the same time as multi-process tests, on one worker, which computes `losses` once.
+#: Single-process tests run on one worker, which computes `losses` once. They may run at the same time as multi-process
+#: tests.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -31,7 +32,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """Return each kind's output, from one process that prints an empty line after each."""
+    """Return the output of each kind of script, from one process that runs all kinds."""
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)

@@ -126,7 +126,7 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would end long before the slow rank reaches the same step, so it waits for at most 2 s.
+    """The fast rank would end long before the slow rank reaches the same step, so the fast rank waits for at most 2 s.
 
     On a busy machine the ranks of a group check the store only every 512 steps, because a check may take as long as a
     step.
@@ -210,7 +210,7 @@ def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess
 
 
 def _take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore them by default
+    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore these signals by default
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -330,7 +330,8 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
-    """Files cannot grow, either from the start or when a trace is written. The output goes to pipes."""
+    """Files cannot grow, either from the start or when a trace is written. Standard output and standard error are
+    pipes, which have no limit."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(

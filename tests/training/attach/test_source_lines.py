@@ -12,8 +12,8 @@ from tests.training.attach.attached import Attach
 
 pytestmark = pytest.mark.processes
 
-#: This program trains with one fault, on the line that ends with the fault's name. `main` is the loop; the other
-#: functions are called by it.
+#: This program trains with one fault, on the line that ends with the fault's name. `main` contains the loop and calls
+#: the other functions.
 FAULTY = """
 import io, sys, time
 import torch

@@ -91,7 +91,7 @@ def test_workers_time_lines_after_request(tmp_path: Path, monkeypatch: pytest.Mo
     for log in logs.workers:
         assert "Slow.__getitem__" in {code.function for code in log.codes if code.own}
         (section,) = log.sections
-        # A section has 4 to 12 batches; one mark begins the first, and one ends each.
+        # A section has 4 to 12 batches. One mark begins the first batch, and a mark ends each batch.
         assert 1 + 4 <= section.events.value.count(STEP) <= 1 + 12
 
 

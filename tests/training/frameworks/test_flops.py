@@ -31,7 +31,7 @@ def nothing_compiled() -> Iterator[None]:
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
-            torch.compiler.reset()  # otherwise code that is compiled already would not be compiled again
+            torch.compiler.reset()  # without a reset, code that is compiled already would not be compiled again
             dynamo.counters.clear()
 
     forget()

@@ -66,14 +66,14 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
 
 
 def test_served_batches_equal_loader_batches_of_server_seed() -> None:
-    """Use seed 3 * 1009 + 0, with which the first server of seed 3 makes its samples."""
+    """With seed 3, the first server makes its samples with seed 3 * 1009 + 0."""
     workload = load_workload(WORKLOAD, on_gpu=False)
     own = batches(workload, "loader", batch_size=6, workers=0, device=CPU, seed=3 * 1009)
     with served() as theirs:
         for (inputs, target), (their_inputs, their_target) in itertools.islice(zip(own, theirs, strict=True), 5):
             assert torch.equal(inputs, their_inputs)
             assert torch.equal(target, their_target)
-            their_inputs.zero_()  # the tensor may be modified
+            their_inputs.zero_()  # the received tensor may be modified
 
 
 def test_served_volumes_keep_shapes_and_types() -> None:

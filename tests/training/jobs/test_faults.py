@@ -59,7 +59,7 @@ def fault_of(trainer: DdpTrainer, plan: FaultPlan) -> Fault[DdpTrainer]:
 
 
 def update(trainer: DdpTrainer) -> list[torch.Tensor]:
-    """Return how one step on fixed data changes each parameter; the step is undone."""
+    """Return the change of each parameter by one step on fixed data, and undo the step."""
     state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.optimizer.state.clear()  # remove the momentum of earlier steps
     trainer.train((torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 2])))

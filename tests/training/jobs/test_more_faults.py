@@ -62,7 +62,7 @@ def trainer() -> Iterator[DdpTrainer]:
 
 @pytest.fixture(autouse=True)
 def clean(trainer: DdpTrainer) -> Iterator[None]:
-    """Check after each test that nothing of the fault remains."""
+    """Check after each test that the fault has left no change."""
     yield
     loader = trainer.loader
     assert (trainer.extra, trainer.before_update, trainer.after, trainer.other_step) == (None,) * 4

@@ -93,7 +93,8 @@ def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     assert analysis["inference"] == figures
     assert "Mvox/s" in (tmp_path / "report.html").read_text()
     (point,) = read_points(tmp_path)
-    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # last blocks write fewer voxels
+    # The last block of an axis writes fewer voxels.
+    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)
     (time,) = durations([point], Wanted(voxels=1e9))
     assert time.hours == pytest.approx(1e9 / figures["mvox_per_s"] / 1e6 / 3600)
     written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())

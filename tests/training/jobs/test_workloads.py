@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 CPU = torch.device("cpu")
 
-#: The values are from the papers, or counted once by hand; see docs/workloads.md.
+#: Parameter counts from the papers, or counted by hand (see docs/workloads.md).
 PARAMETERS = {
     "resnet20-cifar": 269_722,
     "mlp": 41_157_101,
@@ -46,7 +46,7 @@ PARAMETERS = {
     "trivial": 150_529,
 }
 
-#: The values that tf_cnn_benchmarks logs for its CIFAR networks.
+#: Parameter counts that tf_cnn_benchmarks logs for its CIFAR networks.
 TF_CNN = {
     "resnet20-cifar": 271_164,
     "resnet32-cifar": 466_492,
@@ -122,7 +122,7 @@ def test_keras_count_of_inception_follows_from_parameters() -> None:
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 
-#: Samples are cut to these sizes if the model accepts smaller ones, so that a step is short.
+#: Samples are cut to these sizes if the model accepts smaller samples, so that a step is short.
 SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
 
 

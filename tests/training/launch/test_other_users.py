@@ -88,7 +88,7 @@ def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, sub
     store = Path((directory / "store0").read_text().split()[1])
     files = [path for path in store.rglob("*") if path.is_file()]
     assert files
-    assert as_another_user(lambda: Path("/").exists()) == "True"  # the attempts work on accessible files
+    assert as_another_user(lambda: Path("/").exists()) == "True"  # attempts as another user succeed on accessible files
     assert as_another_user(lambda: list(store.parent.iterdir())) == "PermissionError"
     for path in (*files, store.parent / "progress"):
         assert as_another_user(path.read_bytes) == "PermissionError"

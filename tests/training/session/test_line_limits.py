@@ -1,4 +1,4 @@
-"""Test that line events are bounded, and that they end."""
+"""Test that the number of line events is bounded, and that the recording of events ends."""
 
 from __future__ import annotations
 

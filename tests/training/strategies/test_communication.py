@@ -1,4 +1,4 @@
-"""Test that DDP communicates the same with gpudiag's hook as without it, and that buckets become ranges. The test uses
+"""Test that gpudiag's hook does not change DDP's gradients, and that buckets become ranges. The test uses
 real gloo."""
 
 from __future__ import annotations

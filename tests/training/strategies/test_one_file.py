@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "one-by-one"
 
-#: The complete strategy, which the registry finds by the entry point.
+#: Source text of the complete strategy, which the registry finds by the entry point.
 FILE = '''
 """`one-by-one`: each gradient is all-reduced by itself, after backward."""
 
@@ -175,7 +175,7 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 
 
 class AnotherNccl(TensorflowStrategy):
-    """A strategy with a name that is taken."""
+    """A strategy whose name is already taken."""
 
     name = "nccl"
 

@@ -128,7 +128,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # 210 gradients of 102 MB in each direction in each of three steps. The other copies are batches.
+        # In each of three steps, 210 gradients (102 MB) are copied in each direction. The other copies are batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210

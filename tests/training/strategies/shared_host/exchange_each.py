@@ -51,7 +51,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
                 parts = [
                     torch.randn(size, generator=torch.Generator().manual_seed(100 * size + r)) for r in range(WORLD)
                 ]
-                # The values are exact in both types, so that rounding the input adds no error.
+                # The input values are exact in both types, so rounding the input adds no error.
                 parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
                 result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
                 exact = torch.stack(parts).sum(0)
@@ -206,7 +206,7 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Return the error, its delay, and the shared-memory mappings that remain after closing."""
+    """Return the error, the time until the error, and the shared-memory mappings that remain after closing."""
     began = time.monotonic()
     message = hint = None
     nan = False

@@ -45,8 +45,7 @@ def test_sums_are_accurate_in_every_type(healthy: list[dict[str, Any]]) -> None:
         assert answer["sums"]["alike"]
         assert len(answer["sums"]["worst"]) == 12
         for key, off in answer["sums"]["worst"].items():
-            # Both the transport and the gradients may round: the sum to the transport type, and then to the gradients'
-            # type.
+            # The sum is rounded to the transport type, and then to the gradients' type.
             assert off <= sum(ROUNDING[name] for name in key.split() if name != "None") * 1.01, key
 
 
