@@ -109,7 +109,7 @@ def test_empty_sets_stay_empty() -> None:
     assert lengths_between(EMPTY, np.array([], np.int64)).tolist() == []
 
 
-def test_exact_at_unix_nanoseconds() -> None:
+def test_interval_functions_are_exact_at_unix_nanoseconds() -> None:
     """64-bit floats have a resolution of 256 ns at Unix times."""
     now = 1_795_173_169_345_157_459
     assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4

@@ -76,7 +76,7 @@ class TestAnalysis:
             collective.probe_busbw_gb_per_s is None for collective in found if collective.operation == "broadcast"
         )
 
-    def test_run_without_peer_access_is_compared_with_such_a_probe(self, run_dir: Path) -> None:
+    def test_run_without_peer_access_is_compared_with_a_probe_without_peer_access(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
         with_peers = {
             collective.size_bytes: collective.probe_busbw_gb_per_s for collective in analyze([run_dir]).collectives

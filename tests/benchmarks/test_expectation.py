@@ -67,13 +67,13 @@ def test_each_expected_field_is_compared(changed: dict[str, Any], expected: str)
     assert verdict(output(finding("straggler") | changed), **LATE) == expected
 
 
-def test_answer_without_finding_is_silent_unless_right() -> None:
+def test_answer_without_finding_is_silent_unless_none_is_expected() -> None:
     assert verdict(output(), **LATE) == "silent"
     assert verdict(output(), **LATE, silent_is_right=True) == "right"
     assert verdict(output(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
 
 
-def test_actionable_finding_precedes_compute_bound_and_small_ones() -> None:
+def test_actionable_finding_precedes_compute_bound_and_small_findings() -> None:
     trifle = finding("slow-copy", 1.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
     assert verdict(output(trifle, plain), codes=["compute-bound"]) == "right"

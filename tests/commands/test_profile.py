@@ -187,7 +187,7 @@ def test_default_run_can_be_analysed_and_drawn_again(default_run: Run) -> None:
     assert json.loads(again.stdout)["devices"] == json.loads(result.stdout)["devices"]
 
 
-def test_user_defined_function(tmp_path: Path) -> None:
+def test_user_defined_function_is_profiled(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag(
         "profile", f"{OWN}:main", "--steps", "12", "--warmup", "4", "--output", str(run_dir), cwd=ROOT, **NO_GPU

@@ -64,7 +64,7 @@ def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
         )
 
 
-def test_waterfall_closes_or_its_absence_has_a_reason(benchmark: Path) -> None:
+def test_waterfall_sums_to_100_percent_or_has_a_reason_for_its_absence(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     for fall in result["waterfalls"]:
         losses = {loss["name"]: loss["percent"] for loss in fall["losses"]}

@@ -82,7 +82,7 @@ class TestEveryMachine:
             if memory == "pinned" and (path, place, "pageable") in rates:
                 assert rate >= 0.9 * rates[path, place, "pageable"]
 
-    def test_repeats_agree(self, measured: Facts) -> None:
+    def test_repeated_runs_of_a_probe_agree(self, measured: Facts) -> None:
         alone = [rate for rate in measured.bandwidth if rate.memory == "pinned" and "all" not in {rate.src, rate.dst}]
         assert all(one.cv is not None and one.cv < 0.05 for one in alone)
 

@@ -71,7 +71,7 @@ def test_links_read_under_load_replace_idle_ones(facts: Facts) -> None:
     assert {gpu.memory_bus_bits for gpu in facts.gpus} == {6144}
 
 
-def test_both_ways_on_all_gpus_adds_up_per_device(facts: Facts) -> None:
+def test_rates_of_both_directions_on_all_gpus_are_summed_per_gpu(facts: Facts) -> None:
     record = only_rate(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
     assert record.per_device["gpu:0"] == pytest.approx((52.4 + 50.1) * 0.71)
 

@@ -32,7 +32,7 @@ def test_unknown_generation_is_reported() -> None:
     assert ceilings.pcie(PcieLink(generation=9, width=16, under_load=True), "host_to_device").gb_per_s is None
 
 
-def test_idle_link_counts_by_its_maximum_and_loaded_one_by_its_reading() -> None:
+def test_idle_link_has_the_ceiling_of_its_maximum_and_loaded_link_of_its_reading() -> None:
     idle = PcieLink(generation=1, width=16, maximum_generation=5, maximum_width=16)
     loaded = PcieLink(generation=3, width=8, maximum_generation=5, maximum_width=16, under_load=True)
     assert ceilings.pcie(idle, "host_to_device").gb_per_s == pytest.approx(58.45, abs=0.01)
@@ -66,7 +66,7 @@ def test_memory_is_half_of_the_data_sheet(mhz: int, bits: int, peak: float) -> N
     assert ceilings.on_device(gpu).gb_per_s == pytest.approx(peak / 2, rel=0.002)
 
 
-def test_without_nvlink_the_slower_pcie_link_counts() -> None:
+def test_without_nvlink_the_slower_pcie_link_is_the_ceiling() -> None:
     fast = Gpu(index=0, name="", pcie=PcieLink(generation=4, width=16, under_load=True))
     slow = Gpu(index=1, name="", pcie=PcieLink(generation=3, width=1, under_load=True))
     found = ceilings.peer(fast, slow, Link(a=0, b=1, kind="PHB"))

@@ -74,7 +74,7 @@ def test_bus_bandwidth_by_the_convention_of_nccl_tests() -> None:
     assert fit.worst_relative_error < 1e-3
 
 
-def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
+def test_each_transport_has_a_fit_unless_only_one_size_was_measured() -> None:
     found = fit_collectives(
         [collective(1024, 10), collective(1 << 20, 20), collective(1024, 10, "gloo"), collective(1024, 9, "gloo")]
     )

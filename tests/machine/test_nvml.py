@@ -142,7 +142,7 @@ def test_failed_query_about_the_machine_has_a_reason(code: int) -> None:
     assert all(REFUSALS[code] in gpu.reasons["gpu"] for gpu in facts.gpus)
 
 
-def test_one_lost_gpu_leaves_the_others() -> None:
+def test_lost_gpu_does_not_affect_other_gpus() -> None:
     fake = FakeNvml(machine("h200x4"), refuse={("nvmlDeviceGetHandleByIndex", 2): pynvml.NVML_ERROR_GPU_IS_LOST})
     facts = inventory(fake)
     assert [gpu.name for gpu in facts.gpus] == ["NVIDIA H200", "NVIDIA H200", "unreadable GPU", "NVIDIA H200"]

@@ -26,7 +26,7 @@ def test_different_links_work_in_parallel() -> None:
     assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
 
 
-def test_exposed_time_is_what_ends_after_backward() -> None:
+def test_exposed_time_is_communication_after_backward() -> None:
     """Two buckets are ready at 4 and 10 ms of a backward pass of 10 ms.
 
     If each bucket takes 5 ms, 5 ms are exposed; if each takes 8 ms, 10 ms are exposed.
@@ -39,7 +39,7 @@ def test_exposed_time_is_what_ends_after_backward() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=30))
-def test_a_link_is_never_faster_than_its_load(pieces: list[tuple[float, float]]) -> None:
+def test_transfers_over_a_link_take_at_least_their_total_time(pieces: list[tuple[float, float]]) -> None:
     ended = run([_transfer("ring", takes, ready_ms=ready) for ready, takes in pieces])
     last = max(end for _, end in ended)
     assert last >= sum(takes for _, takes in pieces) - 1e-6

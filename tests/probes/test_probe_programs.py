@@ -131,7 +131,7 @@ class TestCopiesOnAFakeDriver:
         assert found.bandwidth
         assert all(rate.wrong_words > 0 for rate in found.bandwidth)
 
-    def test_one_broken_path_loses_no_other(self) -> None:
+    def test_broken_path_does_not_affect_other_paths(self) -> None:
         found = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
         assert {rate.path for rate in found.bandwidth} == {"host_to_device", "device_to_device"}
         assert {rate.direction for rate in found.bandwidth} == {"one_way"}
@@ -171,7 +171,7 @@ def faked_session(*arguments: str, path: str = "", **options: Any) -> list[Probe
 
 
 class TestSeveralPartsInOneProcess:
-    def test_each_part_has_a_result_with_its_loading_phases(self) -> None:
+    def test_each_program_of_a_session_has_a_result_with_its_loading_phases(self) -> None:
         host, peer = faked_session("--quick", "--parts", "peer,host")
         assert isinstance(host, HostCopies)
         assert isinstance(peer, PeerCopies)
@@ -179,7 +179,7 @@ class TestSeveralPartsInOneProcess:
         assert [rate.peer_access for rate in peer.bandwidth] == [False, True, True]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
 
-    def test_failed_part_does_not_affect_the_others(self) -> None:
+    def test_failed_program_does_not_affect_other_programs(self) -> None:
         if find_spec("nvidia") is not None:
             pytest.skip("NCCL may be installed here")
         host, nccl = faked_session("--quick", "--parts", "host,nccl")
@@ -193,7 +193,7 @@ class TestSeveralPartsInOneProcess:
         (nothing,) = faked_session("--parts", "host,peer", devices=0)
         assert "CUDA sees no GPU" in (nothing.unavailable or "")
 
-    def test_one_gpu_has_no_peer(self) -> None:
+    def test_single_gpu_has_no_peer(self) -> None:
         host, peer = faked_session("--quick", "--parts", "host,peer", devices=1)
         assert host.unavailable is None
         assert "two GPUs" in (peer.unavailable or "")
@@ -245,7 +245,9 @@ class TestNcclOnAFakeLibrary:
         found = faked("allreduce_nccl.py", "--quick", path=library)
         assert all(collective.wrong_values > 0 for collective in found.collectives)
 
-    def test_failed_strategy_does_not_affect_the_others(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_strategy_does_not_affect_other_strategies(
+        self, library: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
         found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
         assert {collective.strategy for collective in found.collectives} == {"nccl", "nccl-queued"}

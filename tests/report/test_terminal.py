@@ -212,7 +212,7 @@ def test_report_without_devices_is_valid() -> None:
     assert "no device" in drawn(analysis, 40)
 
 
-def test_compute_bound_leads_before_other_info_findings() -> None:
+def test_compute_bound_precedes_other_info_findings() -> None:
     small = Finding(code="slow-copy", severity="info", title="copies take 3 %", recoverable_ms_per_step=0.3)
     plain = Finding(code="compute-bound", severity="info", title="the devices compute", recoverable_ms_per_step=0.0)
     analysis = builders.analysis(builders.device(0, compute=10.0), findings=(small, plain))

@@ -162,7 +162,7 @@ def test_long_text_repaired_in_blocks_equals_text_repaired_at_once(
 
 
 @pytest.mark.parametrize("begin", ['{"traceEvents": [', TEXT[:2000]], ids=["at-once", "after-events"])
-def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: str) -> None:
+def test_unrepairable_file_is_refused_early_in_little_memory(tmp_path: Path, begin: str) -> None:
     size = 48 << 20
     path = write(tmp_path / "rank0.json", begin.encode() + bytes(size))
     tracemalloc.start()

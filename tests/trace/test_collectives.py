@@ -203,7 +203,7 @@ def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> Non
     assert (undescribed.group, undescribed.group_ranks) == ("", ())  # the group is ambiguous, because there are two
 
 
-def test_single_process_group_is_that_of_all_collectives(tmp_path: Path) -> None:
+def test_single_process_group_applies_to_all_collectives(tmp_path: Path) -> None:
     group = {"pg_name": "0", "ranks": [0, 1]}
     (call,) = read_one(
         tmp_path, document(kernel(_NCCL, 5, 9, 1), distributedInfo={"rank": 0, "world_size": 2, "pg_config": [group]})

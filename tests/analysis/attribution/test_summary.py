@@ -94,7 +94,7 @@ def test_collectives_are_summarized_by_kind() -> None:
     assert three.busbw_gb_per_s == near(50 * 4 / 3)
 
 
-def test_kernels_and_operators_with_the_most_time() -> None:
+def test_kernels_and_operators_with_the_most_time_are_summarized() -> None:
     found = timeline()
     assert [(kernel.name, near(kernel.ms_per_step), kernel.per_step) for kernel in summarise_kernels(found)] == [
         ("gemm", 0.04, 1),
@@ -110,7 +110,7 @@ def test_kernels_and_operators_with_the_most_time() -> None:
     assert [one.name for one in summarise_operators(found)[:2]] == ["aten::mm", "aten::empty"]
 
 
-def test_clocks_by_rank() -> None:
+def test_clock_offsets_are_listed_by_rank() -> None:
     # Collectives end at the same time on both ranks, so rank 1's clock is 3 ms ahead.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)

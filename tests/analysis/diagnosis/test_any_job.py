@@ -86,7 +86,9 @@ def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
 
 @given(job=jobs(), scatter=st.sampled_from((0.0, 0.1)), recording_ns=st.sampled_from((0, 701)))
 @examples(40)
-def test_simulation_for_times_alone_equals_simulation_of_events(job: Job, scatter: float, recording_ns: int) -> None:
+def test_simulation_of_step_times_alone_equals_simulation_of_events(
+    job: Job, scatter: float, recording_ns: int
+) -> None:
     job = msgspec.structs.replace(job, scatter=scatter, recording_ns=recording_ns, host_pace={0: 1.3})
     seen, unseen = (job._play(recorded=recorded) for recorded in (True, False))
     assert [rank.finished for rank in unseen] == [rank.finished for rank in seen]

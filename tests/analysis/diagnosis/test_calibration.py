@@ -593,7 +593,7 @@ def both_ways(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_each_constant_decides_at_its_value(name: str) -> None:
+def test_outcomes_just_below_and_just_above_a_constant_differ(name: str) -> None:
     assert CASES.differ(name)
 
 

@@ -170,7 +170,7 @@ def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked:
     return words(case_of([trace.build() for trace in ranks]))
 
 
-def test_strategy_is_where_most_of_the_time_is_spent() -> None:
+def test_advice_is_for_the_strategy_with_most_communication_time() -> None:
     assert "reshard_after_forward" in several(("all_gather", 6000), ("reduce_scatter", 4001), ("all_reduce", 10_000))
     assert "reshard_after_forward" not in several(
         ("all_gather", 6000), ("reduce_scatter", 4000), ("all_reduce", 10_000)

@@ -238,7 +238,7 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 
-def test_only_awaited_host_is_not_doubted() -> None:
+def test_host_that_alone_is_waited_for_is_not_doubted() -> None:
     timed = tuple(
         rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
         for number, lead in enumerate((45, 0, 45))

@@ -324,7 +324,7 @@ def test_findings_of_inference_mention_no_training() -> None:
     assert _in_recorded_terms(found, timeline).title == "the main thread stalls"
 
 
-def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
+def test_findings_without_savings_precede_findings_that_save_less_than_half_of_their_share() -> None:
     def finding(code: str, **known: Any) -> Finding:
         return Finding(code=code, severity="info", **known)
 

@@ -130,7 +130,7 @@ def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.M
     assert found.unexplained_ms == 20
 
 
-def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiler_overhead_explains_the_time_that_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
     found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
     assert found is not None
     assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)

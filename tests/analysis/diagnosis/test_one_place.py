@@ -55,7 +55,7 @@ def test_checkpoint_in_each_step_is_one_finding() -> None:
     assert not {"host-sync", "slow-copy"} & {one.code for one in found}
 
 
-def test_stall_alone_is_unchanged() -> None:
+def test_stall_without_other_causes_is_unchanged() -> None:
     (stall,) = [finding for finding in findings(fetch(0.2), *MODEL, silence(20)) if finding.code == "host-stall"]
     assert "ms_by_finding_alone" not in stall.evidence
 

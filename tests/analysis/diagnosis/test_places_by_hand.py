@@ -141,7 +141,7 @@ def test_slow_calls_are_few_if_two_names_have_half_of_their_time(
     assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # unused
 
 
-def test_each_process_of_the_ranks_counts_once() -> None:
+def test_several_devices_of_a_process_count_once() -> None:
     tracks = [
         SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
     ]

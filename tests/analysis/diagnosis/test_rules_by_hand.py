@@ -203,7 +203,7 @@ def copies(pageable: int, pinned: int) -> Finding:
     return SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
 
 
-def test_copies_count_as_pageable_if_those_take_longer() -> None:
+def test_copies_count_as_pageable_if_pageable_copies_take_longer() -> None:
     one, other = copies(2000, 1000), copies(1000, 1000)
     assert one.evidence == pytest.approx(
         {"pageable_ms_per_step": 2, "pinned_ms_per_step": 1, "copied_bytes_per_step": 2000, "achieved_gb_per_s": 0.0005}

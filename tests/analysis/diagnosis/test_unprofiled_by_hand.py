@@ -100,9 +100,7 @@ def made(batch_ms: float, *, workers: int = 1, batches: int = 4) -> LoaderPace:
         (made(100, batches=1), 100),
     ],
 )
-def test_loader_step_time_is_what_the_workers_need_for_one_batch(
-    loader: LoaderPace | None, step_ms: float | None
-) -> None:
+def test_loader_time_is_the_time_of_the_workers_per_batch(loader: LoaderPace | None, step_ms: float | None) -> None:
     assert loader_step_ms(UnprofiledSteps(host_ms=(1.0,) * 4, loader=loader)) == step_ms
     assert loader_step_ms(UnprofiledSteps(host_ms=(), loader=loader)) is None
 
@@ -209,7 +207,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "aaaa"), (), False),
     ],
 )
-def test_stragglers_alone_are_waited_for_in_most_steps(
+def test_only_stragglers_are_waited_for_in_most_steps(
     ahead: tuple[str, ...], late: tuple[int, ...], alone: bool
 ) -> None:
     assert alone_waited_for(leads(*ahead), range(len(ahead)), late) == alone

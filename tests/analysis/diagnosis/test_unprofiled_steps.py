@@ -410,7 +410,7 @@ def test_no_rank_is_reported_as_awaited_if_a_rank_has_no_host_lead() -> None:
     assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
 
 
-def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
+def test_host_without_a_core_is_late_if_unprofiled_steps_confirm_it() -> None:
     """Both hosts took equally long for an unprofiled step, because one host waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())

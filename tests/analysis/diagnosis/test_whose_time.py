@@ -93,7 +93,7 @@ def more(**own_ms: float) -> str:
     return MoreOperators(own_ms=own_ms, calls={}, own_work=True).words()
 
 
-def test_operators_are_named_by_the_one_with_most_time() -> None:
+def test_operators_are_named_by_the_operator_with_most_time() -> None:
     assert more(a=5) == "in a"
     assert more(a=5, b=4) == "in a"
     assert more(a=5, b=5) == "in a, b"

@@ -24,7 +24,7 @@ def times_of(log: ProcessLines) -> dict[tuple[int, ...], float]:
     return {path: float(ns) for path, ns in zip(paths, own, strict=True) if ns}
 
 
-def test_time_belongs_to_current_line_below_its_caller() -> None:
+def test_time_belongs_to_the_current_line_below_the_line_that_called_it() -> None:
     rows = step_rows(0, [(1, MAIN, 3), (1, HELPER, CALL), (2, HELPER, 8), (6, HELPER, LEAVE), (7, MAIN, 4)], 9)
     assert times_of(log_of([*rows, (10, -1, STEP)])) == {(9,): 1, (3,): 2, (3, 8): 4, (4,): 2}
 

@@ -33,7 +33,7 @@ def rows_where(whole: OperationTable, keep: np.ndarray) -> OperationTable:
     return msgspec.structs.replace(whole, **{name: getattr(whole, name)[keep] for name in COLUMNS})
 
 
-def test_slots_hold_the_times_of_all_steps() -> None:
+def test_grid_slots_contain_the_times_of_all_steps() -> None:
     grid = arrange(table())
     assert grid.starts_ms.shape == grid.durations_ms.shape == (len(grid.slots), 4, 2)
     assert (grid.stages, grid.microbatches, grid.chunks_per_stage) == (3, 4, 1)

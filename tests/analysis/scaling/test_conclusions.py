@@ -42,7 +42,7 @@ def test_different_jobs_give_no_speedup(unlike: dict[str, object]) -> None:
     assert four.baseline is None
 
 
-def test_strong_scaling_compares_the_same_step() -> None:
+def test_strong_scaling_compares_steps_with_the_same_samples() -> None:
     one = measured(1, 40.0, mode="strong", batch_per_device=256, global_batch=256)
     four = measured(4, 12.5, mode="strong", batch_per_device=64, global_batch=256)
     found = with_speedups([one, four])[1]

@@ -113,7 +113,7 @@ def test_every_point_has_the_requested_starts() -> None:
     assert again([measured(1, 30.0), two], 1) == []
 
 
-def test_point_with_two_starts_keeps_both() -> None:
+def test_point_with_two_starts_keeps_both_starts() -> None:
     point = started(2, 40.0, 50.0)
     assert point.starts == tuple(
         StartResult(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)

@@ -134,7 +134,7 @@ def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, belie
     assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
 
 
-def test_collectives_of_one_capture_need_not_fit() -> None:
+def test_collectives_that_one_rank_did_not_record_need_not_fit() -> None:
     """The other rank recorded the last three of eleven ends, and a further end between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0

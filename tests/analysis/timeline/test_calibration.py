@@ -168,7 +168,7 @@ def idle_device(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_threshold_separates_its_cases(name: str) -> None:
+def test_outcomes_just_below_and_just_above_a_threshold_differ(name: str) -> None:
     assert CASES.differ(name)
 
 

@@ -129,7 +129,7 @@ def test_root_of_a_broadcast_may_leave_early() -> None:
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
-def test_group_of_one_rank_has_no_wait() -> None:
+def test_collectives_of_a_single_rank_have_no_wait() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
     (track,) = attribute(build_timeline([trace.build()])).tracks
     assert track.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2

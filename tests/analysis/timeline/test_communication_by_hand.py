@@ -123,7 +123,7 @@ def test_update_in_host_memory_launches_no_kernels(launch: tuple[int, int], *, a
     assert spans(without)[TRAINING] == [(210, 220)]
 
 
-def test_row_holds_events_that_begin_inside_it_on_its_thread() -> None:
+def test_event_contains_events_that_begin_inside_it_on_the_same_thread() -> None:
     events = TraceBuilder().operator(10, 20).operator(10, 11).operator(20, 30).by(2).operator(15, 16).build().events
     (row,) = np.flatnonzero(events.end_ns == 20_000).tolist()
     others = {int(events.start_ns[at] // 1000): np.array([at]) for at in range(len(events)) if at != row}

@@ -91,7 +91,7 @@ def test_below_seventy_percent_the_outside_work_is_reported() -> None:
     assert len(partial(recording(48))) == 1  # the steps cover 82 of 118 ms
 
 
-def test_least_covered_rank_decides() -> None:
+def test_least_covered_rank_decides_about_the_warning() -> None:
     traces = [TraceBuilder(rank, world_size=2, unit_ns=NS_PER_MS) for rank in range(2)]
     for trace in traces:
         for at in range(100, 600, 100):

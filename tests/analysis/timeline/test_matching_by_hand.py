@@ -119,7 +119,7 @@ def test_instances_are_unique_across_groups() -> None:
     assert [clock.rank for clock in found.clocks] == [1, 3]
 
 
-def test_groups_of_one_and_sends_do_not_wait() -> None:
+def test_groups_of_one_rank_and_sends_do_not_wait() -> None:
     found = match_collectives([track(1, entering(300), ranks=(1,)), track(0, entering(300), ranks=(1,))], {0, 1})
     assert arrivals(match_collectives([track(1, entering(300), ranks=(1,))], {1}), 0) == [
         (1, end - 300) for end in ENDS
@@ -199,7 +199,7 @@ def test_clock_offsets_chain_across_groups() -> None:
     assert {one.rank: one.matched for one in found.clocks} == {1: 12, 2: 6}
 
 
-def test_tracks_of_one_process_do_not_link_clocks() -> None:
+def test_collectives_between_tracks_of_one_process_align_no_clocks() -> None:
     tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
     found = match_collectives(tracks, {0, 1})
     assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
@@ -212,7 +212,7 @@ def test_kinds_of_collectives_differ_by_size() -> None:
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))
 
 
-def test_track_calls_are_those_of_its_devices_by_start() -> None:
+def test_calls_of_a_track_are_sorted_by_start() -> None:
     trace = (
         TraceBuilder().gloo(5, 6).on(0).collective(30, 40, ranks=(7,)).collective(10, 20).on(1).collective(1, 2).build()
     )

@@ -156,7 +156,7 @@ def test_fewer_than_four_collectives_are_not_judged() -> None:
     assert warning(Rank(0), Rank(1, ends=(5, 15, 25, 35), matched=False)) != ""
 
 
-def test_collectives_in_one_capture_only_need_not_match() -> None:
+def test_collectives_in_only_one_capture_need_not_match() -> None:
     late = Rank(1, ends=(5, 15, 25, 35, 45, 55, 65, 75), matched=(True, True, False, False, False, False, False, False))
     assert warning(Rank(0), late) == ""
     early = Rank(1, ends=(-35, -25, -15, 5, 15, 25, 35), matched=(False, False, False, True, True, False, False))
@@ -166,7 +166,7 @@ def test_collectives_in_one_capture_only_need_not_match() -> None:
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 
 
-def test_one_matching_capture_is_enough() -> None:
+def test_collectives_that_any_other_rank_recorded_must_match() -> None:
     group = ("0", (0, 1, 2))
     first, second = Rank(0, ends=(5, 10, 15, 20), group=group), Rank(2, ends=(25, 30, 35, 40), group=group)
     of_both = Rank(1, ends=(15, 20, 25, 30), matched=False, group=group)

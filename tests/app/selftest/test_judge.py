@@ -142,7 +142,7 @@ def test_found_amount_may_include_the_clean_loss() -> None:
         assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included_ms=12.0)[0] == verdict
 
 
-def test_alternative_finding_is_right() -> None:
+def test_alternative_of_the_expected_finding_is_right() -> None:
     either = ExpectedFinding(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
     for one, why in (
         (found(code="host-sync", cause="aten::to"), ()),

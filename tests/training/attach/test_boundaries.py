@@ -24,7 +24,7 @@ def per_step(pattern: str, repeats: int = 40) -> list[int]:
     return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
 
 
-def test_iteration_is_one_step() -> None:
+def test_each_iteration_of_a_loop_is_one_step() -> None:
     kinds = {
         "one optimizer": ".A",
         "a GAN": ".A.B",

@@ -328,7 +328,7 @@ def test_short_loop_keeps_its_measurements(
     assert (None if unprofiled is None else len(unprofiled.step_ms)) == kept
 
 
-def test_missing_steps_include_the_most_steps_that_time_lines(tmp_path: Path) -> None:
+def test_missing_steps_include_the_maximum_number_of_steps_that_time_lines(tmp_path: Path) -> None:
     # With fewer than two warm-up steps the step time is unknown, and then 6 steps time lines.
     for warmup in (0, 1, 3):
         with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:

@@ -424,7 +424,7 @@ def test_host_rates_keep_the_fastest_pinned_copy_of_each_path() -> None:
     assert host_rates(facts).keys() == {0}
 
 
-def test_all_at_once_are_pinned_one_way_copies_with_shares() -> None:
+def test_copies_of_all_gpus_at_once_are_pinned_and_in_one_direction() -> None:
     good = together(1.0, 2.0)
     changes: list[dict[str, Any]] = [
         {"memory": "pageable"}, {"direction": "both_ways"}, {"src": "gpu:0"}, {"per_device": {}}, {"path": "peer"}

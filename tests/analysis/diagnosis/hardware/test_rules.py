@@ -66,7 +66,7 @@ def test_a_machine_without_gpus_has_no_findings() -> None:
     assert examine_facts(Facts(host=Host())) == ()
 
 
-def test_findings_are_by_severity() -> None:
+def test_findings_are_sorted_by_severity() -> None:
     facts = machine(
         gpu(0, sm_mhz=1700), gpu(1, sm_mhz=1600), links=(Link(a=0, b=1, kind="PHB", peer_access=False),),
         bandwidth=(host_copies(0, 0.8), host_copies(1, 25.0)),

@@ -24,7 +24,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         expected: codes and causes that may come first, the most expensive first.
         missed: causes of waste that cost more than 5 % and are not among the findings.
-        loader_as_launching: whether a slow loader was reported as launch-bound.
+        loader_as_launching: whether the analysis calls a slow loader launch-bound.
         beside: for each work whose removal saves as much as the first waste, whether a finding names the work.
     """
 

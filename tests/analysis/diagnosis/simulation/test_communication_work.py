@@ -110,7 +110,7 @@ def test_communication_of_all_chain_threads_counts() -> None:
     assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 60], [0, 0])
 
 
-def test_other_threads_communicate_while_the_chain_waits() -> None:
+def test_communication_of_other_threads_counts_only_while_the_chain_waits() -> None:
     """Thread 5 communicates from 110 to 180 ns, while thread 1 works until 130 ns and from 170 ns on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
     host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)

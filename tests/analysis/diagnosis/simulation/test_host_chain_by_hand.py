@@ -236,7 +236,8 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works for more than a fifth of the wait
+    # Thread 2 works for more than a fifth of the training thread's wait.
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
     assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events
     assert chain({2: training}, [2, UNKNOWN]) == [2]

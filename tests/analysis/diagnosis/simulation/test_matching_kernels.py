@@ -158,7 +158,7 @@ def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[
     return SimpleNamespace(device=device, streams=tuple(streams))
 
 
-def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
+def test_position_of_a_kernel_is_the_ordinal_of_its_name_in_the_step() -> None:
     """Positions are ordered by start, per device."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])

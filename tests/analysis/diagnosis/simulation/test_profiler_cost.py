@@ -134,7 +134,7 @@ USUAL = [10.0] * CALLS
         ([5.0] * CALLS, 1.0, 1.0),
     ],
 )
-def test_host_is_slow_if_most_sections_of_the_step_are(slower: list[float], times: float, slow: float) -> None:
+def test_host_is_slow_if_most_sections_of_the_step_are_slow(slower: list[float], times: float, slow: float) -> None:
     pace = pace_of(USUAL, slower, USUAL)
     assert pace.by_process == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
     assert pace.by_node[:CALLS].tolist() == [1.0] * CALLS
@@ -144,7 +144,7 @@ def test_host_is_slow_if_most_sections_of_the_step_are(slower: list[float], time
         assert pace.by_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
 
 
-def test_faster_of_two_hosts_is_usual() -> None:
+def test_faster_of_two_hosts_counts_as_usual() -> None:
     assert pace_of([20.0] * CALLS, USUAL).by_process == {0: 2.0, 1: 1.0}
 
 
@@ -162,7 +162,7 @@ def test_pace_is_per_step() -> None:
     assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 
-def test_untraced_time_within_steps_counts_and_before_them_does_not() -> None:
+def test_only_untraced_time_within_steps_counts() -> None:
     opening = [90.0] + [0.0] * (CALLS - 1)
     within = [0.0] + [10.0] * (CALLS - 1)
     silent = pace_of(USUAL, USUAL, USUAL, before_first_op=[0.0] * CALLS + within + [0.0] * CALLS)
@@ -221,7 +221,7 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
         (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
     ],
 )
-def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
+def test_fitted_overhead_is_the_nearest_that_reproduces_the_unprofiled_step(
     timed: float, device: float, cost: float
 ) -> None:
     assert steps_timed(FakeWhatIf(device=device), timed) == pytest.approx(cost, abs=3)

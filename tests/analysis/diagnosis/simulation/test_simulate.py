@@ -52,7 +52,7 @@ def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(60)
-def test_agrees_with_simulation_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
+def test_simulation_agrees_with_node_by_node_simulation(job: Job, settled: int, data: st.DataObject) -> None:
     graph, order = graph_of(job, settled)
     costs = data.draw(less_work(recorded_scenario(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)

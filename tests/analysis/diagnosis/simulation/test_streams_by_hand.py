@@ -214,7 +214,7 @@ def test_next_op_of_a_waiting_stream_waits_for_ended_ops(
     assert ops.waited_end[2] == (-np.inf if waited is None else (200_000, 400_000)[waited[0]])
 
 
-def test_two_awaited_ops_that_ended_last_count() -> None:
+def test_op_waits_for_the_two_awaited_ops_that_ended_last() -> None:
     streams = [(0, 100, 200)], [(1, 100, 300)], [(2, 100, 250), (3, 250, 280)], [(50, 500, 600)]
     every = [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     assert known((20, 3, 15), index=every, ops=ops_of(*streams)) == {4: [1, 2]}

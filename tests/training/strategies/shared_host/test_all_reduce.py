@@ -103,7 +103,7 @@ def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dic
     return direct
 
 
-def test_killed_rank_fails_the_others(broken: list[dict[str, Any]]) -> None:
+def test_killed_rank_raises_on_other_ranks(broken: list[dict[str, Any]]) -> None:
     messages(broken, "dies", "rank 2 (process ")
     for answer in broken:
         assert answer["dies"]["seconds"] < 30  # the limit is one second, but the machine may be busy

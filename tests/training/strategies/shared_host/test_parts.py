@@ -52,7 +52,7 @@ def test_invalid_layouts_are_refused(slots: int, lanes: int, size: int) -> None:
 
 
 @given(st.integers(0, at.WRAP - 1), st.integers(0, at.WRAP // 2 - 1))
-def test_reached_handles_wrapped_counters(value: int, more: int) -> None:
+def test_counter_comparison_handles_wrapped_counters(value: int, more: int) -> None:
     assert reached((value + more) % at.WRAP, value)
     assert more == 0 or not reached(value, (value + more) % at.WRAP)
 
