@@ -56,7 +56,7 @@ for number in range(int(sys.argv[1])):
 
 ON_GPUS = torch.cuda.is_available()
 #: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
-#: so that job loses its time in communication.
+#: so the job with `.item()` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),

@@ -181,7 +181,7 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """Yield the relative difference of each figure between two runs, its name, and True for link figures; largest
+    """Yield (relative difference between two runs, name, True for a link figure) of each figure, the largest difference
     first.
 
     Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host

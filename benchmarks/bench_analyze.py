@@ -33,7 +33,8 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: The directory differs, because `python -m` would import the modules here instead of the installed ones.
+#: The working directory is a different one, because `python -m` would import the modules of this directory instead of
+#: the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -57,8 +58,8 @@ analyzer.get_idle_time_breakdown(ranks=ranks, visualize=False)
 analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
-#: A lower bound for any reader of these files: decompress them and decode the JSON, with gpudiag's structures and
-#: number of processes.
+#: This program is a lower bound for any reader of the traces: it decompresses them and decodes the JSON, with gpudiag's
+#: structures and number of processes.
 _FLOOR_PROGRAM = """
 import sys
 from pathlib import Path

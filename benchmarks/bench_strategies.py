@@ -3,7 +3,7 @@
     python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep] [--pieces]
 
 Every size is measured in rounds, each method once per round, so that drift affects all methods equally; the median of
-the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. The bytes are those of the
+the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. `bytes` is the size of the
 float32 gradients, also for methods that send half precision, because the figure compares how soon gradients are
 available. Every result is compared with NCCL's bit by bit (the summands are integers whose sums are exact in every
 format).
@@ -267,7 +267,8 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
-    """Measure the copies of cpu-reduce alone: its movers copy through its slots without waiting for sums."""
+    """Measure the copies of cpu-reduce alone: the movers of cpu-reduce copy through its slots without waiting for
+    sums."""
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)

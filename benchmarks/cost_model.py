@@ -70,7 +70,7 @@ def steps() -> None:
 def held_out() -> None:
     """Cross-validate: fit the assumed constants on all machines except one, and count that machine's right predictions.
 
-    Among equally good constants the released ones are taken if they are among these, or else the first.
+    Of several equally good sets of constants the released set is taken, or else the first set.
     """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}

@@ -69,7 +69,7 @@ def run(command: list[str], seconds: float, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a program and its children; gpudiag ends its job, which has a separate session, when it receives a signal."""
+    """End a program and its children with a signal. gpudiag then ends its job, which has a separate session."""
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)

@@ -6,8 +6,8 @@ One set of processes per peer-access setting trains all workloads with all strat
 workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is the relative
 slowdown of the strategy that `recommend` would choose against the fastest strategy. The choice is simulated from the
 same measurements, restricted to the finalists of `recommend`. `recommend` itself takes more rounds, so the simulated
-choice is no better than the real one. A strategy more than 1.5 times as slow as another is not measured further,
-because its warm-up already excludes it.
+choice is no better than the real one. A strategy that is more than 1.5 times as slow as another in the warm-up is not
+measured further.
 
 Print Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in `--output` are
 not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With

@@ -5,12 +5,12 @@
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between them,
-so that drift affects all equally. The baseline is one device, or with `--floor independent` all devices in one process,
-without communication. The cost is the median of a strategy's unprofiled steps minus the baseline's. This cost includes
-communication and everything else that additional devices share. CPU devices share their cores, so that one CPU device
-is no valid baseline. The reported cost is the amount of `communication-bound` in the analysis, or 0 if there is no such
-finding. With `--from` the table is built from existing runs.
+Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between the
+baseline and the strategies, so that drift affects all equally. The baseline is one device, or with `--floor
+independent` all devices in one process, without communication. The cost is the median of a strategy's unprofiled steps
+minus the baseline's. This cost includes communication and everything else that additional devices share. CPU devices
+share their cores, so that one CPU device is no valid baseline. The reported cost is the amount of `communication-bound`
+in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing runs.
 
 TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
 `tensorflow[and-cuda]`.

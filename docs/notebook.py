@@ -14,7 +14,7 @@ from typing import Any
 
 
 def executed(path: Path) -> str:
-    """Return the notebook's text with the current outputs of its code cells; raise what a cell raises.
+    """Return the notebook's text with the current outputs of its code cells; raise the exception of a cell that fails.
 
     Cells run in the notebook's directory, as in Jupyter.
     """
