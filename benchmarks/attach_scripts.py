@@ -3,7 +3,7 @@
     python benchmarks/attach_scripts.py [--processes 2] [--kinds late-loader,item] [--keep DIR] [--own-profiler 60]
 
 With --keep, leave the run directories in DIR with rows.json, which `.ci/rows.py` counts. With --own-profiler, run this
-number of jobs whose script creates its own profiler during gpudiag's, and report their outcomes.
+number of jobs whose script creates its own profiler while gpudiag's runs, and report their outcomes.
 """
 
 from __future__ import annotations

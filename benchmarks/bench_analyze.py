@@ -33,8 +33,8 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: The working directory is a different one, because `python -m` would import the modules of this directory instead of
-#: the installed ones.
+#: Programs run in this directory, because in the repository `python -m` would import the repository's modules instead
+#: of the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -43,8 +43,8 @@ from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 """
 
-#: The program computes time breakdown, hidden communication and its kernels, idle causes and launch statistics of all
-#: ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
+#: The program computes the time breakdown, overlapped communication with its kernels, causes of idle time, and launch
+#: statistics of all ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
 #: `get_potential_stragglers` raises a ValueError on these traces.
 _HTA_REPORT_PROGRAM = """
 import sys

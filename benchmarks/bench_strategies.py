@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # From here on the values grow with every sum, because only the time matters.
+        # Only the time matters in the following sums, so their values may grow with every sum.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():

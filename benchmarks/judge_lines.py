@@ -29,7 +29,7 @@ SCRIPT = HERE / "line_faults.py"
 FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"  # twelve
 #: An amount is right within this share of the true cost, or within this many milliseconds.
 TOLERANCE, TOLERANCE_MS = 0.15, 1.0
-#: Values of the events that mark the end of a step, and the begin of gpudiag's own work.
+#: Values of the events that mark the end of a step, and the beginning of gpudiag's own work.
 STEP, PAUSE = -3, -4
 
 

@@ -2,7 +2,8 @@
 
 Each job is drawn at random, simulated as traces and diagnosed. The true cost of each cause is computed by simulating
 the job again without the cause (tests/analysis/diagnosis/random_jobs). A diagnosis is right if its first finding has
-the correct code, cause and ranks, its amount is within 15 % or 1 ms, and no false finding promises 5 %.
+the correct code, cause and ranks, its amount is within 15 % or 1 ms, and no false finding promises savings of 5 % of
+the step.
 
     --worst 20          print this number of wrong jobs, one line each
     --jobs-of loader    draw jobs with one kind of fault only

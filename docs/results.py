@@ -3,7 +3,7 @@
     python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
 
 `--beside` names runs of the same points on other machines; `--bare` is the output of `benchmarks/bare_ddp.py` on the
-last of them.
+last of these machines.
 
 The files contain no handwritten text, so a new run replaces them entirely. The plots are the drawings of the HTML
 report; each file has the colours for light and dark.
@@ -121,7 +121,7 @@ def _missing(result: Scaling) -> list[str]:
 
 
 def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
-    """Compare points with repeated measurements: their recording run in the same processes, and other machines."""
+    """Compare points with their repetitions: the recording run in the same processes, and runs on other machines."""
     rows = []
     for point in first.points:
         again = _again(place, point)
