@@ -15,8 +15,8 @@ from gpudiag.commands.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Timeout of a command in seconds, which is far longer than any command takes on a loaded machine. It only ends
-#: commands that hang.
+#: Timeout of a command in seconds, which is far longer than any command takes on a loaded machine. The timeout only
+#: ends commands that hang.
 SECONDS = 400
 
 

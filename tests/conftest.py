@@ -28,8 +28,8 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# pytest may run as a background job of a script, which ignores SIGINT. Programs that tests interrupt would inherit
-# this.
+# pytest may run as a background job of a script, which ignores SIGINT. Programs that tests interrupt would inherit this
+# setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -89,10 +89,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            # So that a single worker analyses each recording once.
+            # The group lets a single worker analyse each recording once.
             item.add_marker(pytest.mark.xdist_group("recordings"))
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # so that a single worker runs the setup once
+            # The group lets a single worker run the setup once.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:

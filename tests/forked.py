@@ -70,7 +70,8 @@ exec(program)
 
 
 class _Parent:
-    """The process that has imported PyTorch. It ends when this process closes its standard input by ending."""
+    """The process that has imported PyTorch. When the current process ends, the forking process's standard input is
+    closed, and the forking process ends too."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(

@@ -111,7 +111,7 @@ class TraceBuilder:
         return self._add(EventKind.ANNOTATION, name, start, end)
 
     def python(self, start: int, end: int, name: str) -> Self:
-        """Add a Python function or a module call, as a profiler records them with stacks."""
+        """Add a Python function or a module call, which a profiler records if it records stacks."""
         return self._add(EventKind.PYTHON, name, start, end)
 
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:

@@ -19,7 +19,7 @@ def _module() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["expectation"] = module  # msgspec resolves the module's annotations there
+    sys.modules["expectation"] = module  # msgspec resolves the module's annotations in `sys.modules`
     spec.loader.exec_module(module)
     return module
 

@@ -79,7 +79,7 @@ def test_finding_and_severity_thresholds(severities: list[Severity], word: str, 
 
 
 def broken(name: str, directory: Path) -> Path:
-    """Make a file that is damaged as a crashed job or a broken transfer would damage it."""
+    """Make a file with the damage that a crashed job or a broken transfer causes."""
     whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
     content = {
         "empty.json": b"",

@@ -164,7 +164,7 @@ def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     assert result.returncode == 4
 
 
-#: The command with a spent budget, which the option does not allow, because it requires 20 s or more.
+#: This program runs the command with a budget of 0 s. The command's option does not allow a budget below 20 s.
 AT_ONCE = """
 import sys
 import msgspec

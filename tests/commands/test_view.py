@@ -100,7 +100,7 @@ JOBS = ("clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "gloo_dataloader")
 
 
 def table(url: str, run: str, tool: str) -> Any:
-    """Return the plugin's table of this tool. The overview has several tables, of which this is the table of steps."""
+    """Return the plugin's table of a tool; of the overview's several tables, return the table of steps."""
     data = fetched(f"{url}data/plugin/profile/data?run={quote(run)}&tag={tool}&host=gpudiag")
     return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 
@@ -123,7 +123,7 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert computed[name]["stepTimeMs"] == pytest.approx(analysis.steps.mean_ms, rel=0.03)
             kernels = table(url, runs[name], "kernel_stats")["rows"]
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
-    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for it.
+    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for rank 2.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
     found = computed["slow_loader_rank2"]
     assert found["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)

@@ -212,7 +212,7 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
 
 
 def _cut(chance: random.Random, data: bytes) -> bytes:
-    """Return the data mostly unchanged; otherwise truncated, or with some bytes changed, inserted or removed."""
+    """Return the data, in most cases unchanged, otherwise truncated or with some bytes changed, inserted or removed."""
     what = chance.random()
     if what < 0.75 or not data:
         return data

@@ -90,6 +90,7 @@ def test_no_bandwidth_if_latency_dominates_every_size() -> None:
 
 
 def test_no_bandwidth_if_the_largest_size_does_not_fit() -> None:
-    """Busy cores measured 0.96 GB/s at 1 MiB and 0.34 GB/s at 16 MiB, from which the fit concluded 2.25 GB/s."""
+    """On busy cores 0.96 GB/s at 1 MiB and 0.34 GB/s at 16 MiB were measured, from which the fit concluded 2.25
+    GB/s."""
     times = {1 << 10: 847.0, 1 << 16: 648.0, 1 << 20: 1092.0, 1 << 24: 49345.0}
     assert fit_collectives([collective(size, time_us, "gloo") for size, time_us in times.items()]) == ()

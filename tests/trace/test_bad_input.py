@@ -265,7 +265,8 @@ def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return 10 GB of JSON, spaces in the list of events, as 10 MB of gzip: one compressed block, repeated."""
+    """Return 10 MB of gzip that unpack to 10 GB of JSON: a list of events that contains only spaces. One compressed
+    block of spaces is repeated."""
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)

@@ -4,7 +4,7 @@
     python -m tests.traces.pack unpack SOURCE.npz DIRECTORY
 
 Everything that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
-recording. Phases other than X (arrows, instants, names of processes) are removed, and arguments and headers that no
+recording. Phases other than X (arrows, instants, names of processes) are removed, as are arguments and headers that no
 reader reads.
 
 Events of all ranks become columns: an index into a list of distinct events without times, the difference of the start

@@ -84,7 +84,7 @@ def test_launch_time_after_a_blocking_copy_is_sync(name: str, call: str, blocks:
 
 
 def test_input_is_attributed_to_launching_and_training_threads_only() -> None:
-    """Backward runs on a separate thread. A loader on a third thread is no input of the job."""
+    """Backward runs on a separate thread. A loader on a third thread does not count as the job's input."""
     trace = middle().compute(0, 10).by(77).loader(10, 30).by(BACKWARD).operator(12, 20)
     trace.compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 30, "idle": 2, "launch": 8}
@@ -187,7 +187,8 @@ def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launc
 
 
 def test_time_before_a_long_block_is_not_launch() -> None:
-    """A launch never takes 10 ms, so an op launched before such a call waits like the host."""
+    """A launch takes less than 10 ms. If the host is blocked for longer after a launch, the op's delay is no launch
+    time."""
 
     def gap(blocked: int) -> dict[str, int]:
         trace = middle().compute(0, 2).compute(5 + blocked, 40, launch=(3, 4))

@@ -127,7 +127,7 @@ def late_rank() -> Analysis:
 
 
 def hostile() -> Analysis:
-    """Make a run with malicious strings, and figures that do not sum."""
+    """Make a run with malicious strings, and figures that do not add up."""
     evil = "[bold red]\x1b[2J\x1b]0;owned\x07</script>\u202egnirts\r\n[/] [link=http://evil]x[/link] :skull:"
     return Analysis(
         framework=evil,

@@ -23,8 +23,8 @@ EVEN = (100.0,) * 6
 
 
 class Replay:
-    """Replace the what-if simulation by steps of 100 ms (recorded: 120 ms), and steps after edits at higher
-    overhead."""
+    """Replace the what-if simulation. A step takes 100 ms (recorded: 120 ms), and at higher overhead the given times
+    after edits."""
 
     corrected_ms = 100.0
     simulated_ms = 120.0

@@ -73,7 +73,8 @@ def explanation_of(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """Return the explanation of a bucket; `weighed` are scored findings that remove the cause of their name."""
+    """Return the explanation of a bucket; `weighed` are the codes of scored findings, each of which removes the cause
+    of this name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [

@@ -107,7 +107,8 @@ def test_straggler_savings_equal_the_difference_without_it(
 
 
 def test_generally_slow_host_launches_slowly() -> None:
-    """Of the additional 20 ms, launches take 9, operators 6 and pauses 5, so no component takes most of the time."""
+    """Of the additional 20 ms, launches take 9 ms, operators 6 ms and pauses 5 ms, so no component takes most of the
+    time."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))

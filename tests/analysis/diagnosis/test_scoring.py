@@ -1,4 +1,4 @@
-"""Test how findings that save the same time share it, in toy jobs whose step time is a formula.
+"""Test how findings that save the same time share this time, in toy jobs whose step time is a formula.
 
 A toy job's scenario is the set of causes that are removed.
 """
@@ -38,7 +38,7 @@ class Toy:
 
 
 class Doubting:
-    """Doubt findings of these codes, and record how many edits were applied before each was checked."""
+    """Doubt findings of these codes, and record how many edits were applied before each finding was checked."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes

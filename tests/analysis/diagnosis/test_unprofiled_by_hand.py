@@ -167,7 +167,7 @@ def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # There is no result unless every rank was timed, nor for a single rank, which has no peers.
+    # There is no result if a rank was not timed, and none for a single rank, which has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6

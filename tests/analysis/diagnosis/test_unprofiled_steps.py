@@ -35,9 +35,9 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """Return the job with unprofiled steps that spend this share of a recorded step more in fetching, by rank.
+    """Return the job with unprofiled steps in which each rank fetches for longer, by its share of a recorded step.
 
-    The lead of the host is the share `lead` of a recorded step, and the host also fetches for this additional time.
+    `lead` is the host's lead as a share of a recorded step; fetching is longer by the lead too.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
@@ -136,7 +136,7 @@ def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
     alike = findings_of(on_cpus((30, 30)))
     assert "straggler" not in alike
     assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
-    # Rank 1 also waited longer in unprofiled steps, but less than in recorded ones.
+    # Rank 1 also waited longer in unprofiled steps, but less than in recorded steps.
     later = findings_of(on_cpus((30, 40)))
     assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
     assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
@@ -226,7 +226,7 @@ def test_run_record_without_these_fields_gives_no_figures() -> None:
 #: Each device takes 26.4 ms, 8 of them for exposed communication; in recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: The unprofiled step of this job if its host is as slow without the profiler as with it.
+#: This is the job's unprofiled step if the profiler does not slow the host.
 HOST_MS = 28.0
 
 
@@ -296,7 +296,8 @@ def test_longer_unprofiled_steps_lower_confidence() -> None:
 
 
 def fetching(job: Job, input_ms: Sequence[float]) -> Case:
-    """Return the job on CPUs with unprofiled steps as long as recorded, with these ms of each rank in fetching."""
+    """Return the job on CPUs with unprofiled steps as long as recorded steps, in which each rank fetches for these
+    ms."""
     case = case_of(job.traces())
     case = run_of(case, [case.slowest_ms] * STEPS)
     assert case.run is not None

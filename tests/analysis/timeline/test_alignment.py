@@ -64,7 +64,8 @@ def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: boo
 
 
 def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_least: float) -> None:
-    """Check that each match is of the same collective, and that almost all collectives recorded by both ranks match."""
+    """Check that each match joins recordings of the same collective, and that almost all collectives recorded by both
+    ranks match."""
     assert (of_a[found.a] == of_b[found.b]).all()
     assert len(found.a) >= at_least * len(np.intersect1d(of_a, of_b))
 
@@ -146,7 +147,7 @@ def test_long_captures_are_aligned(origin: int) -> None:
 
 
 def test_uneven_steps_are_rarely_ambiguous_without_a_common_origin() -> None:
-    """Two steps may be so similar by chance that a correct match is reported as ambiguous."""
+    """Steps that are similar by chance may make a correct match ambiguous."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)

@@ -91,8 +91,7 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
 
 
 def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
-    """Return `count` ends about 1000 apart, of which all but `fitting` differ from the regular ends by more than the
-    tolerance.
+    """Return `count` ends about 1000 µs apart. The number of ends within the tolerance of regular ends is `fitting`.
 
     With a `bend` the distances increase.
     """
@@ -249,7 +248,7 @@ def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[in
 def test_overlapping_collectives_match_on_one_clock() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
     assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
-    # Two calls of which one begins after the other has ended are not of the same collective.
+    # Two calls do not belong to the same collective if one of them begins after the other has ended.
     assert overlap(a, seen([1900, 3500], starts=[1001, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(a, seen([-1, 3500], starts=[-100, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(seen([10], starts=[5]), seen([4], starts=[1])) == ([], 0, 0, False)
@@ -291,7 +290,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]
-    # An offset is omitted if fewer than half as many collectives share it as share the best offset.
+    # An offset is omitted if it matches fewer than half as many collectives as the best offset.
     a, b = seen([0, 10_000, 20_000, 30_000]), seen([5_000, 15_000, 25_000, 35_000])
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     # Ends within the tolerance are merged to their median.

@@ -80,7 +80,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """Make a launch that recurs after a thousand other launches, and the third time slightly later."""
+    """Repeat one launch after every 1000 launches, except that its last repetition is slightly later."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
@@ -141,7 +141,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps with a window, for three steps with 100 device ops each, except the last."""
+    """Return the steps that have a window. Of three steps, the first two have 100 device ops each."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])

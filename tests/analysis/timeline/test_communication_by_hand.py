@@ -89,7 +89,8 @@ def test_range_around_launching_threads_counts_only_while_they_idle() -> None:
         .operator(340, 500)
     )
     assert spans(trace.by(TRAINING).step(2000)) == {TRAINING: [(0, 300), (500, 1000)]}
-    # A thread's work does not belong to other threads, nor to threads that launch nothing.
+    # Work of one thread does not interrupt the communication of another thread, not even of a thread that launches
+    # nothing.
     trace = (
         TraceBuilder(world_size=2)
         .step(0)

@@ -23,7 +23,7 @@ from tests.timeline_builder import TraceBuilder
 def repeating(launched: str) -> Any:
     """Return the steps found in launches of kernels with these names, one launch per 10 ns.
 
-    The launches have the rows from 5 on, and seven successive launches are on one thread.
+    Row numbers of the launches start at 5, and each thread has seven successive launches.
     """
     count = len(launched)
     events: Any = SimpleNamespace(

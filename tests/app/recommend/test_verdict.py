@@ -79,7 +79,7 @@ def test_difference_within_noise_is_a_tie_and_the_simplest_is_recommended() -> N
 
 
 def test_common_drift_does_not_change_the_verdict() -> None:
-    """Every round is 5 % slower than the previous round; the candidates differ by 2 % in each."""
+    """Every round is 5 % slower than the previous round; the candidates differ by 2 % in each round."""
     found = judge(_benchmark({ALONE: 10, NCCL: 12.0, GLOO: 12.24}, noise=0.0005, drift=0.05))
     assert (found.verdict, found.recommended) == ("winner", "nccl")
     slower = next(row for row in found.ranking if row.strategy == "gloo")

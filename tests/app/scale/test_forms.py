@@ -20,7 +20,8 @@ from tests.app.scale.points import measured
 
 @pytest.fixture
 def benchmark(tmp_path: Path) -> Path:
-    """Save points of two strategies, a second batch size, a compiled model, and a volume of two blocks per second."""
+    """Save points of two strategies, a second batch size, a compiled model, and the prediction of a volume at two
+    blocks per second."""
     points = [
         measured(1, 30.0, parameters=25_557_032),
         measured(4, 40.0, parameters=25_557_032),

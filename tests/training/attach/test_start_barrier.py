@@ -113,7 +113,7 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """The budget excludes the first checks, and the last three checks, after which too few steps have passed yet."""
+    """The budget excludes the first checks, and the last three checks, because too few steps follow them."""
     random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 

@@ -76,8 +76,8 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # The steps are 3 of warm-up, 5 unprofiled, 3 that time lines, and twice 2 that the profiler discards and 3
-    # recorded.
+    # The run has 3 warm-up steps, 5 unprofiled steps, 3 steps that time lines, and for each of two recordings 2
+    # discarded and 3 recorded steps.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (18, 19, 20)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3

@@ -25,7 +25,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         expected: codes and causes that may come first, the most expensive first.
         missed: causes of waste that cost more than 5 % and are not among the findings.
         loader_as_launching: whether the analysis calls a slow loader launch-bound.
-        beside: for each work whose removal saves as much as the first waste, whether a finding names the work.
+        beside: for each kind of work whose removal saves as much as removing the first waste, whether a finding names
+        this work.
     """
 
     expected: tuple[str, ...]

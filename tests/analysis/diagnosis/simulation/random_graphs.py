@@ -43,7 +43,7 @@ class Op:
 
 @dataclass
 class Job:
-    """Nodes and ops of all processes in program order; indices are in these lists."""
+    """Nodes and ops of all processes in program order; indices refer to these lists."""
 
     nodes: list[Node] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)

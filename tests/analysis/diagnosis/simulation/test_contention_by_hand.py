@@ -31,8 +31,8 @@ Collective = tuple[int, int, int, float]
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Return a timeline of these tracks, each with a trace; rows of collectives count from 100, and `names` are by
-    row."""
+    """Return a timeline of these tracks, each with a trace; row numbers of collectives start at 100, and `names` are
+    indexed by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
@@ -62,14 +62,14 @@ def graph(
 
 
 def test_contention_counts_waiting_and_transferring_collectives() -> None:
-    """The first collective waits from 10 to 20 ns and transfers until 40 ns. The last arrival of the second is
-    unknown."""
+    """The first collective waits from 10 to 20 ns and transfers until 40 ns. The last arrival at the second collective
+    is unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
     found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
     assert found.duration.tolist() == [30, 55, 5, 6]
     assert found.beside.tolist() == [20, 35, 0, 6]
     assert found.waiting.tolist() == [10, 5, 0, 6]
-    # A waiting collective occupies its share of the SMs, and a transferring one 1.7 times that share.
+    # A waiting collective occupies its share of the SMs, and a transferring collective 1.7 times its share.
     assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
     assert found.free.tolist() == [False, False, True, False]
 
@@ -155,7 +155,7 @@ def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
     monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
-    # Probed transfers only shorten collectives.
+    # A probed transfer time longer than the recorded time is not used.
     of = exchanging(3.0)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone == [[0, 0]]

@@ -148,7 +148,8 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Make ranks that wait `counts` times for their copy of 5 ns, after a gap of 2 ns."""
+    """Make a rank per count. A rank waits as many times for its copy, which takes 5 ns and starts after a gap of 2
+    ns."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -183,7 +184,7 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
-    # Synchronization time is the time between nodes without work.
+    # The amount of synchronization is the part of the time between two nodes (10 ns) without work (1 ns).
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 

@@ -217,7 +217,8 @@ COMMANDS = st.lists(
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
     """Run steps that begin and end on stream 7.
 
-    A wait of one stream for another covers the ops that the other stream had received before its own last wait."""
+    If a stream waits for a second stream, it waits for the ops that the second stream received before its own last
+    wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")

@@ -180,8 +180,8 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms. It shortens by 4 µs per ns of assumed profiler overhead, but not below the device
-    step."""
+    """Fake a host step of 30 ms. The step shortens by 4 µs per ns of assumed profiler overhead, but not below the
+    device step."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -202,7 +202,7 @@ class FakeWhatIf:
 def steps_timed(simulation: Any, step_ms: float) -> float:
     """Return the fitted overhead per event, in ns.
 
-    1 ns per event is 4 µs of the step, which is fitted to a thousandth.
+    An overhead of 1 ns per event is 4 µs of the step. The step is fitted to a relative error of a thousandth.
     """
     return fit_step_time(simulation, step_ms).per_event_ns
 
@@ -216,8 +216,8 @@ def steps_timed(simulation: Any, step_ms: float) -> float:
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
         (28.0, 0, 507),  # this overhead gives 27.972 ms
-        (35.0, 0, 7.5),  # the step is not reached even with zero overhead
-        (20.0, 22, 1939.5),  # the device's 22 ms limit the step, plus 1 %, plus 0.1 %
+        (35.0, 0, 7.5),  # even zero overhead gives a shorter step
+        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; 1 % and 0.1 % are tolerances
         (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
     ],
 )
@@ -243,8 +243,8 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
     ("host_ms", "cost"),
     [
         ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts counts
-        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts counts, which took longer in unprofiled steps
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median counts
+        ({4: 26.0, 5: 30.0}, 1250),  # of two hosts the lower difference counts, here -1 ms of host 4
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
         ({6: 40.0}, 2500),

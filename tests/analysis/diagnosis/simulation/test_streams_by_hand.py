@@ -33,7 +33,7 @@ Op = tuple[float, float, float]
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:
-    """Make ops of these streams; no ops precede them."""
+    """Make the ops of these streams, without earlier ops."""
     ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
@@ -131,7 +131,8 @@ def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4 are not, nor are ops with unknown launch next to these."""
+    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4, and adjacent ops with unknown launch, are not
+    analysed."""
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
@@ -176,7 +177,7 @@ def known(
 ) -> dict[int, list[int]]:
     """Return the ops that each op waits for, given waits (time of the call, stream, time of the event record).
 
-    `index` identifies the ops: (wait, stream, position on the stream).
+    `index` has the op that each wait is for: (wait, stream, position of the op on the stream).
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))

@@ -94,8 +94,8 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # The executor waits from the previous step's last launch to the copy of the sum to the GPU, from the launch of that
-    # copy to the update, and from the launch of the update until the end of the executor's call.
+    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, from the
+    # launch of that copy to the update, and from the launch of the update to the end of the executor's call.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 
@@ -146,7 +146,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
 def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # The difference to a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
+    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
     # copy of the recording lacks the shortest kernels, so their time during communication counts as wait.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)

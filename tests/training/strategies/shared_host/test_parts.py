@@ -76,7 +76,7 @@ def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
     # Variables are assigned greedily, the largest first, to the owner with the least. So the fullest owner had the
-    # least before its last variable.
+    # least before it got its last variable.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 
