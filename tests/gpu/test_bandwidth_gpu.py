@@ -72,7 +72,7 @@ class TestEveryMachine:
                 assert ("host_to_device", memory, "both_ways") in found
             assert ("device_to_device", "device", "one_way") in found
 
-    def test_pinned_is_at_least_as_fast_as_pageable(self, measured: Facts) -> None:
+    def test_pinned_copies_are_at_least_as_fast_as_pageable_copies(self, measured: Facts) -> None:
         rates = {
             (record.path, record.dst, record.memory): record.gb_per_s
             for record in measured.bandwidth

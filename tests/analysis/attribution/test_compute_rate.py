@@ -85,7 +85,7 @@ def test_no_rate_without_unprofiled_steps() -> None:
         assert found.peak_tflops is not None
 
 
-def test_peak_is_mean_of_known_devices() -> None:
+def test_peak_is_the_mean_over_devices_with_a_known_peak() -> None:
     def peak(*devices: str, on: str = "cuda:0") -> tuple[float | None, int, str]:
         found = rate(*[(counted(bf16=1), 10.0)] * len(devices), devices=devices, on=on)
         assert found is not None

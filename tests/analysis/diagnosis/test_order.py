@@ -49,7 +49,7 @@ def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) 
         ((5.0, 4.0), (), [False, False]),  # the findings save different amounts
     ],
 )
-def test_finding_stays_if_amount_and_first_place_stay(
+def test_finding_is_confirmed_if_it_keeps_its_amount_and_first_place(
     amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
 ) -> None:
     found = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]

@@ -85,7 +85,7 @@ def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> N
     assert f"{after.recoverable_ms_per_step:.1f} ms" in after.title
 
 
-def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_shown() -> None:
+def test_savings_are_limited_if_steps_of_devices_differ_by_a_factor_of_1000() -> None:
     """A damaged trace had 38 devices, most of which were busy for microseconds of a step of 11 ms."""
     builder = TraceBuilder(unit_ns=1000)
     for step in range(4):

@@ -113,7 +113,7 @@ def test_launch_overhead_never_saves_more_than_in_the_recorded_job() -> None:
 @pytest.mark.parametrize(
     ("launch", "wire", "communication"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
 )
-def test_communication_of_host_calls_only_counts_as_launch_overhead_if_that_saves_twice_as_much(
+def test_communication_calls_count_as_launch_overhead_if_that_saves_twice_as_much(
     launch: float, wire: float, communication: float
 ) -> None:
     job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)

@@ -274,7 +274,9 @@ ONE_SLOWED = Job(
 
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
-def test_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(lead_ms: float | None, each: bool) -> None:
+def test_simulated_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(
+    lead_ms: float | None, each: bool
+) -> None:
     """A host that runs ahead by more than half of the step (13.2 of 26.4 ms) does not set the pace."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each

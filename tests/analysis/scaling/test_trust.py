@@ -62,7 +62,7 @@ def test_points_without_contention_keep_their_conclusions(uneven: Scaling) -> No
     assert any(r.code == "no-waterfall" and "cpu-reduce" in r.message for r in uneven.remarks)
 
 
-def test_values_of_every_result_are_in_range(uneven: Scaling) -> None:
+def test_efficiencies_and_unexplained_shares_are_in_range(uneven: Scaling) -> None:
     for point in uneven.points:
         assert point.efficiency_ci95 is None or point.efficiency_ci95[0] <= 1.0
     for fall in uneven.waterfalls:

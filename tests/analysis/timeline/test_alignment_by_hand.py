@@ -176,7 +176,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
 
-def test_few_matches_do_not_set_the_spread() -> None:
+def test_offsets_with_few_matches_do_not_limit_the_spread() -> None:
     assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
     assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]

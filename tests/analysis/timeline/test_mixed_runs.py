@@ -123,7 +123,7 @@ def test_ranks_with_different_steps_are_not_compared() -> None:
     ).startswith("these traces are not of one run: a step takes 10.0 ms on rank 0 and 1.0 ms on rank 1")
 
 
-def test_only_tracks_of_one_group_and_of_several_traces_are_compared() -> None:
+def test_tracks_are_compared_within_a_group_and_between_traces() -> None:
     short = (1, 1, 1)
     assert warning(Rank(0), Rank(1, steps=short, group=("1", (0, 1)))) == ""
     assert warning(Rank(0), Rank(1, steps=short, group=("0", (1, 2)))) == ""

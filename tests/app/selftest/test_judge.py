@@ -135,7 +135,7 @@ def test_alarm_in_a_clean_run_is_wrong() -> None:
     assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
 
 
-def test_found_amount_may_include_the_clean_loss() -> None:
+def test_found_amount_may_include_the_loss_of_the_clean_job() -> None:
     tiny = ExpectedFinding(code="launch-bound", ranks=(2,))
     for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
         one = found(code="launch-bound", ms=ms)

@@ -95,7 +95,7 @@ def test_each_fault_has_an_analysable_run(quick: Run) -> None:
     assert steps["unprofiled_mean_ms"] > 0
 
 
-def test_clean_losses_come_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
+def test_communication_loss_comes_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
     record = json.loads((quick[1] / "out/resnet20-cifar/tensor-parallel/run.json").read_text(encoding="utf-8"))
     assert record["strategy"] == "tensor-parallel"
     lost = {fault: row["exchange_ms"] for fault, row in rows(quick).items()}

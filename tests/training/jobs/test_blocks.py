@@ -55,7 +55,7 @@ def test_default_volumes_have_expected_blocks(volume: tuple[int, int, int], cut:
     assert all(halo < extent for halo, extent in zip(cut.halo, volume, strict=True))
 
 
-def test_gpu_cut_equals_seed_configuration() -> None:
+def test_gpu_blocks_have_the_size_used_by_the_earlier_benchmark() -> None:
     assert GPU_CUT.seen == (65, 675, 675)
     assert len(Blocks(GPU_VOLUME, GPU_CUT)) == 4 * 6 * 6
 

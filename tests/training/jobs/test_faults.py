@@ -128,7 +128,7 @@ def test_communication_of_one_process_keeps_gradients(trainer: DdpTrainer, mode:
         assert torch.allclose(gradient, expected, atol=1e-6)
 
 
-def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
+def test_fault_at_rest_leaves_communication_unchanged(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="exchange", kind="whole-exchange"))
     modes = []
     for on in (True, False):
@@ -138,7 +138,7 @@ def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
     assert [*modes, trainer.communication.mode] == ["plain", "meeting", "plain"]
 
 
-def test_layer_syncs_hook_layers_only_while_on(trainer: DdpTrainer) -> None:
+def test_syncs_fault_hooks_layers_only_while_on(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="sync", kind="syncs", amount=1.0))
     layers = [module for module in trainer.model.modules() if next(module.children(), None) is None]
     fault.switch(on=True)

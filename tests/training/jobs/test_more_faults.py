@@ -160,7 +160,7 @@ def test_collections_run_before_each_update(trainer: DdpTrainer, monkeypatch: py
     assert fault._heap == []
 
 
-def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_reads_between_layers_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108 # must be bound
     fault = fault_of(trainer, "between-layers")

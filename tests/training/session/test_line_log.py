@@ -126,7 +126,7 @@ def test_nothing_is_recorded_beside_another_tracer() -> None:
     assert log.encode()["sections"] == []
 
 
-def test_events_of_least_time_each_are_disabled_first() -> None:
+def test_events_with_the_least_time_per_event_are_disabled_first() -> None:
     cheap, slow = (compile(f"{name} = 1", "/project/train.py", "exec") for name in ("cheap", "slow"))
     entries: list[Any] = [(0, None, STEP)]
     entries += [(500 * number, cheap, 4) for number in range(1000)]

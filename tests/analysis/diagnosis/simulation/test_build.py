@@ -41,7 +41,7 @@ def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None 
     return list(zip(latency.tolist(), gap.tolist(), strict=True))
 
 
-def test_later_bound_explains_the_start_exactly() -> None:
+def test_delay_is_measured_from_the_later_of_launch_and_previous_end() -> None:
     assert bounds((100, 50, 130)) == [(30, 0)]
     assert bounds((100, 120, 130)) == [(0, 10)]
     assert bounds((100, 100, 130)) == [(30, 0)]
@@ -50,7 +50,7 @@ def test_later_bound_explains_the_start_exactly() -> None:
     assert bounds((None, -np.inf, 130)) == [(0, 0)]
 
 
-def test_earlier_bound_gets_at_most_the_usual_time() -> None:
+def test_delay_from_the_earlier_bound_is_at_most_the_usual_delay() -> None:
     """The usual latency is measured at launches to an idle device, and the usual gap between ops queued long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]

@@ -143,7 +143,7 @@ def steps_of(*busy: float) -> System:
     return System(graph)
 
 
-def test_step_times_follow_their_nodes() -> None:
+def test_each_step_takes_the_time_of_its_nodes() -> None:
     system = steps_of(10, 30, 20)
     found = simulate(system, system.weights(recorded_scenario(system.graph)))
     assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
