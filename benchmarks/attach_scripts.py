@@ -42,8 +42,8 @@ for number in range(int(sys.argv[1])):
         sys.stdout = open(f"{place}/said{len(ranks)}", "w")
         os.environ.update(RANK=str(len(ranks) - 1), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ["BEFORE"] = str(before)
-        told = dataclasses.replace(entered._entered.settings, run_dir=place)
-        entered._entered = entered.EnteredProcess(told)
+        settings = dataclasses.replace(entered._entered.settings, run_dir=place)
+        entered._entered = entered.EnteredProcess(settings)
         scripts.settle()
         scripts.own_profiler(60)
         sys.exit()
@@ -104,7 +104,7 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
     """Return True if a rank has unprofiled steps, their fetch times, and both traces."""
-    found = next((one for one in run["ranks"] if one["rank"] == rank), None)
+    found = next((record for record in run["ranks"] if record["rank"] == rank), None)
     if found is None or found["error"] is not None or not found["timed"]:
         return False
     workers = (found["timed"].get("loader") or {"workers": 0})["workers"]
@@ -123,12 +123,12 @@ def is_right(kind: str, first: dict[str, Any] | None) -> bool:
 
 def beside_own_profiler(runs: int) -> None:
     """Run jobs of two processes whose script creates its own profiler, each in a different phase of gpudiag."""
-    told = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
+    settings = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
     path = os.pathsep.join((str(ENTRY), str(ROOT)))
     around = {
         **os.environ,
         "PYTHONPATH": path,
-        VARIABLE: told.encode(),
+        VARIABLE: settings.encode(),
         "KINETO_LOG_LEVEL": "99",
         "OMP_NUM_THREADS": "1",
     }

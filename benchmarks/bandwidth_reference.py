@@ -100,7 +100,7 @@ def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[di
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
-        figures = [statistics.median(one[key]) for one in rounds if key in one]
+        figures = [statistics.median(record[key]) for record in rounds if key in record]
         if figures:
             spread = f" (C++ here, {min(figures):.4g} to {max(figures):.4g})"
             tool = row["tool"] + ("'s method" + spread)
@@ -130,7 +130,7 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
         chosen = [
             collective for collective in facts.collectives if collective.strategy == path and collective.bytes == size
         ]
-        return [one.time_us if row["scope"] == "time" else one.busbw_gb_per_s for one in chosen]
+        return [record.time_us if row["scope"] == "time" else record.busbw_gb_per_s for record in chosen]
     if path.startswith("dependent_load"):
         host = path.endswith("host")
         return [
@@ -190,9 +190,17 @@ def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, boo
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
         found: dict[tuple[object, ...], tuple[float, bool]] = {}
-        for one in facts.bandwidth:
-            key = (one.path, one.src, one.dst, one.memory, one.direction, one.peer_access, one.initiator)
-            found[key] = (one.gb_per_s, one.memory != "pageable")
+        for record in facts.bandwidth:
+            key = (
+                record.path,
+                record.src,
+                record.dst,
+                record.memory,
+                record.direction,
+                record.peer_access,
+                record.initiator,
+            )
+            found[key] = (record.gb_per_s, record.memory != "pageable")
         for measured in facts.collectives:
             of_link = measured.strategy.startswith("nccl") and measured.bytes >= 1 << 20
             found[measured.strategy, f"{measured.bytes >> 10} KiB"] = (measured.busbw_gb_per_s, of_link)

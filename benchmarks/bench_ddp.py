@@ -177,8 +177,8 @@ def main() -> int:
     for row in found:
         ours, hook = row["gpudiag"], row["python hook"]
         cells = [row["workload"], f"{row['bare']['ms']:.2f}"]
-        for one in (ours, hook):
-            cells += [f"{one['ms']:.2f}", f"{one['ratio']:.4f} ± {one['ci95']:.4f}"]
+        for copy in (ours, hook):
+            cells += [f"{copy['ms']:.2f}", f"{copy['ratio']:.4f} ± {copy['ci95']:.4f}"]
         print(f"| {' | '.join(cells)} |")
     if options.output:
         options.output.write_text(json.dumps(found, indent=1))

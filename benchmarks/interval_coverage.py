@@ -45,31 +45,33 @@ def main() -> int:
     given = options.parse_args()
     found: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for one in _recordings(given.directories, Path(scratch)):
-            found.append(one)
+        for recording in _recordings(given.directories, Path(scratch)):
+            found.append(recording)
             if given.json is not None:
                 with given.json.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(one) + "\n")
+                    lines.write(json.dumps(recording) + "\n")
     for how in ("alone", "timed too"):
         for where in ("GPUs", "CPU processes"):
-            _print(how, where, [one for one in found if (one["how"], one["where"]) == (how, where)])
+            _print(
+                how, where, [recording for recording in found if (recording["how"], recording["where"]) == (how, where)]
+            )
     return 0
 
 
 def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
     if not ones:
         return
-    misses = [one for one in ones if not one["low"] <= one["true"] <= one["high"]]
+    misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]
     low, high = wilson(len(ones) - len(misses), len(ones))
-    widths = sorted((one["high"] - one["low"]) / 2 / one["true"] for one in ones)
+    widths = sorted((recording["high"] - recording["low"]) / 2 / recording["true"] for recording in ones)
     print(
         f"{how}, {where}: {len(ones) - len(misses)} of {len(ones)} ({100 * low:.0f} to {100 * high:.0f} %), half the "
         f"interval {100 * widths[len(widths) // 2]:.0f} % of the step in the median, at most {100 * widths[-1]:.0f} %"
     )
-    for one in misses:
+    for recording in misses:
         print(
-            f"    {one['name']}: recorded {one['recorded']:.1f}, corrected {one['corrected']:.1f}"
-            f" [{one['low']:.1f}, {one['high']:.1f}], timed {one['true']:.1f} ms"
+            f"    {recording['name']}: recorded {recording['recorded']:.1f}, corrected {recording['corrected']:.1f}"
+            f" [{recording['low']:.1f}, {recording['high']:.1f}], timed {recording['true']:.1f} ms"
         )
 
 

@@ -102,15 +102,23 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
     """Return the verdict on the first finding of the report, and on its amount."""
     findings = analysis["findings"]
     first = main_finding(findings) or {}
-    gains = [one for one in findings if one["code"] != "compute-bound" and (one["recoverable_percent"] or 0.0) >= 5.0]
+    gains = [
+        finding
+        for finding in findings
+        if finding["code"] != "compute-bound" and (finding["recoverable_percent"] or 0.0) >= 5.0
+    ]
     row: dict[str, Any] = {
         "code": first.get("code"),
         "cause": first.get("cause"),
         "place": first.get("place"),
         "confidence": first.get("confidence"),
         "found_ms": first.get("recoverable_ms_per_step"),
-        "others": [[one["code"], one["cause"], one["recoverable_ms_per_step"]] for one in findings if one is not first],
-        "validity": [one["code"] for one in analysis["validity"]],
+        "others": [
+            [finding["code"], finding["cause"], finding["recoverable_ms_per_step"]]
+            for finding in findings
+            if finding is not first
+        ],
+        "validity": [warning["code"] for warning in analysis["validity"]],
     }
     if script["problem"] is None:
         right = row["code"] in script["codes"] and not gains
@@ -213,9 +221,9 @@ def main() -> None:
     given = parser.parse_args()
     directory = given.directory.resolve()
     scripts = json.loads((directory / "expected.json").read_text(encoding="utf-8"))["scripts"]
-    scripts = [{**one, "path": str(directory / one["script"])} for one in scripts]
+    scripts = [{**entry, "path": str(directory / entry["script"])} for entry in scripts]
     if given.scripts:
-        scripts = [one for one in scripts if Path(one["script"]).stem in given.scripts.split(",")]
+        scripts = [entry for entry in scripts if Path(entry["script"]).stem in given.scripts.split(",")]
     began, rows = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as scratch:
         keep = given.keep or Path(scratch) / "keep"

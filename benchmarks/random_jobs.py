@@ -80,7 +80,7 @@ def _print_shares(jobs: Sequence[Judged]) -> None:
 def _print_confusion(jobs: Sequence[Judged]) -> None:
     print("Expected -> got, of those that are wrong:")
     pairs = Counter(
-        (job.verdict.expected[0], job.verdict.got, "; ".join(_without_figures(one) for one in job.verdict.why))
+        (job.verdict.expected[0], job.verdict.got, "; ".join(_without_figures(reason) for reason in job.verdict.why))
         for job in jobs
         if not job.verdict.right
     )

@@ -130,7 +130,7 @@ def _found(analysis: dict[str, Any]) -> float:
 
 
 def _median(analyses: list[dict[str, Any]], value: Any) -> float | None:
-    values = [one for one in map(value, analyses) if one is not None]
+    values = [number for number in map(value, analyses) if number is not None]
     return statistics.median(values) if values else None
 
 

@@ -54,10 +54,10 @@ def figures_in(path: Path) -> dict[str, str]:
 def numbers_in(path: Path) -> set[str]:
     """Return the names of the module's numeric constants."""
     found = set()
-    for one in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-            values = [part.value for part in ast.walk(one.value) if isinstance(part, ast.Constant)]
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            values = [part.value for part in ast.walk(statement.value) if isinstance(part, ast.Constant)]
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             if any(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
                 found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
     return found

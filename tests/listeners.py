@@ -51,9 +51,9 @@ def listeners(pid: int) -> set[str]:
 def listening_sockets(pid: int) -> set[tuple[str, int]]:
     """Return (address, port) of every TCP socket on which a process and its descendants listen now."""
     inodes: set[str] = set()
-    for one in _descendants(pid):
+    for descendant in _descendants(pid):
         with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{one}/fd").iterdir():
+            for entry in Path(f"/proc/{descendant}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if match := _SOCKET.match(str(entry.readlink())):
                         inodes.add(match[1])

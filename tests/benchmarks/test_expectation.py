@@ -116,7 +116,7 @@ def test_unreadable_recording_is_failed() -> None:
 @pytest.mark.parametrize("name", ["repository", "public"])
 def test_expectations_are_well_formed(name: str) -> None:
     text = (BENCHMARKS / "expectations" / f"{name}.json").read_bytes()
-    expectations = [msgspec.convert(one, EXPECTATION.Expectation) for one in msgspec.json.decode(text)]
+    expectations = [msgspec.convert(entry, EXPECTATION.Expectation) for entry in msgspec.json.decode(text)]
     assert len({expectation.name for expectation in expectations}) == len(expectations)
     if name == "repository":
         missing = [expectation.path for expectation in expectations if not (TRACES / expectation.path).exists()]

@@ -26,7 +26,7 @@ MACHINES = ("h200x4", "7gforce", "7gforce-v2", "az-2x-m60", "az-4x-m60", "dgx-1"
 
 
 def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
-    return {one.candidate.label: one for one in found}
+    return {prediction.candidate.label: prediction for prediction in found}
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -35,12 +35,12 @@ def test_no_communication_is_the_fastest_prediction(name: str, p2p: bool) -> Non
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
         found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
-        assert {one.candidate for one in found} == set(EVERY)
-        for one in found:
-            assert one.step_ms is not None
-            assert one.step_ms >= COMPUTE.step_ms
-            assert one.reason
-        assert [one.exposed_ms for one in found] == sorted(one.exposed_ms for one in found)
+        assert {prediction.candidate for prediction in found} == set(EVERY)
+        for prediction in found:
+            assert prediction.step_ms is not None
+            assert prediction.step_ms >= COMPUTE.step_ms
+            assert prediction.reason
+        assert [prediction.exposed_ms for prediction in found] == sorted(prediction.exposed_ms for prediction in found)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +67,17 @@ def test_unknown_and_impossible_strategies_come_last() -> None:
     found = predict(
         machine("h200x4"), LARGE, [Candidate(strategy="smoke-signals"), *EVERY], 4, cannot={"fsdp": "it is Sunday"}
     )
-    assert {one.candidate.strategy for one in found[-2:]} == {"smoke-signals", "fsdp"}
-    assert {one.cannot for one in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
+    assert {prediction.candidate.strategy for prediction in found[-2:]} == {"smoke-signals", "fsdp"}
+    assert {prediction.cannot for prediction in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
 
 
 def test_finalists_are_the_preferred_the_best_and_those_within_the_error() -> None:
     found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
     chosen = finalists_of(found, 2)
     assert chosen[0] == Candidate(strategy="nccl")
-    assert chosen[1] == next(one.candidate for one in found if one.candidate.strategy != "independent")
+    assert chosen[1] == next(
+        prediction.candidate for prediction in found if prediction.candidate.strategy != "independent"
+    )
     assert len(set(chosen)) == len(chosen) > 1
     assert all(candidate.strategy != "independent" for candidate in chosen)
 
@@ -170,7 +172,7 @@ def test_nvlink_ring_suffices_for_peer_access() -> None:
     for devices in (4, 8):
         found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
         assert "ring of NVLink" in found["nccl"].reason
-        assert "no peer access" not in "".join(one.reason for one in found.values())
+        assert "no peer access" not in "".join(prediction.reason for prediction in found.values())
         assert found["nccl"].exposed_ms < found["cpu-reduce"].exposed_ms
 
 

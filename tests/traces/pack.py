@@ -41,10 +41,10 @@ def _in_order(event: dict[str, Any]) -> tuple[str, str, Decimal]:
 
 
 def _nanoseconds(microseconds: Decimal | int) -> int:
-    told = Decimal(microseconds) * 1000
-    if told != int(told):
+    ns = Decimal(microseconds) * 1000
+    if ns != int(ns):
         raise ValueError(f"{microseconds} is no whole number of nanoseconds")
-    return int(told)
+    return int(ns)
 
 
 def _differences(values: list[int]) -> NDArray[np.int64]:

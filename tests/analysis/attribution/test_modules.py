@@ -114,7 +114,7 @@ def test_cpu_backward_is_separate(tmp_path: Path) -> None:
             event("user_annotation", f"ProfilerStep#{number}", at, 900),
             mark("a", "Linear", at + 10, 100),
             operator("aten::addmm", at + 20, 30, node),
-            *(one | {"tid": 11} for one in backward("AddmmBackward0", at + 200, 60, node)),
+            *(row | {"tid": 11} for row in backward("AddmmBackward0", at + 200, 60, node)),
             operator("aten::mm", at + 210, 40),
         ]
     times = by_path(modules_of(read_one(tmp_path, document(*events))))

@@ -100,14 +100,14 @@ def test_kernels_and_operators_with_the_most_time_are_summarized() -> None:
         ("gemm", 0.04, 1),
         ("norm", 0.01, 2),
     ]
-    assert [one.name for one in summarise_kernels(found)[:1]] == ["gemm"]
+    assert [row.name for row in summarise_kernels(found)[:1]] == ["gemm"]
     operators = summarise_operators(found)
     assert [(operator.name, near(operator.own_ms_per_step), operator.per_step) for operator in operators] == [
         ("aten::mm", 0.006, 1),
         ("aten::empty", 0.004, 1),
         ("aten::norm", 0.003, 2),
     ]
-    assert [one.name for one in summarise_operators(found)[:2]] == ["aten::mm", "aten::empty"]
+    assert [row.name for row in summarise_operators(found)[:2]] == ["aten::mm", "aten::empty"]
 
 
 def test_clock_offsets_are_listed_by_rank() -> None:

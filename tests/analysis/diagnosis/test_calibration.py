@@ -406,10 +406,10 @@ def followed_at_once(at: float) -> object:
 def ended_after(at: float) -> object:
     """Make a call that is recorded as waiting for an op but returns `at` ns before the op ends."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
-    told = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
+    awaited = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
     kinds, parts = np.array([HostBlock.SYNC], np.uint8), [Of(histories=[given])]
-    targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [told])  # type: ignore[arg-type]
+    targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [awaited])  # type: ignore[arg-type]
     return targets[1].tolist()
 
 
@@ -513,7 +513,7 @@ def synchronizes(at: int) -> object:
 @CASES.of("ALSO_LATE")
 def late(at: float) -> object:
     job = Job(ranks=4, step=DDP, extra={2: (fetch(40 * at),), 3: (fetch(40),)})
-    return next(one.ranks for one in findings_of(job) if one.code == "straggler")
+    return next(finding.ranks for finding in findings_of(job) if finding.code == "straggler")
 
 
 @CASES.of("JITTER")
@@ -532,10 +532,10 @@ def another_each_step(at: float) -> object:
 
 
 def link(*rates: float, ceiling: float | None = None) -> list[tuple[str, ...]]:
-    told = {"ceiling_gb_per_s": ceiling, "ceiling_source": "PCIe 5 x16"} if ceiling else {}
-    copies = [host_copies(index, rate, **told) for index, rate in enumerate(rates)]
+    ceiling_fields = {"ceiling_gb_per_s": ceiling, "ceiling_source": "PCIe 5 x16"} if ceiling else {}
+    copies = [host_copies(index, rate, **ceiling_fields) for index, rate in enumerate(rates)]
     facts = machine(*(gpu(index) for index in range(len(rates))), bandwidth=copies)
-    return [(one.severity, *one.evidence["signs"]) for one in DegradedLink().examine(facts)]
+    return [(finding.severity, *finding.evidence["signs"]) for finding in DegradedLink().examine(facts)]
 
 
 CASES.of("LINK_OF_CEILING")(lambda at: link(50 * at, ceiling=50.0))
@@ -571,7 +571,7 @@ def clocks(at: float) -> object:
 @CASES.of("CONTEXT_BYTES")
 def other_job(at: float) -> object:
     process = GpuProcess(pid=1, name="python", memory_bytes=round(at))
-    return [one.severity for one in ForeignProcess().examine(machine(gpu(0, processes=(process,))))]
+    return [finding.severity for finding in ForeignProcess().examine(machine(gpu(0, processes=(process,))))]
 
 
 @CASES.of("PEER_SLOWER")

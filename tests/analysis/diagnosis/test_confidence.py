@@ -39,7 +39,7 @@ class Steps:
 
     def savings_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
         before, *after = self.steps_ms([base, *many])
-        return [max(float(np.mean(before - one)), 0.0) for one in after]
+        return [max(float(np.mean(before - costs)), 0.0) for costs in after]
 
     def saving_ms(self, costs: Gone, base: Gone = corrected) -> float:
         return self.savings_ms([costs], base)[0]

@@ -55,7 +55,7 @@ def test_simulation_within_a_quarter_of_the_recorded_step_is_used(simulated: flo
 @pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
 def test_overhead_is_reported_from_five_percent_on(corrected: float, *, told: bool) -> None:
     found = _overhead(job(), simulation(100.0, corrected))
-    assert [one.code for one in found] == (["profiler-overhead"] if told else [])
+    assert [warning.code for warning in found] == (["profiler-overhead"] if told else [])
     if told:
         assert "takes 100.0 ms while profiling and about 95.0 ms without, assuming 1.5 µs overhead" in found[0].message
         (timed,) = _overhead(job(unprofiled=94.0), simulation(100.0, corrected))

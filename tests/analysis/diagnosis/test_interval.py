@@ -78,7 +78,7 @@ class Job:
             process=np.array(process),
             events=np.array(events),
         )
-        graph = SimpleNamespace(host=host, steps=of_steps, ranks={one: one for one in sorted({*process})})
+        graph = SimpleNamespace(host=host, steps=of_steps, ranks={number: number for number in sorted({*process})})
         busy = host.busy - np.array([profiler, 0.0]) * NS_PER_MS
         left = SimpleNamespace(corrected_ms=dear, host_corrected=SimpleNamespace(busy=busy))
         self.asked: list[float] = []

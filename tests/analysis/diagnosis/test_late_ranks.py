@@ -73,7 +73,7 @@ def cause(
         corrected=None,
         corrected_ms=100.0,
         graph=SimpleNamespace(ranks={0: 0, 1: 1}),
-        savings_ms=lambda many: [gained(one) for one in many],
+        savings_ms=lambda many: [gained(scenario) for scenario in many],
         saving_ms=gained,
     )
     found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it

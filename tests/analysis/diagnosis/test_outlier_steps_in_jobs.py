@@ -72,7 +72,7 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
     case = case_of(steps)
     assert kept(case) == list(left)
     assert kept(case_of(EIGHT, steps)) == list(left)
-    assert [one - 5 for one in kept(case_of(steps, first=5))] == list(left)
+    assert [step - 5 for step in kept(case_of(steps, first=5))] == list(left)
     if steps is EIGHT or max(steps) == 15:
         assert without_outlier_steps(case) is case
 

@@ -73,7 +73,9 @@ def timed(
 def test_unprofiled_steps_show_input_that_costs_five_percent(
     waits: list[list[float]], step_ms: float | None, gain: float | None
 ) -> None:
-    assert [one.recoverable_ms_per_step for one in timed(*waits, step_ms=step_ms)] == ([] if gain is None else [gain])
+    assert [finding.recoverable_ms_per_step for finding in timed(*waits, step_ms=step_ms)] == (
+        [] if gain is None else [gain]
+    )
 
 
 def test_unprofiled_input_names_the_ranks_that_wait_for_half_of_it() -> None:
@@ -98,7 +100,7 @@ def test_unprofiled_input_wait_replaces_a_shorter_recorded_wait(not_recorded_ms:
 
 def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
     def codes(*findings: Finding) -> list[tuple[str, float | None]]:
-        return [(one.code, one.recoverable_ms_per_step) for one in timed([8.0] * 9, findings=findings)]
+        return [(finding.code, finding.recoverable_ms_per_step) for finding in timed([8.0] * 9, findings=findings)]
 
     assert codes(finding("input-bound", 4.0)) == [("input-bound", 4.0)]
     assert codes(finding("input-bound", 3.9)) == [("input-bound", 8.0)]
@@ -368,7 +370,7 @@ def test_common_garbage_collection_is_advised(*, collecting: bool | None, world:
 
 def test_main_location_has_half_of_the_time_and_savings() -> None:
     def main(*ms: float, gain: float = 0.0) -> bool:
-        return main_place([Place(words="", ms_per_step=one) for one in ms], gain) is not None
+        return main_place([Place(words="", ms_per_step=amount) for amount in ms], gain) is not None
 
     assert [main(5, 5), main(5, 3, 3), main(5, gain=10), main(5, gain=10.1), main()] == [
         True,

@@ -94,13 +94,13 @@ def test_savings_are_limited_if_steps_of_devices_differ_by_a_factor_of_1000() ->
             if step == 1:
                 builder.on(ordinal).compute(20 + 100 * ordinal, 40 + 100 * ordinal, launch=(5, 6))
         builder.on(0).compute(20, 9_000, launch=(3, 4)).collective(9_000, 11_400, launch=(7, 8))
-    told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
-    assert told.findings
-    assert any((finding.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for finding in told.findings), (
+    analysis = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
+    assert analysis.findings
+    assert any((finding.recoverable_ms_per_step or 0.0) > analysis.steps.mean_ms for finding in analysis.findings), (
         "savings are not limited by the mean step of all devices"
     )
-    for finding in told.findings:
-        assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(told)
+    for finding in analysis.findings:
+        assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(analysis)
         assert 0.0 <= (finding.recoverable_percent or 0.0) <= 100.0
 
 

@@ -124,7 +124,7 @@ def test_communication_calls_count_as_launch_overhead_if_that_saves_twice_as_muc
 def test_finding_reports_the_step_time_before_and_after_the_fix() -> None:
     job = summed(10, loader=30, launch=15, tiny=0.1)
     found, doubts = scored(job, [LAUNCH, cause("tiny"), LOADER])
-    assert {one.finding.code: one.savings_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
+    assert {result.finding.code: result.savings_ms for result in found} == pytest.approx({"loader": 30, "launch": 5.1})
     assert found[0].finding.code == "loader"
     assert found[0].finding.evidence == {
         "of": "loader", "step_ms_now": pytest.approx(45.1), "step_ms_if_fixed": pytest.approx(15.1)
@@ -145,7 +145,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
     doubting = Doubting("stall")
     found, doubts = scored(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
-    assert [one.finding.code for one in found] == ["loader", "launch"]
+    assert [result.finding.code for result in found] == ["loader", "launch"]
     assert [(doubt.code, doubt.message) for doubt in doubts] == [("cannot-tell:stall", "chance")]
     # The stall may be chance, so it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
@@ -153,7 +153,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
 
 def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     found, doubts = scored(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
-    assert [one.finding.code for one in found] == ["loader"]
+    assert [result.finding.code for result in found] == ["loader"]
     assert [doubt.code for doubt in doubts] == ["cannot-tell:launch"]
 
 
@@ -171,7 +171,7 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
 def test_interchangeable_waste_findings_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:
     job = summed(device, other=100 - a - b, a=a, b=b)
     found, _ = scored(job, [cause("a"), cause("b")])
-    assert {one.finding.code: one.finding.instead for one in found} == (
+    assert {result.finding.code: result.finding.instead for result in found} == (
         {"a": ("b",), "b": ("a",)} if instead else {"a": (), "b": ()}
     )
 
@@ -179,7 +179,7 @@ def test_interchangeable_waste_findings_name_each_other(a: float, b: float, devi
 def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
     job = summed(80, other=30, a=20, b=20, c=20, launch=10)
     found, _ = scored(job, [cause("a"), cause("b"), cause("c"), LAUNCH])
-    assert {one.finding.code: one.finding.instead for one in found} == {
+    assert {result.finding.code: result.finding.instead for result in found} == {
         "a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")
     }  # fmt: skip
 
@@ -199,11 +199,11 @@ def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
 def test_waste_worth_fixing_precedes_launch_overhead(waste: float, fields: dict[str, Any], order: list[str]) -> None:
     job = summed(other=100 - 40 - waste, launch=40, waste=waste)
     found, _ = scored(job, [LAUNCH, cause("waste", **fields)])
-    assert [one.finding.code for one in found] == order
+    assert [result.finding.code for result in found] == order
     assert [scored.finding.code for scored in in_order(found[::-1])] == order
 
 
 def test_waste_precedes_similar_communication_and_launch_overhead() -> None:
     job = summed(waste=20, other=100, launch=60, exchange=20.1)
     found, _ = scored(job, [LAUNCH, COMMUNICATION, cause("waste")])
-    assert [one.finding.code for one in found] == ["waste", "launch", "exchange"]
+    assert [result.finding.code for result in found] == ["waste", "launch", "exchange"]

@@ -187,7 +187,7 @@ def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None
 
 def leads(*ahead: str) -> RunRecord:
     """Return a run with a letter per step and host: `a` for a lead of 2.5 ms over the device, `b` for 2.4 ms."""
-    return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if one == "a" else 2.4 for one in of)) for of in ahead))
+    return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if letter == "a" else 2.4 for letter in of)) for of in ahead))
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,9 @@ def test_only_stragglers_are_waited_for_in_most_steps(
 def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
     ahead: tuple[str, ...], set_pace: bool
 ) -> None:
-    of = run(*(host(*[50.0] * len(one), lead=tuple(25.0 if at == "a" else 24.9 for at in one)) for one in ahead))
+    of = run(
+        *(host(*[50.0] * len(letters), lead=tuple(25.0 if at == "a" else 24.9 for at in letters)) for letters in ahead)
+    )
     assert devices_set_pace(of) == set_pace
 
 

@@ -322,9 +322,9 @@ def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input(
     job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
     assert "host-stall" in findings_of(fetching(job, (0.0, 0.0)))
     case = fetching(job, (30.0, 30.0))
-    told = findings_of(case)
-    assert "host-stall" not in told
-    assert told["input-bound"].recoverable_ms_per_step == pytest.approx(30)
+    findings = findings_of(case)
+    assert "host-stall" not in findings
+    assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30)
     assert "host-stall" not in {fix.code for fix in diagnose(case).next}
 
 

@@ -54,10 +54,10 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 40, depth: int = 0) -> li
 @given(nested(), st.integers(-5, 45), st.integers(-5, 45))
 @examples(100)
 def test_time_belongs_to_the_innermost_function(frames: list[Frame], begin: int, end: int) -> None:
-    told = [frame for frame in frames if frame[0].isupper()]
+    users = [frame for frame in frames if frame[0].isupper()]
     instant_by_instant = Counter[str]()
     for at in range(begin, end):
-        around = [name for name, start, stop in told if start <= at < stop]
+        around = [name for name, start, stop in users if start <= at < stop]
         instant_by_instant.update(around[-1:])
     assert +Counter(time_in(events(*frames), 1, begin, end)) == instant_by_instant
 

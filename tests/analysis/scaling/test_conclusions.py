@@ -163,8 +163,8 @@ def test_forecast_within_the_machine() -> None:
     found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
     assert found is not None
     assert [forecast.devices for forecast in found.forecasts] == [8, 16, 32]
-    for one in found.forecasts:
-        assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
+    for row in found.forecasts:
+        assert row.efficiency.low <= row.efficiency.value <= row.efficiency.high <= 1
     assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
 
 

@@ -152,7 +152,7 @@ def fitting(count: int, offset: float, spread: float = 0, coverage: float = 1.0)
 
 
 def offsets(*fits: _Fit) -> list[float]:
-    return [one.offset / NS_PER_US for one in _equally_good([*fits])]
+    return [alignment.offset / NS_PER_US for alignment in _equally_good([*fits])]
 
 
 def test_equally_good_alignments_have_half_the_matches_and_nearly_full_coverage() -> None:

@@ -24,8 +24,8 @@ ONE_OF_TWO = {"rank": 0, "world_size": 2}
 
 
 def copy(kind: str, start_us: float, length_us: float, correlation: int, stream: int = 7) -> dict[str, Any]:
-    told = {"device": 0, "stream": stream, "correlation": correlation, "bytes": 1000}
-    return event("gpu_memcpy", f"Memcpy {kind}", start_us, length_us, pid=0, tid=stream, args=told)
+    facts = {"device": 0, "stream": stream, "correlation": correlation, "bytes": 1000}
+    return event("gpu_memcpy", f"Memcpy {kind}", start_us, length_us, pid=0, tid=stream, args=facts)
 
 
 def copy_call(start_us: float, correlation: int, **more: Any) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def test_copy_between_devices_is_always_communication(tmp_path: Path) -> None:
 
 
 def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path) -> None:
-    told = {"device": 0, "stream": 28}
+    facts = {"device": 0, "stream": 28}
     found = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
-        event("gpu_user_annotation", "gpudiag.exchange", 1100, 500, pid=0, tid=28, args=told),
+        event("gpu_user_annotation", "gpudiag.exchange", 1100, 500, pid=0, tid=28, args=facts),
         copy("DtoH (Device -> Pinned)", 1200, 300, 77, stream=28),
         copy("DtoH (Device -> Pinned)", 1800, 300, 78, stream=28),
     )

@@ -155,7 +155,7 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
         for rank, ns in ((1, 50_000), (2, residual), (3, 60_000))
     ]
     found = _clocks(Matching([], [], clocks, set(), False))
-    assert [one.code for one in found] == (["clock-skew"] if skewed else [])
+    assert [warning.code for warning in found] == (["clock-skew"] if skewed else [])
     if skewed:
         assert "±0.10 ms (worst: rank 2)" in found[0].message
     assert len(_clocks(Matching([], [], clocks, set(), True))) == 1 + skewed

@@ -196,7 +196,7 @@ def test_clock_offsets_chain_across_groups() -> None:
     ]
     found = match_collectives([first, *both, last], {0, 1, 2})
     assert [offset / 1000 for offset in found.offsets] == [0, -3000, -3000, -7000]
-    assert {one.rank: one.matched for one in found.clocks} == {1: 12, 2: 6}
+    assert {clock.rank: clock.matched for clock in found.clocks} == {1: 12, 2: 6}
 
 
 def test_collectives_between_tracks_of_one_process_align_no_clocks() -> None:

@@ -29,7 +29,7 @@ def repeating(launched: str) -> Any:
     events: Any = SimpleNamespace(
         start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
     )
-    return _repeating(events, np.arange(5, count + 5), np.array([ord(one) for one in launched], np.int32))
+    return _repeating(events, np.arange(5, count + 5), np.array([ord(letter) for letter in launched], np.int32))
 
 
 def starts(launched: str) -> list[int] | None:

@@ -226,8 +226,8 @@ def test_finding_that_saves_little_after_the_first_fix_is_no_false_alarm(
     late = finding("straggler", 26.0, ranks=(2,), cause="input")
     exchange = finding("communication-bound", 6.0, ranks=(0, 1, 2, 3), cause="transfer")
     path = [fix(late, 30.0), *([fix(exchange, after_it_ms)] if after_it_ms else [])]
-    told = msgspec.structs.replace(analysis(late, exchange), next=tuple(path))
-    assert judge(ablation(), LATE, told, window_error_ms=0.1).verdict == verdict
+    analysed = msgspec.structs.replace(analysis(late, exchange), next=tuple(path))
+    assert judge(ablation(), LATE, analysed, window_error_ms=0.1).verdict == verdict
     alone = analysis(late, exchange)
     assert judge(ablation(), LATE, alone, window_error_ms=0.1).verdict == "wrong"
 

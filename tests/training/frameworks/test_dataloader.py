@@ -104,10 +104,10 @@ def _counted(batches: int, told: multiprocessing.queues.Queue[tuple[int, int]]) 
 def test_forked_ranks_see_only_their_workers() -> None:
     pace(DataLoader(Slow(), batch_size=12, num_workers=1, multiprocessing_context="fork"))
     fork = multiprocessing.get_context("fork")
-    told = fork.Queue()
-    ranks = [fork.Process(target=_counted, args=(batches, told)) for batches in (2, 4)]
+    answers = fork.Queue()
+    ranks = [fork.Process(target=_counted, args=(batches, answers)) for batches in (2, 4)]
     for rank in ranks:
         rank.start()
-    assert sorted(told.get(timeout=60) for _ in ranks) == [(2, 2), (4, 4)]
+    assert sorted(answers.get(timeout=60) for _ in ranks) == [(2, 2), (4, 4)]
     for rank in ranks:
         rank.join()

@@ -137,7 +137,7 @@ def test_module_marks_have_paths_and_change_no_loss(tmp_path: Path) -> None:
         Module("Net", "blocks.1.drop", "Dropout"),
         Module("L1Loss", "", "L1Loss"),
     } <= found
-    assert {one.root for one in found} == {"Net", "L1Loss"}, (
+    assert {module.root for module in found} == {"Net", "L1Loss"}, (
         "wrappers, and modules created within a forward, are no roots"
     )
     block = ["", ".up", ".drop", ".down"]

@@ -103,8 +103,10 @@ def test_models_have_registered_parameter_counts(name: str) -> None:
 def test_workloads_page_equals_registry() -> None:
     page = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| .* \| (\d+) / (\d+) \| \w+ \|$", page, re.MULTILINE)
-    told = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
-    assert told == {name: (f"{entry.parameters:,}", *map(str, entry.batches)) for name, entry in WORKLOADS.items()}
+    documented = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
+    assert documented == {
+        name: (f"{entry.parameters:,}", *map(str, entry.batches)) for name, entry in WORKLOADS.items()
+    }
 
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())

@@ -38,7 +38,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_named(self, cause: str | None) -> bool:
         """Return whether a finding's `cause` contains one of the accepted texts, in lower case."""
-        return not self.causes or any(one in (cause or "").lower() for one in self.causes)
+        return not self.causes or any(text in (cause or "").lower() for text in self.causes)
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):

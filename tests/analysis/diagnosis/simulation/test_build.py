@@ -179,7 +179,7 @@ def graph_of_steps(*traces: TraceBuilder) -> Graph:
 def us(column: Any) -> list[float]:
     """Return a column's values in the second of three equal steps, in µs."""
     count = len(column) // 3
-    return [float(one) / 1000 for one in column[count : 2 * count]]
+    return [float(value) / 1000 for value in column[count : 2 * count]]
 
 
 def test_host_chain_of_launches_and_a_wait() -> None:

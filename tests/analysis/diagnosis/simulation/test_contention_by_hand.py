@@ -184,7 +184,7 @@ def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(counterfactuals, "with_host_copies", lambda _, __, duration: duration)
         what_if: Any = SimpleNamespace(graph=of, timeline=timeline)
         found: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # facts are not looked at
-        return None if found is None else [float(one) for one in found]
+        return None if found is None else [float(value) for value in found]
 
     assert pinned([80, 80, 80]) == [40, 100, 100]
     assert pinned([1, 80, 80]) == [0.5, 100, 100]

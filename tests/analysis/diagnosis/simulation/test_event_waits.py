@@ -173,10 +173,10 @@ def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
 def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
-    told = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
+    facts = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
     if number == 1e400:  # JSON cannot represent this number
-        told = dict.fromkeys(told, float("inf"))
-    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+        facts = dict.fromkeys(facts, float("inf"))
+    content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     what_if = simulation(read_one(tmp_path, content))
     assert what_if.simulated_ms == pytest.approx(0.9, rel=0.01)
 

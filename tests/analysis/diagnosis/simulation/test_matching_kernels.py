@@ -180,5 +180,5 @@ def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
         return [part[at - reach : at + reach + 1] for part in parts for at in range(2, len(part) - 2)]
 
     for keys, reach in ((near_two, 2), (near_one, 1)):
-        told = Counter(zip(keys, around(reach), strict=True))
-        assert len(told) == len(set(keys)) == len(set(around(reach)))
+        counts = Counter(zip(keys, around(reach), strict=True))
+        assert len(counts) == len(set(keys)) == len(set(around(reach)))

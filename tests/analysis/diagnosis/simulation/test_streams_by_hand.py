@@ -67,7 +67,9 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
     """Return the ops that each op waits for, after stream-wait calls at these times."""
     infer_waits(ops, (np.array(calls) * 1000).astype(np.int64))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
-    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+    return {
+        op: [awaited for awaited in pair if awaited != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)
+    }
 
 
 @pytest.mark.parametrize(
@@ -191,7 +193,9 @@ def known(
     wait, given, which = np.array(index, np.int64).T
     apply_traced_waits(ops, of, AwaitedOps(wait, rows[wait], given, which))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
-    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+    return {
+        op: [awaited for awaited in pair if awaited != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)
+    }
 
 
 @pytest.mark.parametrize(

@@ -74,10 +74,10 @@ def test_hook_averages_gradients_of_a_user_model(healthy: list[dict[str, Any]]) 
 
 def test_too_little_memory_raises_on_every_rank(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
-        told = answer["no_room"]
-        assert told["error"] == "HardwareMissingError"
-        assert "there is no room for" in told["message"]
-        assert "ulimit" in told["hint"]
+        message = answer["no_room"]
+        assert message["error"] == "HardwareMissingError"
+        assert "there is no room for" in message["message"]
+        assert "ulimit" in message["hint"]
 
 
 def test_pinning_failure_on_one_rank_raises_on_all(healthy: list[dict[str, Any]]) -> None:
@@ -112,8 +112,8 @@ def test_killed_rank_raises_on_other_ranks(broken: list[dict[str, Any]]) -> None
 
 
 def test_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:
-    told = messages(broken, "leaves", "rank 2 has ended its training while rank")
-    assert all("drop_last" in answer["hint"] for answer in told)
+    texts = messages(broken, "leaves", "rank 2 has ended its training while rank")
+    assert all("drop_last" in answer["hint"] for answer in texts)
 
 
 def test_stuck_rank_is_named_after_timeout(broken: list[dict[str, Any]]) -> None:
