@@ -104,13 +104,13 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
     """Return True if a rank has unprofiled steps, their fetch times, and both traces."""
-    found = next((record for record in run["ranks"] if record["rank"] == rank), None)
-    if found is None or found["error"] is not None or not found["timed"]:
+    own_record = next((record for record in run["ranks"] if record["rank"] == rank), None)
+    if own_record is None or own_record["error"] is not None or not own_record["timed"]:
         return False
-    workers = (found["timed"].get("loader") or {"workers": 0})["workers"]
+    workers = (own_record["timed"].get("loader") or {"workers": 0})["workers"]
     needed = ("unprofiled", "trace", "light_trace")
-    fetching = found["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
-    return fetching and all(found[name] for name in needed)
+    fetching = own_record["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
+    return fetching and all(own_record[name] for name in needed)
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:

@@ -68,7 +68,7 @@ def nccl_places() -> Iterator[Path]:
 
 def run_peers(output: Path, number: int) -> PeerFigures:
     """Run one round of all peers, and save their output in OUTPUT."""
-    found: PeerFigures = {}
+    figures: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
         environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, **variables}
@@ -88,11 +88,11 @@ def run_peers(output: Path, number: int) -> PeerFigures:
                 continue
             if collective:
                 size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
-                found.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
+                figures.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
             else:
-                found.setdefault((fields[0], 0), []).append(float(fields[2]))
+                figures.setdefault((fields[0], 0), []).append(float(fields[2]))
     (output / f"peers-{number}.txt").write_text(printed)
-    return found
+    return figures
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
@@ -161,19 +161,19 @@ def bound_for(row: dict[str, str]) -> float | None:
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
     """Yield each line of the comparison table, and True if its difference is within the bound."""
     for row in rows:
-        found = values_for(facts, row)
+        figures = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (
             f" {int(row['bytes']) >> 10} KiB" if row["direction"] == "collective" else ""
         )
         expected, bound = float(row["value"]), bound_for(row)
-        if not found:
+        if not figures:
             yield f"| {name} | {expected:g} | not measured | | |", bound is None
             continue
-        value = statistics.median(found)
+        value = statistics.median(figures)
         away, allowed = value / expected - 1, "" if bound is None else f"{100 * bound:.0f} %"
         fine = bound is None or abs(away) <= bound
         verdict = "yes" if bound is not None and fine else "" if bound is None else "**no**"
-        spread = f"{value:.4g} ({min(found):.4g} to {max(found):.4g})"
+        spread = f"{value:.4g} ({min(figures):.4g} to {max(figures):.4g})"
         yield (
             f"| {name} ({row['unit']}) | {expected:g} | {spread} | {100 * away:+.1f} % of {allowed} | {verdict} |",
             fine,
@@ -189,7 +189,7 @@ def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, boo
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
-        found: dict[tuple[object, ...], tuple[float, bool]] = {}
+        figures: dict[tuple[object, ...], tuple[float, bool]] = {}
         for record in facts.bandwidth:
             key = (
                 record.path,
@@ -200,11 +200,11 @@ def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, boo
                 record.peer_access,
                 record.initiator,
             )
-            found[key] = (record.gb_per_s, record.memory != "pageable")
+            figures[key] = (record.gb_per_s, record.memory != "pageable")
         for measured in facts.collectives:
             of_link = measured.strategy.startswith("nccl") and measured.bytes >= 1 << 20
-            found[measured.strategy, f"{measured.bytes >> 10} KiB"] = (measured.busbw_gb_per_s, of_link)
-        return found
+            figures[measured.strategy, f"{measured.bytes >> 10} KiB"] = (measured.busbw_gb_per_s, of_link)
+        return figures
 
     a, b = figures(first), figures(second)
     apart = [(abs(b[key][0] / a[key][0] - 1), " ".join(map(str, key)), a[key][1]) for key in a if key in b]

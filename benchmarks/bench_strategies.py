@@ -409,8 +409,8 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
     results = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
     if not results:
         raise SystemExit("the processes ended without a result; see their messages above")
-    found: dict[str, Any] = json.loads(results[0])
-    return found
+    answer: dict[str, Any] = json.loads(results[0])
+    return answer
 
 
 def show(found: dict[str, Any]) -> None:

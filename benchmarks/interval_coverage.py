@@ -43,17 +43,19 @@ def main() -> int:
     options.add_argument("directories", nargs="+", type=Path)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    found: list[dict[str, Any]] = []
+    recordings: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
         for recording in _recordings(given.directories, Path(scratch)):
-            found.append(recording)
+            recordings.append(recording)
             if given.json is not None:
                 with given.json.open("a", encoding="utf-8") as lines:
                     lines.write(json.dumps(recording) + "\n")
     for how in ("alone", "timed too"):
         for where in ("GPUs", "CPU processes"):
             _print(
-                how, where, [recording for recording in found if (recording["how"], recording["where"]) == (how, where)]
+                how,
+                where,
+                [recording for recording in recordings if (recording["how"], recording["where"]) == (how, where)],
             )
     return 0
 

@@ -196,14 +196,14 @@ def draw(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         truth = row.get("truth", {})
         cost = "" if row["problem"] is None else f"{truth.get('costs_ms', '?')}"
-        found = row.get("found_ms")
+        found_ms = row.get("found_ms")
         table.add_row(
             row["script"],
             cost,
             f"{truth.get('problem_ms', '?')}",
             " ".join(str(row[key]) for key in ("code", "cause") if row.get(key))
             or row.get("profile_failed", "none")[:60],
-            "" if found is None else f"{found:.1f}",
+            "" if found_ms is None else f"{found_ms:.1f}",
             row["verdict"],
             {True: "right", False: "off"}.get(row.get("amount_right", ""), ""),
         )

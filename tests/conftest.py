@@ -97,8 +97,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
-    found = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-    return any(fixtures[-1].scope == "module" for fixtures in found)
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(fixtures[-1].scope == "module" for fixtures in definitions)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -117,9 +117,9 @@ def test_interval_functions_are_exact_at_unix_nanoseconds() -> None:
 
 @given(st.lists(st.integers(-3, 3)))
 def test_groups_are_the_positions_of_each_value(values: list[int]) -> None:
-    found = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
-    assert found == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
-    assert list(found) == sorted(found)
+    positions = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
+    assert positions == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
+    assert list(positions) == sorted(positions)
 
 
 def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:

@@ -75,11 +75,11 @@ def network() -> Iterator[Network]:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", f"node{node}", "up")
         prefixes = tuple(("ip", "netns", "exec", name) for name in names)
-        found = Network(prefixes, "10.77.0.1", ("node0", "node1"))
+        network = Network(prefixes, "10.77.0.1", ("node0", "node1"))
     except (OSError, subprocess.CalledProcessError):
-        found = LOOPBACK
+        network = LOOPBACK
     try:
-        yield found
+        yield network
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=SECONDS, check=False)

@@ -46,10 +46,10 @@ def board_python() -> str:
 
 def browser_path() -> str:
     """Return a Chromium, or skip the test."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
         pytest.skip("no Chromium is installed")
-    return found
+    return browser
 
 
 @contextmanager

@@ -47,13 +47,13 @@ sys.stdin.read()
 
 def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the listeners that answer a store's query."""
-    found = []
+    answering = []
     for address, port in sockets:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_ANSWER_S) as connection:
             connection.sendall(_STORE_QUERY)
             if connection.recv(8):
-                found.append((address, port))
-    return sorted(found)
+                answering.append((address, port))
+    return sorted(answering)
 
 
 def reachable(paths: Collection[Path]) -> list[str]:
@@ -112,8 +112,8 @@ def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
     )
     assert server.stdout is not None
     port = int(server.stdout.readline())
-    found = listening_sockets(server.pid)
-    assert {number for _, number in found} == {port}
+    sockets = listening_sockets(server.pid)
+    assert {number for _, number in sockets} == {port}
     assert as_another_user(lambda: len(answering([("127.0.0.1", port)]))) == "1"
     server.communicate("", timeout=SECONDS)
     (temporary / "open").write_text("")

@@ -42,7 +42,7 @@ def processes_of(run_dir: Path) -> list[str]:
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -51,8 +51,8 @@ def processes_of(run_dir: Path) -> list[str]:
             except OSError:
                 continue
             if str(run_dir) in line and state != "Z":
-                found.append(line)
-    return found
+                processes.append(line)
+    return processes
 
 
 def gone(run_dir: Path, seconds: float = SECONDS) -> bool:

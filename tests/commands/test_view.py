@@ -125,9 +125,11 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
     # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for rank 2.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
-    found = computed["slow_loader_rank2"]
-    assert found["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)
-    assert found["deviceCollectivesTimeMs"] == pytest.approx(late.buckets_ms["communication_transfer"], rel=0.1)
+    table_of_steps = computed["slow_loader_rank2"]
+    assert table_of_steps["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)
+    assert table_of_steps["deviceCollectivesTimeMs"] == pytest.approx(
+        late.buckets_ms["communication_transfer"], rel=0.1
+    )
     assert "HIGHLY input-bound" in conclusions["slow_loader_rank2"]
     for name in ("clean", "vgg_p2poff"):
         assert "NOT input-bound" in conclusions[name]

@@ -31,10 +31,10 @@ def test_recommend_measures_the_best_candidates_within_its_budget(tmp_path: Path
     )
     assert result.returncode == 0, result.stderr
     assert time.monotonic() - began < 90  # the limit is the budget, plus the time to start and end processes
-    found = json.loads(result.stdout)
-    assert found["basis"] == "measured"
-    assert found["ranking"][0]["strategy"] in {found["recommended"], "independent", *found["tied"]}
-    measured = [ranked for ranked in found["ranking"] if ranked["measured_step_ms"] is not None]
+    answer = json.loads(result.stdout)
+    assert answer["basis"] == "measured"
+    assert answer["ranking"][0]["strategy"] in {answer["recommended"], "independent", *answer["tied"]}
+    measured = [ranked for ranked in answer["ranking"] if ranked["measured_step_ms"] is not None]
     assert len(measured) >= 3
     contest = json.loads((tmp_path / "run" / "contest-mlp.json").read_text())
     compute = contest["gradients"]["compute"]

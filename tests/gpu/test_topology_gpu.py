@@ -69,9 +69,9 @@ def query(*properties: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def facts() -> Facts:
     began = time.perf_counter()
-    found = gather_inventory()
-    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(found.gpus)} GPUs")  # noqa: T201  # for the user
-    return found
+    facts = gather_inventory()
+    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(facts.gpus)} GPUs")  # noqa: T201  # for the user
+    return facts
 
 
 def same(text: str, ours: object) -> bool:

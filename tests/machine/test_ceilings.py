@@ -69,9 +69,9 @@ def test_memory_is_half_of_the_data_sheet(mhz: int, bits: int, peak: float) -> N
 def test_without_nvlink_the_slower_pcie_link_is_the_ceiling() -> None:
     fast = Gpu(index=0, name="", pcie=PcieLink(generation=4, width=16, under_load=True))
     slow = Gpu(index=1, name="", pcie=PcieLink(generation=3, width=1, under_load=True))
-    found = ceilings.peer(fast, slow, Link(a=0, b=1, kind="PHB"))
-    assert found.gb_per_s == pytest.approx(ceilings.pcie_gb_per_s(3, 1, "host_to_device"))
-    assert "x1" in found.source
+    ceiling = ceilings.peer(fast, slow, Link(a=0, b=1, kind="PHB"))
+    assert ceiling.gb_per_s == pytest.approx(ceilings.pcie_gb_per_s(3, 1, "host_to_device"))
+    assert "x1" in ceiling.source
     assert ceilings.peer(fast, Gpu(index=1, name=""), None).gb_per_s is None
 
 

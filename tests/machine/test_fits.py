@@ -75,10 +75,10 @@ def test_bus_bandwidth_by_the_convention_of_nccl_tests() -> None:
 
 
 def test_each_transport_has_a_fit_unless_only_one_size_was_measured() -> None:
-    found = fit_collectives(
+    fits = fit_collectives(
         [collective(1024, 10), collective(1 << 20, 20), collective(1024, 10, "gloo"), collective(1024, 9, "gloo")]
     )
-    assert [fit.strategy for fit in found] == ["nccl"]
+    assert [fit.strategy for fit in fits] == ["nccl"]
     assert fit_collectives([collective(1024, 10), collective(1 << 20, 5)]) == ()
 
 

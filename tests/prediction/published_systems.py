@@ -164,14 +164,14 @@ def _compute() -> dict[tuple[str, ...], float]:
 
     The source is the run of `independent` on the same GPUs if there is one, else the ideal step.
     """
-    found: dict[tuple[str, ...], float] = {}
+    entries: dict[tuple[str, ...], float] = {}
     table = rows("cost_model_targets.csv")
     for row in table:
-        found.setdefault(tuple(row[key] for key in _KEYS), float(row["ideal_stepN_ms"]))
+        entries.setdefault(tuple(row[key] for key in _KEYS), float(row["ideal_stepN_ms"]))
     for row in table:
         if row["strategy"] == "independent":
-            found[tuple(row[key] for key in _KEYS)] = float(row["stepN_ms"])
-    return found
+            entries[tuple(row[key] for key in _KEYS)] = float(row["stepN_ms"])
+    return entries
 
 
 def compute_ms(row: dict[str, str]) -> float:
@@ -220,7 +220,7 @@ class Group:
 def groups() -> list[Group]:
     """Return all groups. A tie is a lead of less than 2 % or 2 standard deviations, or a lead among runs of the same
     strategy."""
-    found = []
+    entries = []
     for row in rows("strategy_winners.csv"):
         rates = {
             label: float(rate)
@@ -244,7 +244,7 @@ def groups() -> list[Group]:
         )
         steps = [prediction.step_ms or 0.0 for prediction in predictions]
         alike = len(best) == 1
-        found.append(
+        entries.append(
             Group(
                 row=row,
                 alike=alike,
@@ -255,16 +255,16 @@ def groups() -> list[Group]:
                 regret_percent=100 * (fastest / best[verdict.recommended] - 1),
             )
         )
-    return found
+    return entries
 
 
 def targets() -> list[tuple[dict[str, str], float, float]]:
     """Return the rows of the targets on machines with known links, with predicted and measured step in ms."""
-    found = []
+    entries = []
     for row in rows("cost_model_targets.csv"):
         known = row["machine"] in MACHINES and row["model"].removesuffix("_keras") in TENSORS
         if known and row["strategy"] != "independent":
             one = run_of(row)
             (prediction,) = predicted(one, compute_ms(row), [one.candidate])
-            found.append((row, prediction.step_ms or 0.0, float(row["stepN_ms"])))
-    return found
+            entries.append((row, prediction.step_ms or 0.0, float(row["stepN_ms"])))
+    return entries

@@ -34,13 +34,15 @@ def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
 def test_no_communication_is_the_fastest_prediction(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
-        found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
-        assert {prediction.candidate for prediction in found} == set(EVERY)
-        for prediction in found:
+        predictions = predict(facts, LARGE, EVERY, devices, p2p=p2p)
+        assert {prediction.candidate for prediction in predictions} == set(EVERY)
+        for prediction in predictions:
             assert prediction.step_ms is not None
             assert prediction.step_ms >= COMPUTE.step_ms
             assert prediction.reason
-        assert [prediction.exposed_ms for prediction in found] == sorted(prediction.exposed_ms for prediction in found)
+        assert [prediction.exposed_ms for prediction in predictions] == sorted(
+            prediction.exposed_ms for prediction in predictions
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,19 +66,22 @@ def test_sums_through_the_host_beat_the_ring_without_peer_access() -> None:
 
 
 def test_unknown_and_impossible_strategies_come_last() -> None:
-    found = predict(
+    predictions = predict(
         machine("h200x4"), LARGE, [Candidate(strategy="smoke-signals"), *EVERY], 4, cannot={"fsdp": "it is Sunday"}
     )
-    assert {prediction.candidate.strategy for prediction in found[-2:]} == {"smoke-signals", "fsdp"}
-    assert {prediction.cannot for prediction in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
+    assert {prediction.candidate.strategy for prediction in predictions[-2:]} == {"smoke-signals", "fsdp"}
+    assert {prediction.cannot for prediction in predictions[-2:]} == {
+        "gpudiag has no model of its cost",
+        "it is Sunday",
+    }
 
 
 def test_finalists_are_the_preferred_the_best_and_those_within_the_error() -> None:
-    found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
-    chosen = finalists_of(found, 2)
+    predictions = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
+    chosen = finalists_of(predictions, 2)
     assert chosen[0] == Candidate(strategy="nccl")
     assert chosen[1] == next(
-        prediction.candidate for prediction in found if prediction.candidate.strategy != "independent"
+        prediction.candidate for prediction in predictions if prediction.candidate.strategy != "independent"
     )
     assert len(set(chosen)) == len(chosen) > 1
     assert all(candidate.strategy != "independent" for candidate in chosen)
@@ -156,9 +161,9 @@ def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
         Candidate(strategy="nccl", bucket_mb=17.0),
         Candidate(strategy="nccl", compress="bf16", bucket_mb=17.0),
     )
-    found = _by_name(predict(machine("patrick-4x"), model, [nccl, rounded], 4))
-    assert found[nccl.label].exchange_ms == pytest.approx(516, rel=0.02)
-    assert found[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
+    predictions = _by_name(predict(machine("patrick-4x"), model, [nccl, rounded], 4))
+    assert predictions[nccl.label].exchange_ms == pytest.approx(516, rel=0.02)
+    assert predictions[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
 
 
 def test_time_of_a_small_size_is_the_latency() -> None:
@@ -170,10 +175,10 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 def test_nvlink_ring_suffices_for_peer_access() -> None:
     """On a DGX-1 every GPU has direct links to four of the other seven. On a DGX-1 NCCL uses rings of neighbours."""
     for devices in (4, 8):
-        found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
-        assert "ring of NVLink" in found["nccl"].reason
-        assert "no peer access" not in "".join(prediction.reason for prediction in found.values())
-        assert found["nccl"].exposed_ms < found["cpu-reduce"].exposed_ms
+        predictions = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
+        assert "ring of NVLink" in predictions["nccl"].reason
+        assert "no peer access" not in "".join(prediction.reason for prediction in predictions.values())
+        assert predictions["nccl"].exposed_ms < predictions["cpu-reduce"].exposed_ms
 
 
 def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:

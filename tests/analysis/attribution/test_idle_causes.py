@@ -182,8 +182,8 @@ def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launc
 
     The block causes 3 ms of idle time, and catching up causes the next 3 ms."""
     trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
-    found = buckets(trace)
-    assert (found["compute"], found["sync"], found.get("launch", 0)) == (31, sync, launch)
+    bucket_ms = buckets(trace)
+    assert (bucket_ms["compute"], bucket_ms["sync"], bucket_ms.get("launch", 0)) == (31, sync, launch)
 
 
 def test_time_before_a_long_block_is_not_launch() -> None:

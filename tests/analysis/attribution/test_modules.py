@@ -29,9 +29,9 @@ def near(*values: float) -> Any:
 
 
 def modules_of(*traces: Trace) -> Modules:
-    found = summarise_modules(build_timeline(traces), None)
-    assert found is not None
-    return found
+    modules = summarise_modules(build_timeline(traces), None)
+    assert modules is not None
+    return modules
 
 
 def by_path(found: Modules) -> dict[str, ModuleTime]:
@@ -67,16 +67,16 @@ def test_kernel_only_trace_uses_modules_of_the_full_trace(tmp_path: Path) -> Non
 def test_module_times_are_per_device(tmp_path: Path) -> None:
     """Work of a rank without marks is outside all modules."""
     marked = replace(read_one(tmp_path, job()), rank=0, world_size=2)
-    found = modules_of(marked, replace(marked, rank=1, modules=None))
-    times = by_path(found)
+    modules = modules_of(marked, replace(marked, rank=1, modules=None))
+    times = by_path(modules)
     assert times["a"].forward_ms == near(0.1, 0)
     assert times["a"].calls == 0.5
-    assert found.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
+    assert modules.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
 
 
 def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
-    found = modules_of(read_one(tmp_path, job(devices=False)))
-    times = by_path(found)
+    modules = modules_of(read_one(tmp_path, job(devices=False)))
+    times = by_path(modules)
     # Self times in µs: aten::linear and its nested calls 50, add 10, detach 1 and addmm 40. Backward on a different
     # thread does not count.
     assert times["a"].own_forward_ms == near(0.05)
@@ -84,7 +84,7 @@ def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
     assert times["b"].own_forward_ms == near(0.041)
     assert times[""].forward_ms == near(0.101)
     assert times[""].backward_ms == near(0)
-    assert found.outside_ms == near(0.015 + 0.02)
+    assert modules.outside_ms == near(0.015 + 0.02)
 
 
 def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) ->
             operator("aten::mul", at + 300, 50),
             operator("aten::sub", at + 500, 7),
         ]
-    found = modules_of(read_one(tmp_path, document(*events)))
-    assert by_path(found)[""].own_forward_ms == near(0.08)
-    assert found.outside_ms == near(0.007)
+    modules = modules_of(read_one(tmp_path, document(*events)))
+    assert by_path(modules)[""].own_forward_ms == near(0.08)
+    assert modules.outside_ms == near(0.007)
 
 
 def test_cpu_backward_is_separate(tmp_path: Path) -> None:
@@ -154,16 +154,16 @@ CALLS = st.recursive(
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), on_gpu=st.booleans(), outside=st.integers(0, 9))
 def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, outside: int) -> None:
     trace, total_us = random_job(calls, on_gpu=on_gpu, outside=outside)
-    found = modules_of(trace)
-    times = by_path(found)
+    modules = modules_of(trace)
+    times = by_path(modules)
     for path, one in times.items():
         below = [other for other in times if other and path == other.rpartition(".")[0] and other != path]
         for whole, own in (("forward_ms", "own_forward_ms"), ("backward_ms", "own_backward_ms")):
             parts = sum(getattr(times[other], whole)[0] for other in below)
             assert getattr(one, whole)[0] == pytest.approx(getattr(one, own)[0] + parts)
             assert parts <= getattr(one, whole)[0] + 1e-9
-    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in found.times)
-    assert of_all + found.outside_ms[0] == pytest.approx(total_us / 1e3)
+    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in modules.times)
+    assert of_all + modules.outside_ms[0] == pytest.approx(total_us / 1e3)
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:

@@ -32,9 +32,9 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 def jobs(root: Path) -> list[Path]:
     """Return the directories of jobs; each trace in `public*` is a separate job. Two of these traces have no work of a
     known device."""
-    found = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
+    directories = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
-    return sorted(directory for directory in found if not directory.name.startswith("public")) + alone
+    return sorted(directory for directory in directories if not directory.name.startswith("public")) + alone
 
 
 @pytest.fixture(

@@ -29,7 +29,7 @@ def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str,
     diagnosis = diagnose(case)
     validity = {warning.code: warning.message for warning in (*case.timeline.validity, *diagnosis.validity)}
     # If there are two findings of a code (few slow calls, many short calls), the first of them is returned.
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for finding in diagnosis.findings:
-        found.setdefault(finding.code, finding)
-    return found, validity
+        findings.setdefault(finding.code, finding)
+    return findings, validity

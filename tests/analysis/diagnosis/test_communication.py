@@ -52,8 +52,8 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("exchanges")]
 
 def test_savings_match_the_ablation(job: tuple[str, Analysis]) -> None:
     name, analysis = job
-    found = [finding for finding in analysis.findings if finding.code == "communication-bound"]
-    amount = float(found[0].recoverable_ms_per_step or 0) if found else 0.0
+    findings = [finding for finding in analysis.findings if finding.code == "communication-bound"]
+    amount = float(findings[0].recoverable_ms_per_step or 0) if findings else 0.0
     assert amount == pytest.approx(cost_ms(name), rel=0.15, abs=1.0)
 
 

@@ -101,7 +101,7 @@ def test_one_device_alone_has_no_communication_bound_finding() -> None:
 @pytest.mark.parametrize(("probe_us", "checked"), [(9_900.0, False), (5_000.0, True)])
 def test_links_at_the_probed_rate_are_not_blamed(probe_us: float, *, checked: bool) -> None:
     case = replace(JOB, facts=probed(*curve("nccl", (100, probe_us))))
-    found = next(found for found in diagnose(case).findings if found.code == "communication-bound")
+    found = next(finding for finding in diagnose(case).findings if finding.code == "communication-bound")
     assert (LINKS in found.advice) == checked
 
 

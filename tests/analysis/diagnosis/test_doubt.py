@@ -89,11 +89,11 @@ def test_statistics_of_the_example_steps() -> None:
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(4.9, False), (5.0, True), (13.3, True), (13.35, False)])
 def test_savings_in_the_median_step_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
-    found = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
-    assert ("may be chance" in found) == doubted
+    reason = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
+    assert ("may be chance" in reason) == doubted
     if doubted:
-        assert f"would save {gain_ms:.1f} ms" in found
-        assert "21.4 ms may be chance" in found
+        assert f"would save {gain_ms:.1f} ms" in reason
+        assert "21.4 ms may be chance" in reason
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
@@ -138,13 +138,13 @@ def test_only_findings_about_host_work_are_doubted(code: str, cause: str | None,
 @pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
 def test_finding_without_unprofiled_steps_must_survive_higher_overhead(left_ms: float, *, doubted: bool) -> None:
     simulation = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
-    found = doubt(significance(simulation), 10.0)
+    reason = doubt(significance(simulation), 10.0)
     assert simulation.asked == [1300.0]
-    assert bool(found) == doubted
+    assert bool(reason) == doubted
     if doubted:
-        assert found.startswith("If the profiler adds 1.3 µs per event, fixing launch-bound (launch) saves only ")
-        assert f"only {max(left_ms - 90, 0):.1f} ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
-        assert found.endswith("as `gpudiag profile` does.")
+        assert reason.startswith("If the profiler adds 1.3 µs per event, fixing launch-bound (launch) saves only ")
+        assert f"only {max(left_ms - 90, 0):.1f} ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in reason
+        assert reason.endswith("as `gpudiag profile` does.")
 
 
 def test_smaller_finding_must_survive_higher_overhead() -> None:
@@ -152,9 +152,9 @@ def test_smaller_finding_must_survive_higher_overhead() -> None:
     of = significance(simulation, [EVEN], *TIMED)
     assert doubt(of, 10.0) == ""
     assert simulation.asked == []
-    found = doubt(of, 10.0, before=["waste"])
-    assert "saves only 2.0 ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
-    assert found.endswith("Fix the larger findings and record again.")
+    reason = doubt(of, 10.0, before=["waste"])
+    assert "saves only 2.0 ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in reason
+    assert reason.endswith("Fix the larger findings and record again.")
     enough = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 55.0})
     assert doubt(significance(enough, [EVEN], *TIMED), 10.0, before=["waste"]) == ""
 
@@ -178,13 +178,13 @@ ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 4
 def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) -> None:
     """Profiler overhead takes 20 ms per step, and more on the slower host if its overhead per event is higher."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
-    found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
-    assert bool(found) == doubted
+    result = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
+    assert bool(result) == doubted
     if doubted:
         assert (
-            f"1.0 µs per event on every rank, fixing straggler (launch) saves {gain_ms:.1f} ms per step; oth" in found
+            f"1.0 µs per event on every rank, fixing straggler (launch) saves {gain_ms:.1f} ms per step; oth" in result
         )
-        assert "more (it adds 20.0 ms in all), 0.0 ms: its CPU does no more work than the others." in found
+        assert "more (it adds 20.0 ms in all), 0.0 ms: its CPU does no more work than the others." in result
 
 
 @pytest.mark.parametrize(
@@ -231,9 +231,9 @@ def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
         rank(2, step_ms=EVEN, host_ms=(51.0, 49.0)),
     )
-    found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
-    assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
-    assert bool(found) == doubted
+    result = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
+    assert result.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
+    assert bool(result) == doubted
     # The savings of this finding are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 

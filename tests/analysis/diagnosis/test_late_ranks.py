@@ -331,10 +331,10 @@ def proposed(
         one_of_many=lambda: False,
         tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
-    found = [*Straggler().examine(case, what_if)]
-    if not found:
+    findings = [*Straggler().examine(case, what_if)]
+    if not findings:
         return None
-    (one,) = found
+    (one,) = findings
     assert not isinstance(one, CannotTell)
     return bool(one.edit.keywords["each_step"])  # type: ignore[attr-defined]  # a partial
 
@@ -417,10 +417,10 @@ def test_simulation_is_fitted_to_unprofiled_steps(
     monkeypatch.setattr(what_if_module, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
     monkeypatch.setattr(what_if_module, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
     trace = TraceBuilder().steps(5, 1000, lambda trace: trace.operator(0, 500).compute(100, 900, launch=(50, 60)))
-    found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
+    what_if = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked
-    assert found is not None
-    assert found.unprofiled_ms == timed
+    assert what_if is not None
+    assert what_if.unprofiled_ms == timed
     nothing = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_what_if(build_timeline([nothing.build()])) is None
 
@@ -435,9 +435,9 @@ def simulated() -> WhatIf:
             trace.collective(400 if rank else 100, 900, ranks=(0, 1), launch=(20, 22))
             trace.compute(950, 1900, "gemm", stream=7, launch=(30, 32))
         traces.append(trace.build())
-    found = build_what_if(build_timeline(traces))
-    assert found is not None
-    return found
+    what_if = build_what_if(build_timeline(traces))
+    assert what_if is not None
+    return what_if
 
 
 def test_scenarios_simulated_together_equal_separate_simulations() -> None:

@@ -108,6 +108,6 @@ def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
 
 def test_pauses_are_named_by_surrounding_calls_longest_first() -> None:
     calls = (("a", 0, 1000), ("a", 1600, 2000), ("b", 4000, 5000), ("b", 8000, 17_800))
-    found = pauses_of(calls, (("c", 0, 17_800),))
-    assert list(found) == ["between calls of b", "after a and before b", "between calls of a"]
-    assert list(found.values()) == pytest.approx([3, 2, 0.6])
+    pauses = pauses_of(calls, (("c", 0, 17_800),))
+    assert list(pauses) == ["between calls of b", "after a and before b", "between calls of a"]
+    assert list(pauses.values()) == pytest.approx([3, 2, 0.6])

@@ -52,10 +52,10 @@ def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) 
 def test_finding_is_confirmed_if_it_keeps_its_amount_and_first_place(
     amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
 ) -> None:
-    found = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
-    assert _stays(found, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
+    weighted = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
+    assert _stays(weighted, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
 
 
 def test_first_waste_may_save_less_than_later_work() -> None:
-    found = [weighed("waste", 5.0), weighed("launching", 10.0)]
-    assert _stays(found, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]
+    weighted = [weighed("waste", 5.0), weighed("launching", 10.0)]
+    assert _stays(weighted, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]

@@ -34,10 +34,10 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 
 def kept(case: Case) -> list[int]:
     """Return the remaining steps, which are the same on all tracks."""
-    found = without_outlier_steps(case)
-    steps = {tuple(track.window_steps.tolist()) for track in found.tracks}
+    kept_case = without_outlier_steps(case)
+    steps = {tuple(track.window_steps.tolist()) for track in kept_case.tracks}
     assert len(steps) == 1
-    for track in found.attribution.tracks:
+    for track in kept_case.attribution.tracks:
         track.check()
     return list(*steps)
 
@@ -122,8 +122,8 @@ def likely(share: float, *, world: int = 1) -> str:
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)
     timeline = build_timeline([trace.build()])
-    found = likely_causes(Case(timeline=timeline, attribution=attribute(timeline)), "why")
-    return found[0].title if found else ""
+    causes = likely_causes(Case(timeline=timeline, attribution=attribute(timeline)), "why")
+    return causes[0].title if causes else ""
 
 
 def test_bucket_is_a_likely_cause_from_five_percent_on() -> None:

@@ -112,8 +112,8 @@ def test_generally_slow_host_launches_slowly() -> None:
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))
-    found = diagnosis_of(Job(ranks=2, step=(*usual, *end), own={1: (*slow, *end)}, steps=8).traces())[0]
-    late = found["straggler"]
+    findings = diagnosis_of(Job(ranks=2, step=(*usual, *end), own={1: (*slow, *end)}, steps=8).traces())[0]
+    late = findings["straggler"]
     assert (late.ranks, late.cause) == ((1,), "launch")
     by_part = sorted(late.evidence["savings_ms_by_part"].values())
     assert by_part[-1] < 0.5 * (late.recoverable_ms_per_step or 0.0)
@@ -121,9 +121,9 @@ def test_generally_slow_host_launches_slowly() -> None:
 
 def test_rank_that_alone_waits_for_its_device_is_late() -> None:
     alone = (item(), *(python(0.3),) * 40)
-    found = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
-    assert "host-sync" not in found
-    assert found["straggler"].ranks == (0,)
+    findings = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
+    assert "host-sync" not in findings
+    assert findings["straggler"].ranks == (0,)
 
 
 def test_rotating_late_rank_is_jitter_with_its_distribution() -> None:

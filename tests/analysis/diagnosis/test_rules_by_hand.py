@@ -223,8 +223,8 @@ def test_copies_of_unknown_size_have_no_rate() -> None:
     )
     case = case_of([trace.build()])
     assert case.what_if is not None
-    found = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
-    assert found.evidence["copied_bytes_per_step"] == 3000
+    description = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
+    assert description.evidence["copied_bytes_per_step"] == 3000
     alone = case_of([TraceBuilder().steps(6, 10_000, lambda trace: trace.copy(100, 2000).compute(8000, 9000)).build()])
     assert alone.what_if is not None
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
@@ -307,9 +307,9 @@ def stacks(*functions: dict[str, int]) -> Case:
 
 def test_functions_slower_on_late_ranks_are_named() -> None:
     case = stacks({"log": 100, "load": 900}, {"log": 1100, "load": 900, "save": 300}, {"log": 500, "tiny": 10})
-    found = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
-    assert found == pytest.approx({"log": 0.6, "save": 0.3})
-    assert list(found) == ["log", "save"]
+    frames_ms = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
+    assert frames_ms == pytest.approx({"log": 0.6, "save": 0.3})
+    assert list(frames_ms) == ["log", "save"]
     assert {name.rpartition(" ")[2] for name in _frames_ms(case, (0, 1))} == {"log", "load", "save"}
     assert _frames_ms(case, (0, 1, 2)) == {}
     many = stacks({}, {f"f{'x' * at}": 1000 - 100 * at for at in range(7)})
@@ -336,9 +336,11 @@ def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, wor
 
 
 def test_largest_collective_has_the_most_transfer_time() -> None:
-    found = largest(("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900]))
-    assert (found.operation, found.size_bytes, found.median_ns) == ("all_reduce", 4000, 400)
-    assert found.busbw_gb_per_s == 4000 / 400 * 1.5
+    collective = largest(
+        ("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900])
+    )
+    assert (collective.operation, collective.size_bytes, collective.median_ns) == ("all_reduce", 4000, 400)
+    assert collective.busbw_gb_per_s == 4000 / 400 * 1.5
     assert largest(("all_reduce", 4000, [400]), ranks=2).busbw_gb_per_s == 10
     assert largest(("all_reduce", 10, [100]), ("all_reduce", 20, [100])).size_bytes == 10
 

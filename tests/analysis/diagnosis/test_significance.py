@@ -32,8 +32,8 @@ SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), ste
 
 
 def findings_and_warnings(case: Case) -> tuple[set[str], dict[str, str]]:
-    found = diagnose(case)
-    findings, doubts = found.findings, found.validity
+    diagnosis = diagnose(case)
+    findings, doubts = diagnosis.findings, diagnosis.validity
     return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
 
 

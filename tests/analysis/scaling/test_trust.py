@@ -129,6 +129,6 @@ def test_two_points_give_no_forecast() -> None:
 def test_waterfall_with_strongly_scaled_parts_is_dropped() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     gone = msgspec.structs.replace(parts(compute=40), scaled_by=0.0)
-    found = concluded([one, four], {one.id: parts(compute=30), four.id: gone})
-    assert found.waterfalls == ()
-    assert any(remark.code == "no-waterfall" for remark in found.remarks)
+    scaling = concluded([one, four], {one.id: parts(compute=30), four.id: gone})
+    assert scaling.waterfalls == ()
+    assert any(remark.code == "no-waterfall" for remark in scaling.remarks)

@@ -66,8 +66,8 @@ def fit(a: CollectiveSequence, b: CollectiveSequence, offset: float = 0) -> _Fit
 @given(st.lists(st.integers(-9, 9), min_size=1), st.lists(st.integers(-9, 9), min_size=1))
 @examples(50)
 def test_nearest_value_with_ties_to_the_lower(points: list[int], among: list[int]) -> None:
-    found = _nearest(np.array(points), np.array(among))
-    for point, at in zip(points, found.tolist(), strict=True):
+    nearest = _nearest(np.array(points), np.array(among))
+    for point, at in zip(points, nearest.tolist(), strict=True):
         assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
 
 
@@ -100,10 +100,10 @@ def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
 
 @pytest.mark.parametrize(("fitting", "offset", "believable"), [(6, 0, True), (5, 0, False), (6, 100, True)])
 def test_half_of_the_collectives_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
-    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
-    assert (len(found.a), found.offset, found.spread) == (fitting, offset * NS_PER_US, 0)
-    assert found.coverage == fitting / 12
-    assert found.believable == believable
+    fitted = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert (len(fitted.a), fitted.offset, fitted.spread) == (fitting, offset * NS_PER_US, 0)
+    assert fitted.coverage == fitting / 12
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(
@@ -111,26 +111,26 @@ def test_half_of_the_collectives_must_fit_on_one_clock(fitting: int, offset: flo
     [(9, FAR, True), (8, FAR, False), (8, 101, False), (9, 101, True), (9, -FAR, True)],
 )
 def test_moving_a_clock_needs_a_fit_of_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
-    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
-    assert found.believable == believable
+    fitted = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
 def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
     """Ten ends are alternately early and late by `apart` µs, and one end is on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
-    found = fit(seen(shifted(11, 11)), seen(ends), FAR)
-    assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
-    assert found.believable == believable
+    fitted = fit(seen(shifted(11, 11)), seen(ends), FAR)
+    assert (fitted.offset, fitted.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(("overlap", "believable"), [(5, True), (4, False)])
 def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
     ends = [FAR + at * 1000 for at in range(overlap - 10, overlap)]
-    found = fit(seen(shifted(20, 20)), seen(ends), FAR)
-    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
-    found = fit(seen(ends), seen(shifted(20, 20)), -FAR)
-    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
+    fitted = fit(seen(shifted(20, 20)), seen(ends), FAR)
+    assert (len(fitted.a), fitted.coverage, fitted.believable) == (overlap, 1.0, believable)
+    fitted = fit(seen(ends), seen(shifted(20, 20)), -FAR)
+    assert (len(fitted.a), fitted.coverage, fitted.believable) == (overlap, 1.0, believable)
 
 
 def test_collectives_that_one_rank_did_not_record_need_not_fit() -> None:
@@ -241,8 +241,8 @@ def test_rooted_collectives_match_between_matched_ones(a: str, b: str, found: li
 
 
 def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[int, int]], float, float, bool]:
-    found = _by_overlap(a, b)
-    return pairs((found.a, found.b)), found.spread / NS_PER_US, found.coverage, found.believable
+    alignment = _by_overlap(a, b)
+    return pairs((alignment.a, alignment.b)), alignment.spread / NS_PER_US, alignment.coverage, alignment.believable
 
 
 def test_overlapping_collectives_match_on_one_clock() -> None:
@@ -270,8 +270,8 @@ def test_three_quarters_of_the_collectives_must_overlap(others: int, *, believab
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
     a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
-    found = _by_overlap(a, b)
-    assert (len(found.a), found.coverage, found.believable) == (9, 9 / (9 + others), believable)
+    alignment = _by_overlap(a, b)
+    assert (len(alignment.a), alignment.coverage, alignment.believable) == (9, 9 / (9 + others), believable)
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
@@ -326,5 +326,11 @@ def test_overlap_is_used_if_it_matches_more() -> None:
 
 
 def test_unfitting_sequences_are_not_aligned() -> None:
-    found = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
-    assert (len(found.a), len(found.b), found.offset_ns, found.residual_ns, found.ambiguous) == (0, 0, 0, 0, False)
+    alignment = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
+    assert (len(alignment.a), len(alignment.b), alignment.offset_ns, alignment.residual_ns, alignment.ambiguous) == (
+        0,
+        0,
+        0,
+        0,
+        False,
+    )

@@ -69,7 +69,7 @@ def test_enqueue_of_zero_length_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Path) -> None:
-    found = timeline(
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
@@ -79,20 +79,20 @@ def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Pa
         copy_call(2000, 3),
         copy("HtoD (Pinned -> Device)", 2100, 300, 3),
     )
-    assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
-    spent = buckets(found)
+    assert classes(built.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
+    spent = buckets(built)
     # The whole range of 500 µs is transfer, because the device computes nothing during the range.
     assert (spent["communication_transfer"], spent["copy"]) == (500, 300)
 
 
 def test_copy_between_devices_is_always_communication(tmp_path: Path) -> None:
-    found = timeline(tmp_path, launch(10, 1), kernel("gemm", 20, 50, 1), copy_call(80, 2), copy("PtoP", 100, 30, 2))
-    assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION"]
+    built = timeline(tmp_path, launch(10, 1), kernel("gemm", 20, 50, 1), copy_call(80, 2), copy("PtoP", 100, 30, 2))
+    assert classes(built.tracks[0]) == ["COMPUTE", "COMMUNICATION"]
 
 
 def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path) -> None:
     facts = {"device": 0, "stream": 28}
-    found = timeline(
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
@@ -100,7 +100,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
         copy("DtoH (Device -> Pinned)", 1200, 300, 77, stream=28),
         copy("DtoH (Device -> Pinned)", 1800, 300, 78, stream=28),
     )
-    track = found.tracks[0]
+    track = built.tracks[0]
     on_it = track.ops.stream == 28
     assert [OpClass(c).name for c in track.ops.op_class[on_it][:2]] == ["COMMUNICATION", "COPY"]
 
@@ -109,7 +109,7 @@ def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path)
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
     """An update on the device is not communication, because a job without communication has this update too."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
-    found = timeline(
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
@@ -119,14 +119,14 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
         event("cpu_op", "aten::add_", 1210, 600),
         *update,
     )
-    (spans,) = found.tracks[0].communication.values()
+    (spans,) = built.tracks[0].communication.values()
     per_step = int((spans.end - spans.start).sum()) / 1e3 / 5
     assert per_step == (90 if launches else 900)
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
     """The thread waits from the end of its operators after the hook's range until the update."""
-    found = timeline(
+    built = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
         event("user_annotation", "gpudiag.exchange", 1100, 10),
@@ -134,14 +134,14 @@ def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
         event("user_annotation", "Optimizer.step#SGD.step", 6000, 500),
         event("cpu_op", "aten::add_", 6010, 480),
     )
-    (spans,) = found.tracks[0].communication.values()
+    (spans,) = built.tracks[0].communication.values()
     assert (spans.start[:2] / 1e3).tolist() == [1100, 2000]
     assert (spans.end[:2] / 1e3).tolist() == [1110, 6000]
-    assert buckets(found)["communication_transfer"] == 4010
+    assert buckets(built)["communication_transfer"] == 4010
 
 
 def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
-    found = timeline(
+    built = timeline(
         tmp_path,
         event("user_annotation", "DataParallel.forward", 100, 5000),
         event("cpu_op", "Broadcast", 200, 300),
@@ -150,7 +150,7 @@ def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
         launch(2200, 2) | {"tid": 99},
         kernel("gemm", 2210, 100, 2),
     )
-    (spans,) = found.tracks[0].communication.values()
+    (spans,) = built.tracks[0].communication.values()
     # The replica's thread is busy from 2000 to 2202 µs, including the pause between its two launches.
     assert (spans.start[:2] / 1e3).tolist() == [100, 2202]
     assert (spans.end[:2] / 1e3).tolist() == [2000, 5100]

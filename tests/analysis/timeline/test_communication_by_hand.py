@@ -111,8 +111,8 @@ def test_update_in_host_memory_launches_no_kernels(launch: tuple[int, int], *, a
         .annotation(210, 220, COMMUNICATION)
         .compute(720, 730, launch=launch)
     )
-    found = spans(trace.step(2000))[TRAINING]
-    assert found == ([(200, 700)] if around else [(210, 220)])
+    intervals = spans(trace.step(2000))[TRAINING]
+    assert intervals == ([(200, 700)] if around else [(210, 220)])
     without = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -132,10 +132,10 @@ def test_event_contains_events_that_begin_inside_it_on_the_same_thread() -> None
 
 
 def test_launched_within_uses_half_open_spans_of_the_thread() -> None:
-    found = launched_within(
+    launched = launched_within(
         {1: as_set([(10, 20)]), 2: as_set([(0, 5)])}, np.array([1, 1, 1, 1, 2, 3]), np.array([9, 10, 19, 20, 10, 10])
     )
-    assert found.tolist() == [False, True, True, False, False, False]
+    assert launched.tolist() == [False, True, True, False, False, False]
 
 
 def test_copies_belong_to_a_range_on_their_stream() -> None:

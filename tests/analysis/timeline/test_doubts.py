@@ -154,10 +154,10 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
         ClockAlignment(rank=rank, offset_ns=0, residual_ns=ns, matched=5)
         for rank, ns in ((1, 50_000), (2, residual), (3, 60_000))
     ]
-    found = _clocks(Matching([], [], clocks, set(), False))
-    assert [warning.code for warning in found] == (["clock-skew"] if skewed else [])
+    warnings = _clocks(Matching([], [], clocks, set(), False))
+    assert [warning.code for warning in warnings] == (["clock-skew"] if skewed else [])
     if skewed:
-        assert "±0.10 ms (worst: rank 2)" in found[0].message
+        assert "±0.10 ms (worst: rank 2)" in warnings[0].message
     assert len(_clocks(Matching([], [], clocks, set(), True))) == 1 + skewed
 
 

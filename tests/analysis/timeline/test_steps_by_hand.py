@@ -33,8 +33,8 @@ def repeating(launched: str) -> Any:
 
 
 def starts(launched: str) -> list[int] | None:
-    found = repeating(launched)
-    return None if found is None else [(at - 50) // 10 for at in found.start.tolist()]
+    windows = repeating(launched)
+    return None if windows is None else [(at - 50) // 10 for at in windows.start.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -114,15 +114,15 @@ def test_tracks_are_cut_to_common_steps() -> None:
 )
 def test_first_and_last_of_three_steps_are_left_out(start: list[int], bounds: list[int], numbers: list[int]) -> None:
     steps: Any = SimpleNamespace(start=np.array(start), number=np.arange(5, 5 + len(start)), end=99)
-    found = host_windows(steps)
-    assert (found.bounds.tolist(), found.steps.tolist()) == (bounds, numbers)
+    windows = host_windows(steps)
+    assert (windows.bounds.tolist(), windows.steps.tolist()) == (bounds, numbers)
 
 
 def test_device_without_known_launches_has_one_window() -> None:
     ops: Any = SimpleNamespace(step=np.array([-1, -1]), start=np.array([30, 10]), end=np.array([35, 20]))
     steps: Any = SimpleNamespace(number=np.array([4]))
-    found = device_windows(ops, steps)
-    assert (found.bounds.tolist(), found.steps.tolist()) == ([10, 35], [0])
+    windows = device_windows(ops, steps)
+    assert (windows.bounds.tolist(), windows.steps.tolist()) == ([10, 35], [0])
     ops.end = np.array([10, 10])
     assert device_windows(ops, steps).bounds.tolist() == [10, 11]
 

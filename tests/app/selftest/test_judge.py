@@ -36,13 +36,13 @@ LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
     """Make blocks of equal steps that alternate between fault off and fault on."""
-    found = []
+    blocks = []
     for off, on in pairs:
-        found += [
+        blocks += [
             StepBlock(on=False, step_ms=((off,) * steps,) * ranks),
             StepBlock(on=True, step_ms=((on,) * steps,) * ranks),
         ]
-    return found
+    return blocks
 
 
 def found(**changes: Any) -> Found:

@@ -20,8 +20,8 @@ def ends(pattern: str, repeats: int) -> list[bool]:
 def per_step(pattern: str, repeats: int = 40) -> list[int]:
     """Return the steps that end in each of the last ten repetitions of the pattern."""
     calls = len(pattern.replace(".", ""))
-    found = ends(pattern, repeats)
-    return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
+    ended = ends(pattern, repeats)
+    return [sum(ended[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
 
 
 def test_each_iteration_of_a_loop_is_one_step() -> None:

@@ -94,10 +94,10 @@ class Job:
             self._ranks[rank] = StartBarrier(
                 rank=rank, world_size=3, store=self._store, own_profiler=False, clock=lambda: self._now_s
             )
-        found = self._ranks[rank].check(step)
-        if found is not None and step >= found.step:
-            assert step == found.step, f"rank {rank} knew too late"
-            self.started[rank] = found
+        decision = self._ranks[rank].check(step)
+        if decision is not None and step >= decision.step:
+            assert step == decision.step, f"rank {rank} knew too late"
+            self.started[rank] = decision
         self._looking.remove(rank)
 
 
@@ -138,8 +138,8 @@ def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: 
 def test_profiler_of_one_rank_stops_recording_on_all() -> None:
     store = Store()
     ranks = [StartBarrier(rank=rank, world_size=2, store=store, own_profiler=rank == 1) for rank in range(2)]
-    found = [call.check(step) for step in range(1, FIRST) for call in ranks]
-    assert {start.recorded for start in found if start is not None} == {False}
+    decisions = [call.check(step) for step in range(1, FIRST) for call in ranks]
+    assert {start.recorded for start in decisions if start is not None} == {False}
 
 
 def test_single_process_begins_at_once() -> None:

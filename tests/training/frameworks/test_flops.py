@@ -49,9 +49,9 @@ def counted(step: Callable[[], object], model: nn.Module | None = None) -> StepF
 
 
 def flops(step: Callable[[], object]) -> int:
-    found = counted(step)
-    assert (found.recomputed, found.unknown, found.reason) == (0, (), "")
-    return sum(found.by_precision.values())
+    flops = counted(step)
+    assert (flops.recomputed, flops.unknown, flops.reason) == (0, (), "")
+    return sum(flops.by_precision.values())
 
 
 def backward(loss: torch.Tensor) -> None:

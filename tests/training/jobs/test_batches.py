@@ -38,11 +38,11 @@ def served(servers: int = 1, batch_size: int = 6, name: str = WORKLOAD) -> Serve
 
 def children() -> set[int]:
     """Return the child processes that have not been waited for."""
-    found: set[int] = set()
+    children: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the thread has ended in the meantime
-            found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
+            children |= {int(child) for child in (task / "children").read_text().split()}
+    return children
 
 
 def test_option_values_equal_literal_types() -> None:

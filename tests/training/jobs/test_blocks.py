@@ -49,8 +49,8 @@ def test_written_region_is_one_chunk_within_seen_region(case: tuple[tuple[int, i
 
 @pytest.mark.parametrize(("volume", "cut"), [(GPU_VOLUME, GPU_CUT), (CPU_VOLUME, CPU_CUT)])
 def test_default_volumes_have_expected_blocks(volume: tuple[int, int, int], cut: Cut) -> None:
-    found = Blocks(volume, cut)
-    assert sum(block.written.voxels for block in found) == volume[0] * volume[1] * volume[2]
+    blocks = Blocks(volume, cut)
+    assert sum(block.written.voxels for block in blocks) == volume[0] * volume[1] * volume[2]
     assert all(side % 27 == 0 for side in cut.seen[1:])
     assert all(halo < extent for halo, extent in zip(cut.halo, volume, strict=True))
 

@@ -39,15 +39,15 @@ def run(
 
 
 def batch_servers(run_dir: Path) -> list[str]:
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_text(errors="replace") if entry.name.isdecimal() else ""
         except OSError:
             continue
         if "gpudiag.training.jobs.data.batch_server" in line and str(run_dir) in line:
-            found.append(line)
-    return found
+            results.append(line)
+    return results
 
 
 def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

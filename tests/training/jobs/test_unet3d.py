@@ -58,8 +58,8 @@ def predicted(tmp_path: Path, cut: Cut, batch_size: int, memory_format: torch.me
     source.fill(seed=0, part=0, parts=1)
     prediction = Volume.create(tmp_path / "prediction.zarr", (3, *SHAPE), (3, *cut.written))
     predictor = Predictor(model, UNet3dTraining(on_gpu=False), Arithmetic("fp32", CPU), CPU, memory_format)
-    found = source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=2)
-    batches = iter(lambda: list(itertools.islice(found, batch_size)), [])
+    blocks = source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=2)
+    batches = iter(lambda: list(itertools.islice(blocks, batch_size)), [])
     assert predictor.predict_all(batches, prediction) == np.prod(SHAPE)
     return model, prediction
 

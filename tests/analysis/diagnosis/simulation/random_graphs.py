@@ -50,8 +50,8 @@ class Job:
 
     def last_op(self, process: int, stream: int) -> int:
         """Return the last op enqueued on this stream, or NONE."""
-        found = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
-        return found[-1] if found else NONE
+        indices = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
+        return indices[-1] if indices else NONE
 
 
 @st.composite

@@ -54,9 +54,9 @@ def test_delay_from_the_earlier_bound_is_at_most_the_usual_delay() -> None:
     """The usual latency is measured at launches to an idle device, and the usual gap between ops queued long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
-    found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
-    assert found[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
-    assert found[6:] == [(5, 40), (40, 4)]
+    delays = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
+    assert delays[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
+    assert delays[6:] == [(5, 40), (40, 4)]
     # The bound is never later than the recorded start.
     assert bounds(*usual_gap, *usual_latency, (199_998, 200_000, 200_001))[-1] == (3, 1)
     assert bounds(*usual_gap, *usual_latency, (200_000, 199_999, 200_002))[-1] == (2, 3)
@@ -100,8 +100,8 @@ def test_collective_waits_for_peers_that_started_before_it_ended() -> None:
 
 
 def test_track_indices_become_graph_indices() -> None:
-    found = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
-    assert found.tolist() == [0, NONE, 2, NONE, 4]
+    shifted = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
+    assert shifted.tolist() == [0, NONE, 2, NONE, 4]
 
 
 def test_graph_holds_whole_steps_and_their_length() -> None:
@@ -140,8 +140,8 @@ def gaps(
         start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
     )
     timeline: Any = SimpleNamespace(tracks=[SimpleNamespace(collectives=table)] * 2)
-    found = contention_free_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
-    return [float(gap) for gap in found]
+    gaps = contention_free_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
+    return [float(gap) for gap in gaps]
 
 
 BUSY = [(100_000, 200_000)]
@@ -171,9 +171,9 @@ def test_one_thread_launches_for_all_devices_without_an_executor() -> None:
 
 
 def graph_of_steps(*traces: TraceBuilder) -> Graph:
-    found = build_graph(build_timeline([trace.build() for trace in traces]))
-    assert found is not None
-    return found
+    built = build_graph(build_timeline([trace.build() for trace in traces]))
+    assert built is not None
+    return built
 
 
 def us(column: Any) -> list[float]:

@@ -36,9 +36,9 @@ def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
 
 def what_if(*, packed: bool) -> WhatIf:
     timeline = build_timeline([trace.build() for trace in two_ranks(packed=packed)])
-    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
-    assert found is not None
-    return found
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    return what_if
 
 
 def test_bucket_copies_run_in_reducer_operators() -> None:

@@ -89,12 +89,12 @@ def apart(**more: Any) -> Any:
 
 def test_host_time_is_split_into_components() -> None:
     of = apart()
-    found = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
-    assert found == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
+    amounts = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert amounts == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
     # A component is never more than the remaining time.
     less = replace(of.corrected, busy=np.array([2.0, 32]), waiting=np.array([5.0, 50]))
-    found = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
-    assert found == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
+    amounts = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert amounts == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
 
 
 def test_common_amount_is_the_lower_median_over_ranks() -> None:
@@ -216,8 +216,8 @@ def graphed(saved: float) -> Any:
 @pytest.mark.parametrize(("saved", "gaps"), [(1.0, [450, 900, 900, 900, 200]), (0.995, [900, 900, 900, 900, 200])])
 def test_cuda_graph_shortens_gaps_where_the_device_waited(saved: float, gaps: list[float]) -> None:
     of = graphed(saved)
-    found = counterfactuals.as_cuda_graph(of, of.corrected)
-    assert (found.busy.tolist(), found.gap.tolist()) == ([4], gaps)
+    scenario = counterfactuals.as_cuda_graph(of, of.corrected)
+    assert (scenario.busy.tolist(), scenario.gap.tolist()) == ([4], gaps)
 
 
 def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
@@ -228,10 +228,10 @@ def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
         start=[0, 0, 0, 0], end=[10, 20, 30, 40], host_copy=[True, True, False, True], launch=[NONE, 1, 2, 4]
     )
     of = job(host, device, busy=[0.0, 3.0, 0.0, 0.0, 0.0])
-    found = counterfactuals.with_host_copies(of, of.corrected, 15.0)
-    assert found.busy.tolist() == [8, 3, 8, 8, 8]
-    assert found.duration.tolist() == [10, 15, 30, 15]
-    assert found.blocking.tolist() == [False, False, True, False, False]
+    scenario = counterfactuals.with_host_copies(of, of.corrected, 15.0)
+    assert scenario.busy.tolist() == [8, 3, 8, 8, 8]
+    assert scenario.duration.tolist() == [10, 15, 30, 15]
+    assert scenario.blocking.tolist() == [False, False, True, False, False]
     assert counterfactuals.with_host_copies(of, of.corrected).duration.tolist() == [0, 0, 30, 0]
 
 
@@ -252,9 +252,9 @@ def test_without_transfer_removes_its_contention() -> None:
         [np.nan, np.nan, 0], nan_ok=True
     )
     assert counterfactuals.without_transfer_time(of.corrected).duration.tolist() == [20, 5, 10]
-    found = counterfactuals.without_transfer(of, of.corrected)
-    assert found.duration.tolist() == [17, 5, 10]
-    assert found.transfer[2] == 0
+    scenario = counterfactuals.without_transfer(of, of.corrected)
+    assert scenario.duration.tolist() == [17, 5, 10]
+    assert scenario.transfer[2] == 0
     # A kernel that is already shorter still loses its contention during transfers.
     shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
@@ -262,8 +262,8 @@ def test_without_transfer_removes_its_contention() -> None:
 
 def test_without_bucket_copy_removes_those_ops() -> None:
     of = exchanging()
-    found = counterfactuals.without_bucket_copy(of, of.corrected)
-    assert (found.duration.tolist(), found.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
+    scenario = counterfactuals.without_bucket_copy(of, of.corrected)
+    assert (scenario.duration.tolist(), scenario.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
 
 
 def test_without_communication_calls_removes_their_launches() -> None:
@@ -279,14 +279,14 @@ def test_without_communication_removes_all_of_it() -> None:
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
         contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
     )  # fmt: skip
-    found = counterfactuals.without_communication(of, of.corrected)
-    assert found.busy.tolist() == [2.5, 0, 0, 4.5]
-    assert found.waiting.tolist() == [5, 3, 5, 0]
-    assert found.blocking.tolist() == [False, False, False, True]
-    assert found.duration.tolist() == [17, 0, 0]
-    assert found.gap.tolist() == [2, 0, 0]
-    assert found.latency.tolist() == [5, 0, -2]
-    assert not found.communicates
+    scenario = counterfactuals.without_communication(of, of.corrected)
+    assert scenario.busy.tolist() == [2.5, 0, 0, 4.5]
+    assert scenario.waiting.tolist() == [5, 3, 5, 0]
+    assert scenario.blocking.tolist() == [False, False, False, True]
+    assert scenario.duration.tolist() == [17, 0, 0]
+    assert scenario.gap.tolist() == [2, 0, 0]
+    assert scenario.latency.tolist() == [5, 0, -2]
+    assert not scenario.communicates
 
 
 def test_remainder_is_not_negative() -> None:

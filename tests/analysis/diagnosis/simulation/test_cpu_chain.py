@@ -155,14 +155,14 @@ def pauses(
 ) -> list[tuple[float, float, int]]:
     """Return (start, end, collective) of each wait, in µs."""
     start, end = np.array(operators, np.int64).T * 1000
-    found = _waits(
+    waits = _waits(
         start,
         end,
         np.array(marks, np.int64) * 1000,
         part_of(*collectives),
         as_set([(begin * 1000, stop * 1000) for begin, stop in awaited]),
     )
-    begin, stop, op = (column.tolist() for column in found)
+    begin, stop, op = (column.tolist() for column in waits)
     return [(a / 1000, b / 1000, which) for a, b, which in zip(begin, stop, op, strict=True)]
 
 

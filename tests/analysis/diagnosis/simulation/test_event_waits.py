@@ -45,9 +45,9 @@ def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = H
 
 def simulation(trace: Trace) -> WhatIf:
     timeline = build_timeline([trace])
-    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
-    assert found is not None
-    return found
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    return what_if
 
 
 def op_name(what_if: WhatIf, op: int) -> str:

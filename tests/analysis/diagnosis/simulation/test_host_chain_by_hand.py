@@ -60,7 +60,7 @@ def kinds_of(
         rows_of=lambda *_: np.empty(0, np.intp),
     )
     start = ns(*(1000 * at for at in range(count)))
-    found = _block_kinds(
+    kinds = _block_kinds(
         events,
         np.arange(count),
         (start, start + ns(*took)),
@@ -68,7 +68,7 @@ def kinds_of(
         np.broadcast_to(np.array(held, np.float64) * 1000, count),
         np.broadcast_to(np.array(queued), count),
     )
-    return [HostBlock(kind) for kind in found.tolist()]
+    return [HostBlock(kind) for kind in kinds.tolist()]
 
 
 def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:

@@ -59,8 +59,8 @@ def test_analysed_span_reaches_the_mark_after_the_last_step() -> None:
 
 def test_lengths_of_inverted_spans_are_zero() -> None:
     spans = as_set([(0, 10), (20, 30)])
-    found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
-    assert found.tolist() == [5, 5, 0, 0]
+    lengths = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
+    assert lengths.tolist() == [5, 5, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,13 @@ def test_untraced_time_is_split_into_before_first_op_long_and_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000
-    found = split_untraced(track, events, [1], silent, (before, until))
-    assert (found.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
-    assert (found.long / 1000).tolist() == [0, 1000, 0, 0]
-    assert (found.short / 1000).tolist() == [0, 0, 0, 100]
+    lengths = split_untraced(track, events, [1], silent, (before, until))
+    assert (lengths.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
+    assert (lengths.long / 1000).tolist() == [0, 1000, 0, 0]
+    assert (lengths.short / 1000).tolist() == [0, 0, 0, 100]
     # The result never exceeds the untraced time.
-    found = split_untraced(track, events, [1], silent / 4, (before, until))
-    assert (found.before_first_op + found.long + found.short).tolist() == (silent / 4).tolist()
-    assert min(found.before_first_op.min(), found.long.min(), found.short.min()) >= 0
+    lengths = split_untraced(track, events, [1], silent / 4, (before, until))
+    assert (lengths.before_first_op + lengths.long + lengths.short).tolist() == (silent / 4).tolist()
+    assert min(lengths.before_first_op.min(), lengths.long.min(), lengths.short.min()) >= 0
     nothing = split_untraced(track, events, [1], 0 * silent, (before, until))
     assert [part.any() for part in (nothing.before_first_op, nothing.long, nothing.short)] == [False] * 3

@@ -54,9 +54,9 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
     cell, segment = np.divmod(np.arange(amount.size), amount.shape[1])
     order = np.random.default_rng(1).permutation(amount.size)
     which = np.arange(len(cells)) if used is None else np.array(used)
-    found = np.empty(amount.size)
-    found[order] = excess_over_median(amount.reshape(-1)[order], cell[order], segment[order], which)
-    rows: Any = found.reshape(amount.shape).tolist()
+    excess = np.empty(amount.size)
+    excess[order] = excess_over_median(amount.reshape(-1)[order], cell[order], segment[order], which)
+    rows: Any = excess.reshape(amount.shape).tolist()
     return [pytest.approx(row, abs=1e-9) for row in rows]
 
 
@@ -117,8 +117,8 @@ def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])
     graph = graph_of(host_of(process=[0, 2, 3]), steps=2, ranks={0: 5, 2: 6, 3: 7})
-    found = excess_over_peers(graph, amount, process, step)
-    assert found == Excess(
+    excess = excess_over_peers(graph, amount, process, step)
+    assert excess == Excess(
         by_rank={5: 0.0, 6: -15.0, 7: 30.0},
         by_step={5: (-10.0, 10.0), 6: (0.0, -30.0), 7: (60.0, 0.0)},
     )

@@ -36,18 +36,18 @@ def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | No
 
 
 def test_lower_median_and_interquartile_range_by_key() -> None:
-    found = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
-    assert found.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
+    quartiles = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
+    assert quartiles.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
     # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40. Of two values, both quartiles are the lower value.
-    assert found.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
-    assert found.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
+    assert quartiles.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
+    assert quartiles.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
     assert groups([], []).median().tolist() == []
 
 
 def test_kernels_that_are_not_chosen_are_ignored() -> None:
-    found = groups([0, 0, 1], [5, 9, 7], chosen=[1])
-    assert found.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
-    assert found.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
+    quartiles = groups([0, 0, 1], [5, 9, 7], chosen=[1])
+    assert quartiles.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
+    assert quartiles.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))

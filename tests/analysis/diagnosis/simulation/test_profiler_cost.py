@@ -302,8 +302,8 @@ def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, ta
 
     of: Any = FakeWhatIf(device=25)
     of.with_host_limits = with_host_limits
-    found = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
-    assert (found is not of) == taken
+    limited = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
+    assert (limited is not of) == taken
     assert asked == {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}
     on_cpu: Any = FakeWhatIf(device=25, is_cpu=True)
     on_cpu.with_host_limits = with_host_limits

@@ -41,8 +41,8 @@ def graph(
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})
-    found = graph_of(host_of(**(host or {"time": [0]})), nodes, steps=steps)
-    return msgspec.structs.replace(found, streams=tuple(pairwise(edges)))
+    built = graph_of(host_of(**(host or {"time": [0]})), nodes, steps=steps)
+    return msgspec.structs.replace(built, streams=tuple(pairwise(edges)))
 
 
 def test_chains_are_cut_where_nodes_wait() -> None:

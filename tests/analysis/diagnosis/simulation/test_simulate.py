@@ -145,8 +145,8 @@ def steps_of(*busy: float) -> System:
 
 def test_each_step_takes_the_time_of_its_nodes() -> None:
     system = steps_of(10, 30, 20)
-    found = simulate(system, system.weights(recorded_scenario(system.graph)))
-    assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
+    simulated = simulate(system, system.weights(recorded_scenario(system.graph)))
+    assert (simulated.step_ns, simulated.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
 @pytest.mark.parametrize(("starts", "waited"), [([10.0, 30, 20, 99], [20, 0, 0, 0]), ([10.0, 5, 7, 99], [0, 0, 3, 0])])

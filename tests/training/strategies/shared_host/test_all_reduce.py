@@ -96,10 +96,10 @@ def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
     """Return the answers that contain this text; a rank may also report that a peer has detected the failure."""
-    found = [answer[scenario] for answer in broken]
-    direct = [told for told in found if said in told["message"]]
-    assert direct, found
-    assert all(told in direct or "has stopped communicating" in told["message"] for told in found)
+    outcomes = [answer[scenario] for answer in broken]
+    direct = [told for told in outcomes if said in told["message"]]
+    assert direct, outcomes
+    assert all(told in direct or "has stopped communicating" in told["message"] for told in outcomes)
     return direct
 
 
