@@ -217,7 +217,7 @@ def _amounts(expected: Expectation, main: dict[str, Any] | None) -> list[str]:
 
 
 def _validity(analysis: dict[str, Any]) -> set[str]:
-    """Return the codes of warnings, without the rule that `cannot-tell:rule` names."""
+    """Return the codes of warnings; `cannot-tell:RULE` is returned as `cannot-tell`."""
     return {warning["code"].partition(":")[0] for warning in analysis.get("validity", [])}
 
 

@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """Write JSON with each object that fits on a line in one line."""
+    """Write JSON; an object that is short enough takes one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line

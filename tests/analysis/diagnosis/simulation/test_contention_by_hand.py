@@ -82,7 +82,7 @@ def test_contention_counts_kernels_and_collectives_of_one_device() -> None:
     assert kernels.held.tolist() == pytest.approx([0, 0.5 * 1.7 * 5])
 
 
-def test_name_has_one_number_over_all_traces() -> None:
+def test_equal_names_in_several_traces_have_one_number() -> None:
     timeline = timeline_of([], [], names="ab")
     timeline.traces[1].events.names = ("b", "c")
     numbers = _names(graph((0, 1), (0, 1), (0, 1), (0, 1), track=[0, 0, 1, 1], row=[0, 1, 0, 1]), timeline)

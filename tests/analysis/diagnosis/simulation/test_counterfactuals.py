@@ -268,7 +268,7 @@ def test_without_bucket_copy_removes_those_ops() -> None:
 
 def test_without_communication_calls_removes_their_launches() -> None:
     of = exchanging(calls=[0.0, 2.0, 1.0, 12.0])
-    # Launches of bucket copies and collectives are communication only.
+    # The cost of launching bucket copies and collectives counts as communication, not as launching.
     assert counterfactuals.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
     on_cpu = exchanging(calls=[0.0, 2.0, 1.0, 12.0], is_cpu=True)
     assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]

@@ -166,7 +166,7 @@ def test_circular_dependencies_start_with_the_earliest_recorded_run() -> None:
         ([0] * 5 + [1] * 3 + [2], [5, 8], True),
     ],
 )
-def test_steps_end_on_the_longest_stream_or_else_chain(
+def test_step_ends_with_its_longest_stream_or_host_chain(
     of_ops: Sequence[int], ends: Sequence[int], *, on_device: bool
 ) -> None:
     of = graph(
