@@ -2,10 +2,10 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This program
-keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
-step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
-first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
+The script is unchanged. The script has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This
+program keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without,
+with. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and
+the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
 epoch: it sets `args.steps_per_epoch` to a block's length.
 
 Print one JSON object on the last line: milliseconds per step with and without the problem, the duration of each block,
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: Whether the problem is present, in four consecutive blocks.
+#: Presence of the problem in four consecutive blocks.
 ORDER = (True, False, False, True)
 
 

@@ -3,12 +3,12 @@
     python benchmarks/attach_costs.py [starts] [steps] [processes] [backward]
 
 `starts`: whole processes that import nothing or import PyTorch, alternately with and without gpudiag.
-`steps`: in one process, alternating blocks of steps with and without gpudiag's hook, before all ranks have joined and
-after everything is measured; and then the cost of a call of the hook beyond an empty call. `processes`: steps of whole
-processes after the recorded steps, alternately with and without gpudiag. `backward`: like `steps`, for optimizers that
-step within backward, on a GPU if available (then in elapsed time instead of CPU time). It compares one optimizer per
-parameter with one optimizer that steps for each parameter. Differences are medians of pairs, with their 95 % confidence
-interval.
+`steps`: in one process, alternating blocks of steps with and without gpudiag's hook, both before all ranks have joined
+and after the measurement. `steps` also measures the cost of a call of the hook minus that of an empty call.
+`processes`: steps of whole processes after the recorded steps, alternately with and without gpudiag. `backward`: like
+`steps`, for optimizers that step within backward, on a GPU if available (then in elapsed time instead of CPU time).
+`backward` compares one optimizer per parameter with one optimizer that steps for each parameter. Differences are
+medians of pairs, with their 95 % confidence interval.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/attach_scripts.py [--processes 2] [--kinds late-loader,item] [--keep DIR] [--own-profiler 60]
 
 With --keep, leave the run directories in DIR with rows.json, which `.ci/rows.py` counts. With --own-profiler, run this
-number of jobs whose script creates its own profiler during gpudiag's, and report their outcomes.
+number of jobs whose script creates its own profiler while gpudiag's runs, and report their outcomes.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ for number in range(int(sys.argv[1])):
         sys.stdout = open(f"{place}/said{len(ranks)}", "w")
         os.environ.update(RANK=str(len(ranks) - 1), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         os.environ["BEFORE"] = str(before)
-        told = dataclasses.replace(entered._entered.settings, run_dir=place)
-        entered._entered = entered.EnteredProcess(told)
+        settings = dataclasses.replace(entered._entered.settings, run_dir=place)
+        entered._entered = entered.EnteredProcess(settings)
         scripts.settle()
         scripts.own_profiler(60)
         sys.exit()
@@ -56,7 +56,7 @@ for number in range(int(sys.argv[1])):
 
 ON_GPUS = torch.cuda.is_available()
 #: Correct codes and causes by kind, and the rank at fault if there is one. Without GPUs `.item()` waits for no device,
-#: so that job loses its time in communication.
+#: so the job with `.item()` loses its time in communication.
 EXPECTED: dict[str, tuple[dict[str, str | None], int | None]] = {
     "late-loader": ({"straggler": "input", "input-bound": None}, 1),
     "few-workers": ({"input-bound": None}, None),
@@ -104,13 +104,13 @@ def profile(kind: str, processes: int, run_dir: Path) -> dict[str, Any]:
 
 def is_whole(kind: str, rank: int, run: dict[str, Any]) -> bool:
     """Return True if a rank has unprofiled steps, their fetch times, and both traces."""
-    found = next((one for one in run["ranks"] if one["rank"] == rank), None)
-    if found is None or found["error"] is not None or not found["timed"]:
+    own_record = next((record for record in run["ranks"] if record["rank"] == rank), None)
+    if own_record is None or own_record["error"] is not None or not own_record["timed"]:
         return False
-    workers = (found["timed"].get("loader") or {"workers": 0})["workers"]
+    workers = (own_record["timed"].get("loader") or {"workers": 0})["workers"]
     needed = ("unprofiled", "trace", "light_trace")
-    fetching = found["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
-    return fetching and all(found[name] for name in needed)
+    fetching = own_record["timed"]["input_ms"] is not None and workers == (1 if kind == "few-workers" else 0)
+    return fetching and all(own_record[name] for name in needed)
 
 
 def is_right(kind: str, first: dict[str, Any] | None) -> bool:
@@ -123,12 +123,12 @@ def is_right(kind: str, first: dict[str, Any] | None) -> bool:
 
 def beside_own_profiler(runs: int) -> None:
     """Run jobs of two processes whose script creates its own profiler, each in a different phase of gpudiag."""
-    told = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
+    settings = Settings(run_dir="/nowhere", command=("python",), steps=5, warmup=2, patience_s=1e6)
     path = os.pathsep.join((str(ENTRY), str(ROOT)))
     around = {
         **os.environ,
         "PYTHONPATH": path,
-        VARIABLE: told.encode(),
+        VARIABLE: settings.encode(),
         "KINETO_LOG_LEVEL": "99",
         "OMP_NUM_THREADS": "1",
     }

@@ -5,8 +5,9 @@
 Run the default and the quick probe `--runs` times each. Write facts-*.json, page-*.html, log-*.txt and comparison.md to
 OUTPUT. comparison.md contains durations, the comparison with the reference, and the differences between two runs. If
 nvcc and NCCL's header are available, the C++ programs in `peers/` measure the reference on the same machine, before and
-after each run of gpudiag. They use the methods of nvbandwidth and nccl-tests. Otherwise the reference is the CSV, which
-those tools measured on another machine of the same kind. Exit with code 1 if a requirement of the project is missed.
+after each run of gpudiag. The programs use the methods of nvbandwidth and nccl-tests. Without nvcc the reference is the
+CSV, which nvbandwidth and nccl-tests measured on another machine of the same kind. Exit with code 1 if a requirement of
+the project is missed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def nccl_places() -> Iterator[Path]:
 
 def run_peers(output: Path, number: int) -> PeerFigures:
     """Run one round of all peers, and save their output in OUTPUT."""
-    found: PeerFigures = {}
+    figures: PeerFigures = {}
     printed = ""
     for program, arguments, variables, collective in PEER_RUNS:
         environment = {"NCCL_NVLS_ENABLE": "0", **os.environ, **variables}
@@ -87,11 +88,11 @@ def run_peers(output: Path, number: int) -> PeerFigures:
                 continue
             if collective:
                 size, microseconds, busbw = int(fields[0]), float(fields[1]), float(fields[2])
-                found.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
+                figures.setdefault((collective, size), []).append(microseconds if size == 65536 else busbw)
             else:
-                found.setdefault((fields[0], 0), []).append(float(fields[2]))
+                figures.setdefault((fields[0], 0), []).append(float(fields[2]))
     (output / f"peers-{number}.txt").write_text(printed)
-    return found
+    return figures
 
 
 def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[dict[str, str]]:
@@ -99,7 +100,7 @@ def with_peers(rows: list[dict[str, str]], rounds: list[PeerFigures]) -> list[di
     local = []
     for row in rows:
         key = (row["test"], int(row["bytes"]) if row["direction"] == "collective" else 0)
-        figures = [statistics.median(one[key]) for one in rounds if key in one]
+        figures = [statistics.median(record[key]) for record in rounds if key in record]
         if figures:
             spread = f" (C++ here, {min(figures):.4g} to {max(figures):.4g})"
             tool = row["tool"] + ("'s method" + spread)
@@ -129,7 +130,7 @@ def values_for(facts: Facts, row: dict[str, str]) -> list[float]:
         chosen = [
             collective for collective in facts.collectives if collective.strategy == path and collective.bytes == size
         ]
-        return [one.time_us if row["scope"] == "time" else one.busbw_gb_per_s for one in chosen]
+        return [record.time_us if row["scope"] == "time" else record.busbw_gb_per_s for record in chosen]
     if path.startswith("dependent_load"):
         host = path.endswith("host")
         return [
@@ -160,19 +161,19 @@ def bound_for(row: dict[str, str]) -> float | None:
 def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, bool]]:
     """Yield each line of the comparison table, and True if its difference is within the bound."""
     for row in rows:
-        found = values_for(facts, row)
+        figures = values_for(facts, row)
         name = f"{row['tool']} {row['test']}" + (
             f" {int(row['bytes']) >> 10} KiB" if row["direction"] == "collective" else ""
         )
         expected, bound = float(row["value"]), bound_for(row)
-        if not found:
+        if not figures:
             yield f"| {name} | {expected:g} | not measured | | |", bound is None
             continue
-        value = statistics.median(found)
+        value = statistics.median(figures)
         away, allowed = value / expected - 1, "" if bound is None else f"{100 * bound:.0f} %"
         fine = bound is None or abs(away) <= bound
         verdict = "yes" if bound is not None and fine else "" if bound is None else "**no**"
-        spread = f"{value:.4g} ({min(found):.4g} to {max(found):.4g})"
+        spread = f"{value:.4g} ({min(figures):.4g} to {max(figures):.4g})"
         yield (
             f"| {name} ({row['unit']}) | {expected:g} | {spread} | {100 * away:+.1f} % of {allowed} | {verdict} |",
             fine,
@@ -180,7 +181,7 @@ def compare(facts: Facts, rows: list[dict[str, str]]) -> Iterator[tuple[str, boo
 
 
 def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, bool]]:
-    """Yield the relative difference of each figure between two runs, its name, and True for link figures; largest
+    """Yield (relative difference between two runs, name, True for a link figure) of each figure, the largest difference
     first.
 
     Link figures (pinned, peer and on-device copies, NCCL from 1 MiB on) must be repeatable. Figures limited by host
@@ -188,14 +189,22 @@ def repeatability(first: Facts, second: Facts) -> Iterator[tuple[float, str, boo
     """
 
     def figures(facts: Facts) -> dict[tuple[object, ...], tuple[float, bool]]:
-        found: dict[tuple[object, ...], tuple[float, bool]] = {}
-        for one in facts.bandwidth:
-            key = (one.path, one.src, one.dst, one.memory, one.direction, one.peer_access, one.initiator)
-            found[key] = (one.gb_per_s, one.memory != "pageable")
+        figures: dict[tuple[object, ...], tuple[float, bool]] = {}
+        for record in facts.bandwidth:
+            key = (
+                record.path,
+                record.src,
+                record.dst,
+                record.memory,
+                record.direction,
+                record.peer_access,
+                record.initiator,
+            )
+            figures[key] = (record.gb_per_s, record.memory != "pageable")
         for measured in facts.collectives:
             of_link = measured.strategy.startswith("nccl") and measured.bytes >= 1 << 20
-            found[measured.strategy, f"{measured.bytes >> 10} KiB"] = (measured.busbw_gb_per_s, of_link)
-        return found
+            figures[measured.strategy, f"{measured.bytes >> 10} KiB"] = (measured.busbw_gb_per_s, of_link)
+        return figures
 
     a, b = figures(first), figures(second)
     apart = [(abs(b[key][0] / a[key][0] - 1), " ".join(map(str, key)), a[key][1]) for key in a if key in b]

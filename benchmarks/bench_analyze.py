@@ -33,7 +33,8 @@ from pathlib import Path
 HTA = "HolisticTraceAnalysis==0.5.0"
 ROOT = Path(__file__).parents[1]
 LOOK_EVERY_S = 0.004
-#: The directory differs, because `python -m` would import the modules here instead of the installed ones.
+#: Programs run in this directory, because in the repository `python -m` would import the repository's modules instead
+#: of the installed ones.
 ELSEWHERE = tempfile.gettempdir()
 
 _HTA_PROGRAM = """
@@ -42,8 +43,8 @@ from hta.trace_analysis import TraceAnalysis
 TraceAnalysis(trace_dir=sys.argv[1]).get_temporal_breakdown(visualize=False)
 """
 
-#: The program computes time breakdown, hidden communication and its kernels, idle causes and launch statistics of all
-#: ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
+#: The program computes the time breakdown, overlapped communication with its kernels, causes of idle time, and launch
+#: statistics of all ranks. Counterfactual savings are omitted because HTA has none. The straggler is omitted because
 #: `get_potential_stragglers` raises a ValueError on these traces.
 _HTA_REPORT_PROGRAM = """
 import sys
@@ -57,8 +58,8 @@ analyzer.get_idle_time_breakdown(ranks=ranks, visualize=False)
 analyzer.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
 """
 
-#: A lower bound for any reader of these files: decompress them and decode the JSON, with gpudiag's structures and
-#: number of processes.
+#: This program is a lower bound for any reader of the traces: it decompresses them and decodes the JSON, with gpudiag's
+#: structures and number of processes.
 _FLOOR_PROGRAM = """
 import sys
 from pathlib import Path

@@ -134,9 +134,9 @@ def worker(options: argparse.Namespace) -> None:
         world_size=int(os.environ["WORLD_SIZE"]),
         device_id=device if on_gpu else None,
     )
-    found = [measure(name, options.rounds, device) for name in options.models.split(",")]
+    results = [measure(name, options.rounds, device) for name in options.models.split(",")]
     if rank == 0:
-        print(f"RESULT {json.dumps(found)}", flush=True)
+        print(f"RESULT {json.dumps(results)}", flush=True)
     dist.destroy_process_group()
 
 
@@ -170,18 +170,18 @@ def main() -> int:
     lines = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
     if not lines:
         raise SystemExit("the processes ended without a result; see their messages above")
-    found = json.loads(lines[0])
+    answer = json.loads(lines[0])
     print(f"{ranks} {'GPUs' if on_gpu else 'CPU processes'}, PyTorch {torch.__version__}, {options.rounds} rounds")
     print("| workload | bare DDP ms | gpudiag nccl ms | ratio | Python hook ms | ratio |")
     print("| --- | ---: | ---: | ---: | ---: | ---: |")
-    for row in found:
+    for row in answer:
         ours, hook = row["gpudiag"], row["python hook"]
         cells = [row["workload"], f"{row['bare']['ms']:.2f}"]
-        for one in (ours, hook):
-            cells += [f"{one['ms']:.2f}", f"{one['ratio']:.4f} ± {one['ci95']:.4f}"]
+        for copy in (ours, hook):
+            cells += [f"{copy['ms']:.2f}", f"{copy['ratio']:.4f} ± {copy['ci95']:.4f}"]
         print(f"| {' | '.join(cells)} |")
     if options.output:
-        options.output.write_text(json.dumps(found, indent=1))
+        options.output.write_text(json.dumps(answer, indent=1))
     return 0
 
 

@@ -2,9 +2,9 @@
 
     python benchmarks/bench_simulation.py [TRACES] [--events-per-step N] [--rounds N]
 
-The analysed steps of each rank's trace are concatenated until there are enough. Only every n-th step mark is kept, so
-that a step has about the requested number of events. Graph construction, one simulation, and the whole diagnosis (every
-rule and scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
+The analysed steps of each rank's trace are concatenated until the trace has enough steps. Only every n-th step mark is
+kept, so that a step has about the requested number of events. Graph construction, one simulation, and the whole
+diagnosis (every rule and scenario) are measured in one process. Memory is the peak allocated by Python and NumPy.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python benchmarks/bench_strategies.py [--output FILE.json] [--sizes-mb 1,5,25,100,400] [--sweep] [--pieces]
 
 Every size is measured in rounds, each method once per round, so that drift affects all methods equally; the median of
-the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. The bytes are those of the
+the rounds is shown. Bus bandwidth is defined as in nccl-tests: 2(n-1)/n x bytes / time. `bytes` is the size of the
 float32 gradients, also for methods that send half precision, because the figure compares how soon gradients are
 available. Every result is compared with NCCL's bit by bit (the summands are integers whose sums are exact in every
 format).
@@ -164,7 +164,7 @@ def all_reduces(at: Rank, sizes_mb: list[float], *, with_ours: bool) -> list[dic
             work.copy_(source)
             method(work)
             right[name] = torch.equal(work, truth)
-        # From here on the values grow with every sum, because only the time matters.
+        # Only the time matters in the following sums, so their values may grow with every sum.
         plans_s = {name: at.repeats(partial(method, work)) for name, method in methods.items()}
         for _ in range(ROUNDS):
             for name, method in methods.items():
@@ -267,7 +267,8 @@ def sums_alone(at: Rank) -> list[dict[str, Any]]:
 
 
 def copies_through_slots(at: Rank) -> list[dict[str, Any]]:
-    """Measure the copies of cpu-reduce alone: its movers copy through its slots without waiting for sums."""
+    """Measure the copies of cpu-reduce alone: the movers of cpu-reduce copy through its slots without waiting for
+    sums."""
     if not at.on_gpu:
         return []
     made = SharedHostAllReduce(group=at.control, device=at.device)
@@ -408,8 +409,8 @@ def start(ranks: int, options: argparse.Namespace, **variables: str) -> dict[str
     results = [line.removeprefix("RESULT ") for line in text.splitlines() if line.startswith("RESULT ")]
     if not results:
         raise SystemExit("the processes ended without a result; see their messages above")
-    found: dict[str, Any] = json.loads(results[0])
-    return found
+    answer: dict[str, Any] = json.loads(results[0])
+    return answer
 
 
 def show(found: dict[str, Any]) -> None:

@@ -3,8 +3,8 @@
     python benchmarks/bench_unprofiled.py [--device cuda] [--step-ms 5 20 50]
 
 Short blocks of steps alternate in one process: alone, timed within `prof.steps`, and with only the host's part of each
-step recorded; then the same three in reverse order. Drift of the machine therefore affects all three equally. The
-result is the median of the ratios to the loop alone, and its 95 % interval.
+step recorded. Then the three variants follow in reverse order. Drift of the machine therefore affects all three
+equally. The result is the median of the ratios to the loop alone, and its 95 % interval.
 
 `--device cpu` multiplies small matrices for about the given time, and measures the thread's CPU time, so that other
 programs do not count. `--device cuda` enqueues kernels of the given duration, synchronizes at the ends of blocks only,

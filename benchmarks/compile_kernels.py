@@ -39,12 +39,12 @@ def compile_ptx(library: str, source: str) -> str:
 
 
 def main() -> None:
-    """Write probes/kernels.ptx. Its first line contains the digest of the source, which a test compares."""
+    """Write probes/kernels.ptx. The first line of the PTX contains the digest of the source, which a test compares."""
     probes = Path(__file__).resolve().parents[1] / "probes"
     source = (probes / "kernels.cu").read_text()
     digest = hashlib.sha256(source.encode()).hexdigest()
     code = compile_ptx(sys.argv[1], source)
-    # This compiler adds constants that describe its targets, which no kernel here uses.
+    # This compiler adds constants that describe its targets. No kernel uses these constants.
     unused = ".global .align 8 .u64"
     lines = [line.rstrip() for line in code.splitlines() if line.strip() and not line.startswith(unused)]
     (probes / "kernels.ptx").write_text(f"// kernels.cu sha256 {digest}\n" + "\n".join(lines) + "\n")

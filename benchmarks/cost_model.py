@@ -70,17 +70,17 @@ def steps() -> None:
 def held_out() -> None:
     """Cross-validate: fit the assumed constants on all machines except one, and count that machine's right predictions.
 
-    Among equal choices the released one is taken if it is among them, or else the first.
+    Of several equally good sets of constants the released set is taken, or else the first set.
     """
     shipped = (tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE)  # noqa: SLF001
     counts: dict[tuple[float, float, float], Counter[str]] = {}
     sizes: Counter[str] = Counter()
     for setting in itertools.product(_LAUNCH_MS, _PER_CORE, _BACKWARD):
         tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE = setting  # noqa: SLF001
-        found = published.groups()
-        found = [group for group in found if not group.alike]
-        counts[setting] = Counter(group.row["machine"] for group in found if group.right)
-        sizes = Counter(group.row["machine"] for group in found)
+        groups = published.groups()
+        groups = [group for group in groups if not group.alike]
+        counts[setting] = Counter(group.row["machine"] for group in groups if group.right)
+        sizes = Counter(group.row["machine"] for group in groups)
     tensorflow1._LAUNCH_MS, paths._MEMORY_PER_CORE, overlap.BACKWARD_SHARE = shipped  # noqa: SLF001
     print("\n| machine left out | groups | right, assumptions chosen on the others |")
     print("| --- | ---: | ---: |")
@@ -93,7 +93,7 @@ def held_out() -> None:
         total += counts[best][name]
         print(f"| {name} | {sizes[name]} | {counts[best][name]} |")
     print(f"| all | {sum(sizes.values())} | {total} |")
-    every = [sum(found.values()) for found in counts.values()]
+    every = [sum(groups.values()) for groups in counts.values()]
     print(f"\nOver all {len(counts)} settings of the assumptions: {min(every)} to {max(every)} groups right.")
 
 

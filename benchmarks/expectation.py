@@ -1,8 +1,8 @@
 """Check gpudiag's output for a recording against an expectation, and return a verdict.
 
 An expectation is a JSON object with the keys of `Expectation`; only `name` and `path` are required. Each check has a
-kind. A failed `misleading` check makes the output wrong regardless of all others; a failed `incomplete` check makes it
-partly right.
+kind (`misleading` or `incomplete`). A failed `misleading` check makes the output wrong regardless of all others; a
+failed `incomplete` check makes it partly right.
 """
 
 from __future__ import annotations
@@ -30,19 +30,17 @@ class Expectation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         why: the correct diagnosis and its evidence, in a sentence.
         codes: allowed codes of the main finding. The main finding is the first that is not `info`, else
             `compute-bound`, else the first.
-        silent_is_right: no finding is correct too. With empty `codes` any finding is misleading.
+        silent_is_right: True if reporting no finding is also correct. With empty `codes` any finding is misleading.
         causes, ranks, place: allowed values for the main finding; `place` is a regular expression.
         ms, percent: range of the main finding's savings, as its recoverable time or share.
         most_percent: upper limit on the savings of findings whose code is not in `codes`.
         not_codes: codes that no finding may have.
-        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` matches any of its kind.
-        headline: regular expressions, one of which must match the report above "Where a step's time goes"; replaces
-            `codes` if there are no findings.
-        says, never: regular expressions that must, or must not, match the report.
-        fields: allowed values of the analysis by path (`steps.unit`, `devices.0.name`).
-        not_fields: misleading values by path.
-        ranges: ranges for numbers of the analysis by path.
-        buckets_percent: ranges for the shares of the first device's step by bucket.
+        validity, not_validity: codes of required and forbidden warnings; `cannot-tell` matches every
+        `cannot-tell:RULE`. headline: regular expressions, one of which must match the report above "Where a step's time
+        goes"; replaces `codes` if there are no findings. says, never: regular expressions that must, or must not, match
+        the report. fields: allowed values of the analysis by path (`steps.unit`, `devices.0.name`). not_fields:
+        misleading values by path. ranges: ranges for numbers of the analysis by path. buckets_percent: ranges for the
+        shares of the first device's step by bucket.
     """
 
     name: str
@@ -219,7 +217,7 @@ def _amounts(expected: Expectation, main: dict[str, Any] | None) -> list[str]:
 
 
 def _validity(analysis: dict[str, Any]) -> set[str]:
-    """Return the codes of warnings, without the rule that `cannot-tell:rule` names."""
+    """Return the codes of warnings; `cannot-tell:RULE` is returned as `cannot-tell`."""
     return {warning["code"].partition(":")[0] for warning in analysis.get("validity", [])}
 
 

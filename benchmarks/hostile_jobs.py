@@ -108,32 +108,32 @@ def _processes_left(folder: Path) -> list[str]:
 
 def _processes(folder: Path) -> dict[int, str]:
     mark = f"{MARK}={folder}".encode()
-    found = {}
+    left = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with contextlib.suppress(OSError):
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     words = (entry / "cmdline").read_bytes().split(b"\0")
-                    found[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
-    return found
+                    left[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
+    return left
 
 
 def differences(plain: dict[str, Any], profiled: dict[str, Any]) -> list[str]:
     """Return a description of each difference under gpudiag."""
-    found = []
+    left = []
     if plain["exit code"] != profiled["exit code"]:
-        found.append(f"exit code {plain['exit code']}, with gpudiag {profiled['exit code']}")
+        left.append(f"exit code {plain['exit code']}, with gpudiag {profiled['exit code']}")
     if plain["stdout"] != profiled["stdout"]:
-        found.append(f"stdout {len(plain['stdout']):,} bytes, with gpudiag {len(profiled['stdout']):,}")
+        left.append(f"stdout {len(plain['stdout']):,} bytes, with gpudiag {len(profiled['stdout']):,}")
     lost = Counter(_lines(plain["stderr"])) - Counter(_lines(profiled["stderr"]))
     if lost:
-        found.append(f"stderr without {next(iter(lost)).decode(errors='replace')!r}")
+        left.append(f"stderr without {next(iter(lost)).decode(errors='replace')!r}")
     for key in ("files", "processes"):
         more = Counter(profiled[key]) - Counter(plain[key])
         less = Counter(plain[key]) - Counter(profiled[key])
-        found += [f"{key}: {name} only with gpudiag" for name in more]
-        found += [f"{key}: {name} only without gpudiag" for name in less]
-    return found
+        left += [f"{key}: {name} only with gpudiag" for name in more]
+        left += [f"{key}: {name} only without gpudiag" for name in less]
+    return left
 
 
 def _lines(stderr: bytes) -> list[bytes]:

@@ -32,13 +32,13 @@ class HostileJob:
     """A script and its start options.
 
     Attributes:
-        name: its name in the table.
-        body: its Python source, after `PRELUDE` if `prelude` is true.
+        name: name of the script in the table.
+        body: Python source of the script, after `PRELUDE` if `prelude` is true.
         prelude: True if `PRELUDE` comes first.
         options: options of the interpreter.
         environment: additional environment variables.
-        directory: its working directory; "" for an empty directory of its own.
-        temporary: the name of its temporary directory.
+        directory: working directory of the script; "" for a new empty directory.
+        temporary: name of the temporary directory of the script.
     """
 
     name: str

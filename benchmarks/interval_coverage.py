@@ -1,8 +1,8 @@
 """Measure the coverage of the interval for the unprofiled step: `python benchmarks/interval_coverage.py DIR ...`.
 
 Each directory is searched for runs (`run.json` with unprofiled steps, `traces/`), for traces next to a `truth.json`
-that contains their step time, and for recordings of `tests/traces/whole`. Each is analysed from its traces alone, and
-again with its run record if there is one. The truth is the mean of the unprofiled steps of the slowest rank.
+that contains their step time, and for recordings of `tests/traces/whole`. Each recording is analysed from its traces
+alone, and again with its run record if there is one. The truth is the mean of the unprofiled steps of the slowest rank.
 
     --json FILE     write a line for each interval, with its components
 """
@@ -43,33 +43,37 @@ def main() -> int:
     options.add_argument("directories", nargs="+", type=Path)
     options.add_argument("--json", type=Path)
     given = options.parse_args()
-    found: list[dict[str, Any]] = []
+    recordings: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
-        for one in _recordings(given.directories, Path(scratch)):
-            found.append(one)
+        for recording in _recordings(given.directories, Path(scratch)):
+            recordings.append(recording)
             if given.json is not None:
                 with given.json.open("a", encoding="utf-8") as lines:
-                    lines.write(json.dumps(one) + "\n")
+                    lines.write(json.dumps(recording) + "\n")
     for how in ("alone", "timed too"):
         for where in ("GPUs", "CPU processes"):
-            _print(how, where, [one for one in found if (one["how"], one["where"]) == (how, where)])
+            _print(
+                how,
+                where,
+                [recording for recording in recordings if (recording["how"], recording["where"]) == (how, where)],
+            )
     return 0
 
 
 def _print(how: str, where: str, ones: list[dict[str, Any]]) -> None:
     if not ones:
         return
-    misses = [one for one in ones if not one["low"] <= one["true"] <= one["high"]]
+    misses = [recording for recording in ones if not recording["low"] <= recording["true"] <= recording["high"]]
     low, high = wilson(len(ones) - len(misses), len(ones))
-    widths = sorted((one["high"] - one["low"]) / 2 / one["true"] for one in ones)
+    widths = sorted((recording["high"] - recording["low"]) / 2 / recording["true"] for recording in ones)
     print(
         f"{how}, {where}: {len(ones) - len(misses)} of {len(ones)} ({100 * low:.0f} to {100 * high:.0f} %), half the "
         f"interval {100 * widths[len(widths) // 2]:.0f} % of the step in the median, at most {100 * widths[-1]:.0f} %"
     )
-    for one in misses:
+    for recording in misses:
         print(
-            f"    {one['name']}: recorded {one['recorded']:.1f}, corrected {one['corrected']:.1f}"
-            f" [{one['low']:.1f}, {one['high']:.1f}], timed {one['true']:.1f} ms"
+            f"    {recording['name']}: recorded {recording['recorded']:.1f}, corrected {recording['corrected']:.1f}"
+            f" [{recording['low']:.1f}, {recording['high']:.1f}], timed {recording['true']:.1f} ms"
         )
 
 

@@ -4,8 +4,8 @@
 
 For each fault of `line_faults.py`, `alternating_blocks.py` measures the true cost, and the unchanged script runs under
 `gpudiag profile --stop-after`. A line is right if a finding names a line that is marked with the fault, or a line of
-`spin`, which the marked line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length
-of the steps that record them beside that of the unprofiled steps of the same run.
+`spin`, which the marked line calls. An amount is right within 15 % or 1 ms. The cost of recording lines compares the
+steps that record lines with the unprofiled steps of the same run.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ SCRIPT = HERE / "line_faults.py"
 FAULTS = "saves,sleeps,logs,metric,item,lock,hook,getitem,getitem-1,getitem-4,collate,recompiles"  # twelve
 #: An amount is right within this share of the true cost, or within this many milliseconds.
 TOLERANCE, TOLERANCE_MS = 0.15, 1.0
-#: Value of an event at which a step ends, and at which gpudiag's own work begins.
+#: Values of the events that mark the end of a step, and the beginning of gpudiag's own work.
 STEP, PAUSE = -3, -4
 
 
 def marked_lines(fault: str) -> set[int]:
-    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if they call it."""
+    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if these lines call
+    `spin`."""
     lines = SCRIPT.read_text(encoding="utf-8").splitlines()
     faults = {number: line.partition("# fault:")[2].split() for number, line in enumerate(lines, 1)}
     marked = {number for number, names in faults.items() if fault in names}

@@ -2,12 +2,11 @@
 
     python benchmarks/judge_scripts.py [--directory DIR] [--scripts a,b] [--keep DIR] [--seconds 300] [--tiny]
 
-`expected.json` beside the scripts (in `library_scripts` or, with `--directory`, `library_scripts_2`) contains the
-problem and the correct finding of each script; it was written before the scripts ran. Each script runs twice: under
-`alternating_blocks.py`, which measures the cost of its problem, and unchanged under
-`gpudiag profile --stop-after -- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is not
-counted. A script without a problem is judged right if the report begins with `compute-bound` and no finding promises
-5 % of the step.
+`expected.json` contains the problem and the correct finding of each script, and was written before the scripts ran. The
+file is beside the scripts (in `library_scripts` or, with `--directory`, `library_scripts_2`). Each script runs twice:
+under `alternating_blocks.py`, which measures the cost of its problem, and unchanged under `gpudiag profile --stop-after
+-- python SCRIPT`. A problem that costs less than 3 % of the step on this machine is not counted. A script without a
+problem is judged right if the report begins with `compute-bound` and no finding promises savings of 5 % of the step.
 
 `--keep DIR` receives `results.json` after each script, `reports.tar` (report and output of each) and `runs-N.tar` (the
 run directories, at most 15 MB a file). `--tiny` runs everything on a CPU with models that are too small for a
@@ -70,7 +69,7 @@ def run(command: list[str], seconds: float, log: Path) -> str:
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a program and its children; gpudiag ends its job, which has a separate session, when it receives a signal."""
+    """End a program and its children with a signal. gpudiag then ends its job, which has a separate session."""
     for number, patience in ((signal.SIGTERM, 8.0), (signal.SIGKILL, 8.0)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -103,15 +102,23 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
     """Return the verdict on the first finding of the report, and on its amount."""
     findings = analysis["findings"]
     first = main_finding(findings) or {}
-    gains = [one for one in findings if one["code"] != "compute-bound" and (one["recoverable_percent"] or 0.0) >= 5.0]
+    gains = [
+        finding
+        for finding in findings
+        if finding["code"] != "compute-bound" and (finding["recoverable_percent"] or 0.0) >= 5.0
+    ]
     row: dict[str, Any] = {
         "code": first.get("code"),
         "cause": first.get("cause"),
         "place": first.get("place"),
         "confidence": first.get("confidence"),
         "found_ms": first.get("recoverable_ms_per_step"),
-        "others": [[one["code"], one["cause"], one["recoverable_ms_per_step"]] for one in findings if one is not first],
-        "validity": [one["code"] for one in analysis["validity"]],
+        "others": [
+            [finding["code"], finding["cause"], finding["recoverable_ms_per_step"]]
+            for finding in findings
+            if finding is not first
+        ],
+        "validity": [warning["code"] for warning in analysis["validity"]],
     }
     if script["problem"] is None:
         right = row["code"] in script["codes"] and not gains
@@ -126,7 +133,7 @@ def judge(script: dict[str, Any], truth: dict[str, Any], analysis: dict[str, Any
 
 
 class Archives:
-    """Tar files in a directory, each within the size that may be copied."""
+    """Tar archives in a directory, each within the size limit for copies."""
 
     def __init__(self, directory: Path) -> None:
         self.directory, self.number = directory, 1
@@ -189,14 +196,14 @@ def draw(rows: list[dict[str, Any]]) -> Table:
     for row in rows:
         truth = row.get("truth", {})
         cost = "" if row["problem"] is None else f"{truth.get('costs_ms', '?')}"
-        found = row.get("found_ms")
+        found_ms = row.get("found_ms")
         table.add_row(
             row["script"],
             cost,
             f"{truth.get('problem_ms', '?')}",
             " ".join(str(row[key]) for key in ("code", "cause") if row.get(key))
             or row.get("profile_failed", "none")[:60],
-            "" if found is None else f"{found:.1f}",
+            "" if found_ms is None else f"{found_ms:.1f}",
             row["verdict"],
             {True: "right", False: "off"}.get(row.get("amount_right", ""), ""),
         )
@@ -214,9 +221,9 @@ def main() -> None:
     given = parser.parse_args()
     directory = given.directory.resolve()
     scripts = json.loads((directory / "expected.json").read_text(encoding="utf-8"))["scripts"]
-    scripts = [{**one, "path": str(directory / one["script"])} for one in scripts]
+    scripts = [{**entry, "path": str(directory / entry["script"])} for entry in scripts]
     if given.scripts:
-        scripts = [one for one in scripts if Path(one["script"]).stem in given.scripts.split(",")]
+        scripts = [entry for entry in scripts if Path(entry["script"]).stem in given.scripts.split(",")]
     began, rows = time.perf_counter(), list[dict[str, Any]]()
     with tempfile.TemporaryDirectory() as scratch:
         keep = given.keep or Path(scratch) / "keep"

@@ -2,10 +2,10 @@
 
 Source locations in attribution, timeline and diagnosis are drawn at random, each with one of the changes that Cosmic
 Ray (https://cosmic-ray.readthedocs.io) makes there: another operator, comparison or number, a negated condition, or a
-loop without iterations. A mutant is killed if a test fails or takes far longer than before. The tests of `make unit`
-that run the changed line are tried, the shortest first, for at most `--budget` seconds. A surviving mutant is tried
-again when the budget is larger. Everything happens in a copy of the working tree in `build/mutants`. Results are kept
-there as one line of JSON per mutant, and an interrupted run continues from them.
+loop without iterations. A mutant is killed if a test fails or takes far longer than without the mutant. The tests of
+`make unit` that run the changed line are tried, the shortest first, for at most `--budget` seconds. A surviving mutant
+is tried again when the budget is larger. Everything happens in a copy of the working tree in `build/mutants`. Results
+are kept there as one line of JSON per mutant, and an interrupted run continues from them.
 
 Equivalent and untestable mutants are excluded: annotations, code for type checkers only, identity instead of equality,
 bitwise operators or powers instead of arithmetic, and invalid Python. Guard options (`frozen`, `strict` of zip) and the
@@ -147,7 +147,7 @@ class Tests:
                 for line, contexts in by_line.items()
             }
         took: dict[str, float] = {}
-        for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # written by pytest, above
+        for case in ET.parse(BUILD / "tests.xml").iter("testcase"):  # noqa: S314  # the file is written by pytest
             where = Path(case.attrib["file"])
             nested = case.attrib["classname"].removeprefix(".".join(where.with_suffix("").parts)).strip(".")
             took["::".join(filter(None, (str(where), nested, case.attrib["name"])))] = float(case.attrib["time"])
@@ -157,8 +157,8 @@ class Tests:
     def of(self, change: Change) -> list[dict[str, float]]:
         """Return two groups of tests that run the change, with their seconds: the shortest tests that fit the budget.
 
-        The first group is the file that has killed most mutants, because importing all other files takes longer than
-        running it.
+        The first group is the test file that has killed most mutants. Running this file takes less time than importing
+        all other files.
         """
         first, then = self._running(change)
         chosen: dict[str, float] = {}
@@ -179,8 +179,8 @@ class Tests:
         return self._took.get(name, 0.0)
 
     def _running(self, change: Change) -> tuple[set[str], set[str]]:
-        """Return the tests that run the statement. If it only runs on import, return the tests of lines that use its
-        names."""
+        """Return the tests that run the statement. If the statement runs only on import, return the tests of lines that
+        use its names."""
         statement, header = _statement(change)
         lines = self._lines[change.module]
         running = {test for line in header for test in lines.get(line, ())}
@@ -242,7 +242,7 @@ def modules() -> list[Path]:
 
 
 def drawn_changes(count: int, seed: int) -> list[Change]:
-    """Draw source locations at random, each with one of its changes."""
+    """Draw source locations at random, and for each location one of its possible changes."""
     places: dict[tuple[Path, Position, Position], list[Change]] = defaultdict(list)
     for module in modules():
         for change in changes(module):

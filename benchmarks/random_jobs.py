@@ -1,8 +1,9 @@
 """Score the diagnosis of random jobs: `python benchmarks/random_jobs.py --jobs 500 --seed 0`.
 
-Each job is drawn at random, simulated as traces and diagnosed. The true cost of its causes is computed by simulating it
-again without them (tests/analysis/diagnosis/random_jobs). A diagnosis is right if its first finding has the correct
-code, cause and ranks, its amount is within 15 % or 1 ms, and no false finding promises 5 %.
+Each job is drawn at random, simulated as traces and diagnosed. The true cost of each cause is computed by simulating
+the job again without the cause (tests/analysis/diagnosis/random_jobs). A diagnosis is right if its first finding has
+the correct code, cause and ranks, its amount is within 15 % or 1 ms, and no false finding promises savings of 5 % of
+the step.
 
     --worst 20          print this number of wrong jobs, one line each
     --jobs-of loader    draw jobs with one kind of fault only
@@ -79,7 +80,7 @@ def _print_shares(jobs: Sequence[Judged]) -> None:
 def _print_confusion(jobs: Sequence[Judged]) -> None:
     print("Expected -> got, of those that are wrong:")
     pairs = Counter(
-        (job.verdict.expected[0], job.verdict.got, "; ".join(_without_figures(one) for one in job.verdict.why))
+        (job.verdict.expected[0], job.verdict.got, "; ".join(_without_figures(reason) for reason in job.verdict.why))
         for job in jobs
         if not job.verdict.right
     )

@@ -6,12 +6,12 @@ One set of processes per peer-access setting trains all workloads with all strat
 workload is the predicted and measured step time of each strategy, the error, and the regret. Regret is the relative
 slowdown of the strategy that `recommend` would choose against the fastest strategy. The choice is simulated from the
 same measurements, restricted to the finalists of `recommend`. `recommend` itself takes more rounds, so the simulated
-choice is no better than the real one. A strategy more than 1.5 times as slow as another is not measured further,
-because its warm-up already excludes it.
+choice is no better than the real one. A strategy that is more than 1.5 times as slow as another in the warm-up is not
+measured further.
 
-Print Markdown. Each setting takes about `--seconds`. Workloads already measured in `--output` are not measured again,
-so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With `--again` the
-predictions are recomputed from the recorded measurements of the machine, the model and the transports.
+Print Markdown. Measuring one peer-access setting takes about `--seconds`. Workloads already measured in `--output` are
+not measured again, so that an interrupted run can continue. `--from DIR` prints the tables of an earlier run. With
+`--again` the predictions are recomputed from the recorded measurements of the machine, the model and the transports.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def log(began: float, what: str) -> None:
 def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     """Print one workload's table; return its regret and its largest error, in percent."""
     measured = {turn.candidate.label: turn for turn in benchmark.turns if turn.round_ms and turn.cannot is None}
-    means = {label: statistics.fmean(one.round_ms) for label, one in measured.items()}
+    means = {label: statistics.fmean(prediction.round_ms) for label, prediction in measured.items()}
     racing = {label: mean for label, mean in means.items() if label != "independent"}
     if not racing:
         print(f"\n`{benchmark.workload}`, peer access {setting}: nothing was measured in time")
@@ -184,13 +184,15 @@ def show(benchmark: StrategyBenchmark, setting: str) -> tuple[float, float]:
     print("| strategy | predicted ms | measured ms (±95 %) | error | would be measured |")
     print("| --- | ---: | ---: | ---: | --- |")
     worst = 0.0
-    for one in benchmark.predictions:
-        label = one.candidate.label
+    for prediction in benchmark.predictions:
+        label = prediction.candidate.label
         if label not in means:
-            why = one.cannot or next((turn.cannot for turn in benchmark.turns if turn.candidate == one.candidate), None)
+            why = prediction.cannot or next(
+                (turn.cannot for turn in benchmark.turns if turn.candidate == prediction.candidate), None
+            )
             print(f"| {label} | — | — | — | {why or 'not measured'} |")
             continue
-        predicted = one.step_ms or 0.0
+        predicted = prediction.step_ms or 0.0
         error = 100 * (predicted / means[label] - 1)
         worst = max(worst, abs(error))
         rounds = measured[label].round_ms

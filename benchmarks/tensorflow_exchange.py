@@ -5,12 +5,13 @@
         [-- OPTIONS OF gpudiag profile…]
     python benchmarks/tensorflow_exchange.py --from DIR
 
-Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between them,
-so that drift affects all equally. The baseline is one device, or with `--floor independent` all devices in one process,
-without communication. The cost is the median of a strategy's unprofiled steps minus the baseline's. It includes
-communication and everything else that additional devices share. CPU devices share their cores, so that one CPU device
-is no valid baseline. The reported cost is the amount of `communication-bound` in the analysis, or 0 if there is no such
-finding. With `--from` the table is built from existing runs.
+Run `gpudiag profile` with the baseline, and with each strategy on all devices. Several rounds alternate between the
+baseline and the strategies, so that drift affects all equally. The baseline is one device, or with `--floor
+independent` all devices in one process, without communication. The cost is the median of a strategy's unprofiled steps
+minus the baseline's. This cost includes communication, and contention for everything else that additional devices
+share. CPU devices share their cores, so one CPU device is not a valid baseline. The reported cost is the amount of
+`communication-bound` in the analysis, or 0 if there is no such finding. With `--from` the table is built from existing
+runs.
 
 TF_PYTHON is an interpreter with TensorFlow and msgspec, as installed by `make tensorflow`; on GPUs one with
 `tensorflow[and-cuda]`.
@@ -30,7 +31,7 @@ from typing import Any
 FLOORS = ("one", "independent")
 #: This strategy does not communicate, also on one device.
 ALONE = "independent"
-#: A longer run hangs: TensorFlow's profiler sometimes hangs at the end of a recording.
+#: A run that takes longer counts as hung, because TensorFlow's profiler sometimes hangs at the end of a recording.
 LONGEST_S = 900
 #: Requirement: the reported cost is within this fraction of the true cost.
 CLOSE = 0.25
@@ -129,7 +130,7 @@ def _found(analysis: dict[str, Any]) -> float:
 
 
 def _median(analyses: list[dict[str, Any]], value: Any) -> float | None:
-    values = [one for one in map(value, analyses) if one is not None]
+    values = [number for number in map(value, analyses) if number is not None]
     return statistics.median(values) if values else None
 
 

@@ -46,10 +46,10 @@ def _rows(module: Path) -> list[str]:
     body = ast.parse(text).body
     rows = []
     for one, after in pairwise(body):
-        told = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
-        if not isinstance(one, ast.Assign) or not isinstance(told, str):
+        docstring = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
+        if not isinstance(one, ast.Assign) or not isinstance(docstring, str):
             continue
-        words = " ".join(told.split())
+        words = " ".join(docstring.split())
         at, kind = max((words.rfind(f"{kind}{end}"), kind) for kind in KINDS for end in (":", "."))
         if at >= 0:
             value = (ast.get_source_segment(text, one.value) or "").replace(" * NS_PER_US", " µs")

@@ -41,7 +41,7 @@ EXAMPLES = ROOT / "docs" / "examples" / "index.md"
 REPORTS = (
     (
         "VGG-16 without peer access",
-        "Four H200s joined by NVLink, `NCCL_P2P_DISABLE=1`: the cause leads, not that communication is slow.",
+        "Four H200s joined by NVLink, `NCCL_P2P_DISABLE=1`: the report begins with the cause, not with its symptom.",
         "tests/traces/vgg_p2poff",
         "report-vgg_p2poff.txt",
     ),
@@ -97,7 +97,8 @@ def _page(path: Path, verb: str) -> str:
 
 
 def _between(path: Path, page: str, terminal: str) -> str:
-    """Return a page with `terminal` between its marks. `path` names the page in the error raised without marks."""
+    """Return a page with `terminal` between its marks. `path` names the page in the error that is raised if there are
+    no marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
@@ -117,7 +118,7 @@ def example_page() -> str:
     """Return the page of complete reports, which tests compare with the program's output."""
     parts = [
         "# Reports from real recordings\n",
-        "As gpudiag prints them, each below its command; the traces are in the repository.\n",
+        "Reports as gpudiag prints them, each below its command. The traces are in the repository.\n",
     ]
     for title, about, words, kept in REPORTS:
         report = (GOLDEN / kept).read_text(encoding="utf-8")

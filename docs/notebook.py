@@ -14,7 +14,7 @@ from typing import Any
 
 
 def executed(path: Path) -> str:
-    """Return the notebook's text with the current outputs of its code cells; raise what a cell raises.
+    """Return the notebook's text with the current outputs of its code cells; raise the exception of a cell that fails.
 
     Cells run in the notebook's directory, as in Jupyter.
     """
@@ -33,7 +33,7 @@ def _outputs(source: str, names: dict[str, Any], number: int) -> list[dict[str, 
     last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(ast.Module(body, []), f"cell {number}", "exec"), names)  # noqa: S102  # a page of our own
+        exec(compile(ast.Module(body, []), f"cell {number}", "exec"), names)  # noqa: S102  # trusted code
         value = None if last is None else eval(compile(ast.Expression(last.value), f"cell {number}", "eval"), names)  # noqa: S307
     outputs: list[dict[str, Any]] = []
     if printed.getvalue():

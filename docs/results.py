@@ -3,7 +3,7 @@
     python docs/results.py RUNS/scale --name h200x4 [--beside other=RUNS/other] [--bare bare.json]
 
 `--beside` names runs of the same points on other machines; `--bare` is the output of `benchmarks/bare_ddp.py` on the
-last of them.
+last of these machines.
 
 The files contain no handwritten text, so a new run replaces them entirely. The plots are the drawings of the HTML
 report; each file has the colours for light and dark.
@@ -121,7 +121,7 @@ def _missing(result: Scaling) -> list[str]:
 
 
 def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Path) -> list[str]:
-    """Compare points with repeated measurements: their recording run in the same processes, and other machines."""
+    """Compare points with their repetitions: the recording run in the same processes, and runs on other machines."""
     rows = []
     for point in first.points:
         again = _again(place, point)
@@ -137,8 +137,8 @@ def _repeats(first: Scaling, others: list[tuple[str, Scaling, Path]], place: Pat
         return []
     note = (
         "The steps of recorded points were first timed again in processes that had recorded other points before. "
-        "The profiler's library stays loaded and makes launches dearer, so that models that launch "
-        "many short kernels (ResNet-50) take longer, and those that keep the device busy (GPT) do not."
+        "The profiler's library stays loaded and increases the overhead of launches, so models that launch "
+        "many short kernels (ResNet-50) take longer, and models that keep the device busy (GPT) do not."
     )
     return [
         "## The same points again",

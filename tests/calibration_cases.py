@@ -35,29 +35,29 @@ class Cases:
         return keep
 
     def differ(self, name: str) -> bool:
-        """Return True if the outcome below the threshold differs from that above it."""
+        """Return True if the outcomes below and above the threshold differ."""
         function, below, above = self.known[name]
         return bool(function(below) != function(above))
 
 
 def figures_in(path: Path) -> dict[str, str]:
-    """Return by threshold name the text of its definition in a module."""
+    """Return the source text of each threshold's definition in a module, by threshold."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    found = {}
+    entries = {}
     for one, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(one, ast.Assign) and isinstance(one.targets[0], ast.Name):
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else ""
-            found[one.targets[0].id] = str(text)
-    return found
+            entries[one.targets[0].id] = str(text)
+    return entries
 
 
 def numbers_in(path: Path) -> set[str]:
     """Return the names of the module's numeric constants."""
-    found = set()
-    for one in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(one, ast.Assign | ast.AnnAssign) and one.value is not None:
-            values = [part.value for part in ast.walk(one.value) if isinstance(part, ast.Constant)]
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+    entries = set()
+    for statement in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            values = [part.value for part in ast.walk(statement.value) if isinstance(part, ast.Constant)]
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
             if any(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-                found |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
-    return found
+                entries |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return entries

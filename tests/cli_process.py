@@ -15,7 +15,8 @@ from gpudiag.commands.main import main
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Far longer than any command takes, even on a loaded machine. The timeout only ends commands that hang.
+#: Timeout of a command in seconds, which is far longer than any command takes on a loaded machine. The timeout only
+#: ends commands that hang.
 SECONDS = 400
 
 
@@ -40,7 +41,8 @@ def gpudiag(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.
 
 
 def in_this_process(*words: str, cwd: Path | None = None, **changes: str) -> subprocess.CompletedProcess[str]:
-    """Run one command line in this process. Tests use this for command lines that are refused before anything runs."""
+    """Run one command line in this process. Tests use this function for command lines that are refused before anything
+    runs."""
     out, err = io.StringIO(), io.StringIO()
     with (
         mock.patch.dict(os.environ, environment(**changes), clear=True),

@@ -28,25 +28,27 @@ WHOLE = Path(__file__).parent / "traces" / "whole"
 TERMINAL_VARIABLES = ("COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "COLORTERM")
 
 
-# A script's background job ignores SIGINT. Programs that a test starts and then interrupts would inherit that setting.
+# pytest may run as a background job of a script, which ignores SIGINT. Programs that tests interrupt would inherit this
+# setting.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# The tests start many programs that import the same modules. Some images set this variable, which turns off cached
-# bytecode. Without cached bytecode each program compiles the modules again, which takes as long as the rest of a short
-# command.
+# The tests start many programs that import the same modules. Some images set PYTHONDONTWRITEBYTECODE, which turns off
+# cached bytecode. Without cached bytecode each program compiles the modules again, which takes as long as the rest of a
+# short command.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
 # Two workers and their child processes share the cores. With one thread per core in each process, the threads of a
-# small model spend most of their time waiting for each other. This setting reduces `test_unet3d.py` under load from 30
-# CPU seconds to 2.5.
+# small model spend most of their time waiting for each other. One thread per process reduces `test_unet3d.py` under
+# load from 30 CPU seconds to 2.5.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-# Objects imported during collection live until the end, so garbage collections scan them without result. Turning them
-# off reduces test collection from 6.9 to 3.9 CPU seconds, and tests in one process by an eighth.
+# Objects imported during collection live until the end, so garbage collections scan them without result. Without
+# garbage collections, test collection takes 3.9 instead of 6.9 CPU seconds, and tests in one process take an eighth
+# less.
 gc.disable()
 
 
@@ -87,14 +89,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "whole_recording" in asked:
             item.add_marker("long")
         if "whole_recording" in asked or "analysis_of" in asked:
-            item.add_marker(pytest.mark.xdist_group("recordings"))  # a single worker analyses each recording once
+            # The group lets a single worker analyse each recording once.
+            item.add_marker(pytest.mark.xdist_group("recordings"))
         elif _shares_with_its_module(item) and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))  # a single worker runs the setup once
+            # The group lets a single worker run the setup once.
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def _shares_with_its_module(item: pytest.Item) -> bool:
-    found = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
-    return any(fixtures[-1].scope == "module" for fixtures in found)
+    definitions = item._fixtureinfo.name2fixturedefs.values() if isinstance(item, pytest.Function) else ()
+    return any(fixtures[-1].scope == "module" for fixtures in definitions)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -131,8 +135,10 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
         if request.config.getoption("--update-golden"):
             path.write_text(output, encoding="utf-8")
             return
-        assert path.is_file(), f"{path} is missing: run pytest --update-golden, and look at what it wrote"
-        assert output == path.read_text(encoding="utf-8"), f"{name} differs: look, then pytest --update-golden"
+        assert path.is_file(), f"{path} is missing: run pytest --update-golden, and check the new file"
+        assert output == path.read_text(encoding="utf-8"), (
+            f"{name} differs: check the difference, then run pytest --update-golden"
+        )
 
     return compare
 

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings
 
 _USUAL = 100
-_DRAWN: int = settings().max_examples  # the number in the loaded profile
+_DRAWN: int = settings().max_examples  # the number of examples in the loaded profile
 
 
 def examples(count: int, **more: Any) -> settings:

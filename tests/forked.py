@@ -1,7 +1,8 @@
-"""Run programs that use PyTorch as forks of one process that has imported it, because the import takes most of their
-time.
+"""Run programs that use PyTorch as forks of one process that has imported PyTorch.
 
-The forks share only that import, and each exits as a separate program would, including `atexit`. Commands of gpudiag
+The import takes most of the time of such a program.
+
+The forks share only this import, and each exits as a separate program would, including `atexit`. Commands of gpudiag
 and of users do not run this way, because their tests also cover the imports.
 """
 
@@ -25,14 +26,14 @@ from tests.cli_process import SECONDS, environment
 
 ROOT = Path(__file__).parents[1]
 
-#: Reads a line of JSON for each program and forks. Writes the fork's process id when it starts, and again when it has
-#: ended.
+#: The program of the process that forks. For each line of JSON on its standard input, this process forks. It writes the
+#: fork's process id when the fork starts, and again when the fork has ended.
 _PARENT = """
 import gc, json, os, select, signal, sys
 gc.disable()
 import torch, torch._dynamo
 gc.enable()
-gc.freeze()  # as collections in the forks would copy every page of it
+gc.freeze()  # because garbage collections in the forks would copy every page of memory
 
 def told(**words):
     os.write(1, json.dumps(words).encode() + b"\\n")
@@ -69,7 +70,8 @@ exec(program)
 
 
 class _Parent:
-    """The process that has imported PyTorch; it ends with this process, which holds its standard input."""
+    """The process that has imported PyTorch. When the current process ends, the forking process's standard input is
+    closed, and the forking process ends too."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -127,7 +129,7 @@ class Forked:
     """A running or ended program with the methods of a `subprocess.Popen`.
 
     Args:
-        source: the program, as after `python -c`.
+        source: the source text of the program, as for `python -c`.
         words: its arguments.
         out, err: files for its output.
         values: its environment.
@@ -140,12 +142,12 @@ class Forked:
         self.pid = _parent().fork(asked)
 
     def poll(self) -> int | None:
-        """Return its exit code, or None while it runs."""
+        """Return the program's exit code, or None while the program runs."""
         _parent().hear(0.0)
         return _parent().ended.get(self.pid)
 
     def wait(self, timeout_s: float = SECONDS) -> int:
-        """Wait for its exit code.
+        """Wait for the program, and return its exit code.
 
         Raises:
             subprocess.TimeoutExpired: the program runs longer than the limit.
@@ -158,7 +160,7 @@ class Forked:
         return code
 
     def kill(self) -> None:
-        """Kill it if it still runs."""
+        """Kill the program if it still runs."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 

@@ -22,17 +22,17 @@ _EVERY_S = 0.5
 @contextlib.contextmanager
 def listeners_meanwhile() -> Iterator[set[str]]:
     """Collect each address on which a descendant of this process listens while the block runs."""
-    found: set[str] = set()
+    addresses: set[str] = set()
     over = threading.Event()
 
     def look() -> None:
         while not over.wait(_EVERY_S):
-            found.update(listeners(os.getpid()))
+            addresses.update(listeners(os.getpid()))
 
     looking = threading.Thread(target=look)
     looking.start()
     try:
-        yield found
+        yield addresses
     finally:
         over.set()
         looking.join()
@@ -51,9 +51,9 @@ def listeners(pid: int) -> set[str]:
 def listening_sockets(pid: int) -> set[tuple[str, int]]:
     """Return (address, port) of every TCP socket on which a process and its descendants listen now."""
     inodes: set[str] = set()
-    for one in _descendants(pid):
+    for descendant in _descendants(pid):
         with contextlib.suppress(OSError):
-            for entry in Path(f"/proc/{one}/fd").iterdir():
+            for entry in Path(f"/proc/{descendant}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if match := _SOCKET.match(str(entry.readlink())):
                         inodes.add(match[1])
@@ -62,14 +62,14 @@ def listening_sockets(pid: int) -> set[tuple[str, int]]:
 
 def _listening() -> list[tuple[str, int, str]]:
     """Return (address, port, inode) of every listening socket of this network namespace."""
-    found = []
+    addresses = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             words = line.split()
             if words[3] == _LISTENS:
                 address, _, port = words[1].partition(":")
-                found.append((_address(address), int(port, 16), words[9]))
-    return found
+                addresses.append((_address(address), int(port, 16), words[9]))
+    return addresses
 
 
 def _address(text: str) -> str:

@@ -25,10 +25,10 @@ def as_another_user(attempt: Callable[[], object]) -> str:
             os.setgroups([])
             os.setgid(_OTHER)
             os.setuid(_OTHER)
-            told = str(attempt())
+            outcome = str(attempt())
         except BaseException as error:  # noqa: BLE001 # sent to the parent
-            told = type(error).__name__
-        os.write(writing, told.encode())
+            outcome = type(error).__name__
+        os.write(writing, outcome.encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as answer:

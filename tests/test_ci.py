@@ -68,7 +68,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("rows")
 
 
-#: Writes a run of seven rows; the argument is the number of correct rows. Without an argument it writes no rows.
+#: This program writes a run of seven rows; its argument is the number of correct rows. Without an argument it writes no
+#: rows.
 RUN = """
 import json, os, sys
 for right in sys.argv[2:]:
@@ -111,7 +112,7 @@ def test_probability_of_too_few_rows_sums_over_all_outcomes(rows: int, least: in
     """Compare the probability with an enumeration of all outcomes of the rows."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(SCRIPT.parent))
-        found = importlib.import_module("rows").too_few(rows, least, right)
+        probability = importlib.import_module("rows").too_few(rows, least, right)
     outcomes = itertools.product((0, 1), repeat=rows)
     few = [math.prod(right if is_right else 1 - right for is_right in each) for each in outcomes if sum(each) < least]
-    assert found == pytest.approx(sum(few), abs=1e-12)
+    assert probability == pytest.approx(sum(few), abs=1e-12)

@@ -109,7 +109,7 @@ def test_empty_sets_stay_empty() -> None:
     assert lengths_between(EMPTY, np.array([], np.int64)).tolist() == []
 
 
-def test_exact_at_unix_nanoseconds() -> None:
+def test_interval_functions_are_exact_at_unix_nanoseconds() -> None:
     """64-bit floats have a resolution of 256 ns at Unix times."""
     now = 1_795_173_169_345_157_459
     assert length(as_set([(now, now + 1), (now + 1, now + 3), (now + 7, now + 8)])) == 4
@@ -117,9 +117,9 @@ def test_exact_at_unix_nanoseconds() -> None:
 
 @given(st.lists(st.integers(-3, 3)))
 def test_groups_are_the_positions_of_each_value(values: list[int]) -> None:
-    found = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
-    assert found == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
-    assert list(found) == sorted(found)
+    positions = {value: places.tolist() for value, places in groups(np.array(values, np.int64))}
+    assert positions == {value: [i for i, one in enumerate(values) if one == value] for value in sorted(set(values))}
+    assert list(positions) == sorted(positions)
 
 
 def nested_by_hand(spans: list[tuple[int, int]]) -> list[int]:

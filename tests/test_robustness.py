@@ -86,8 +86,8 @@ def test_json_has_no_terminal_control_characters() -> None:
 
 def test_nan_and_infinity_are_null_in_json() -> None:
     point = msgspec.structs.replace(measured(1, 30.0), samples_per_s=float("nan"), mean_ms=float("inf"))
-    told = json.loads(encode_json(point), parse_constant=pytest.fail)
-    assert told["samples_per_s"] is told["mean_ms"] is None
+    decoded = json.loads(encode_json(point), parse_constant=pytest.fail)
+    assert decoded["samples_per_s"] is decoded["mean_ms"] is None
 
 
 @pytest.mark.parametrize("words", [("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}")])

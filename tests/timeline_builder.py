@@ -7,8 +7,8 @@
         .build()
     )
 
-Times are integers in `unit_ns` (default: microseconds) after the start of the current step. Before any step, they count
-from the trace's zero. A step lasts until the next one begins.
+Times are integers in `unit_ns` (default: microseconds) after the start of the current step. Before the first step,
+times count from the trace's zero. A step lasts until the next step begins.
 
 Device work is *queued ahead* by default: its launch call is at the start of its step and has zero length, so that the
 host causes no gaps. `launch=(3, 4)` sets the time of the call, `launch=3` makes a call of zero length, and
@@ -77,7 +77,7 @@ class TraceBuilder:
     def step(self, at: int | None = None, *, number: int | None = None, mark: str | None = "ProfilerStep#{}") -> Self:
         """Begin a step at time `at` after the trace's zero (default: the end of all recorded events).
 
-        With `mark=None` there is no step mark, and only the zero of later times is moved.
+        With `mark=None` there is no step mark, and only the zero of later times moves.
         """
         if at is None:
             at = max((-(-row.end // self._unit) for row in self._rows), default=self._zero)
@@ -111,7 +111,7 @@ class TraceBuilder:
         return self._add(EventKind.ANNOTATION, name, start, end)
 
     def python(self, start: int, end: int, name: str) -> Self:
-        """Add a Python function or a module call, as a profiler records them with stacks."""
+        """Add a Python function or a module call, which a profiler records if it records stacks."""
         return self._add(EventKind.PYTHON, name, start, end)
 
     def loader(self, start: int, end: int, name: str = LOADER) -> Self:

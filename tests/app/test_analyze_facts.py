@@ -1,4 +1,4 @@
-"""Test machine facts of a run: they are measured before it, saved in its directory, and used in its diagnosis."""
+"""Test that machine facts are measured before a run, saved in the run directory, and used in the diagnosis."""
 
 from __future__ import annotations
 
@@ -65,18 +65,20 @@ class TestAnalysis:
     def test_collectives_are_compared_with_the_probe_of_their_size(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
         sizes = [collective.bytes for collective in four_h200().collectives if collective.strategy == "nccl"]
-        found = analyze([run_dir]).collectives
-        reduced = [collective for collective in found if collective.operation == "all_reduce" and collective.size_bytes]
+        collectives = analyze([run_dir]).collectives
+        reduced = [
+            collective for collective in collectives if collective.operation == "all_reduce" and collective.size_bytes
+        ]
         assert reduced
         for collective in reduced:
             assert collective.size_bytes is not None
             assert (collective.probe_busbw_gb_per_s is not None) == (min(sizes) <= collective.size_bytes <= max(sizes))
         assert any(collective.probe_busbw_gb_per_s for collective in reduced)
         assert all(
-            collective.probe_busbw_gb_per_s is None for collective in found if collective.operation == "broadcast"
+            collective.probe_busbw_gb_per_s is None for collective in collectives if collective.operation == "broadcast"
         )
 
-    def test_run_without_peer_access_is_compared_with_such_a_probe(self, run_dir: Path) -> None:
+    def test_run_without_peer_access_is_compared_with_a_probe_without_peer_access(self, run_dir: Path) -> None:
         write_json(run_dir / FACTS_FILE, four_h200())
         with_peers = {
             collective.size_bytes: collective.probe_busbw_gb_per_s for collective in analyze([run_dir]).collectives
@@ -99,7 +101,7 @@ class TestAnalysis:
         analysis = analyze([run_dir])
         assert all(collective.probe_busbw_gb_per_s is None for collective in analysis.collectives)
         write_json(run_dir / FACTS_FILE, four_h200())
-        # Traces alone do not say on which machine they were recorded.
+        # Traces alone do not name the machine of the recording.
         (run_dir / RUN_FILE).unlink()
         assert all(collective.probe_busbw_gb_per_s is None for collective in analyze([run_dir]).collectives)
 
@@ -161,5 +163,5 @@ class TestMeasuring:
         assert probed == []
 
     def test_findings_are_added_to_the_facts(self, probed: list[bool]) -> None:
-        found = measure_links(self.prepared(hot(inventory(), 2), probe=False))
-        assert [finding.code for finding in found.facts.findings] == ["throttled"]
+        measured = measure_links(self.prepared(hot(inventory(), 2), probe=False))
+        assert [finding.code for finding in measured.facts.findings] == ["throttled"]

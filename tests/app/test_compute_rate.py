@@ -55,8 +55,8 @@ def train(run_dir: Path, *, driven: bool = False, times: int = 1, **arguments: A
 @pytest.mark.parametrize("driven", [False, True])
 @pytest.mark.parametrize("times", [1, 4])
 def test_user_defined_loop_reports_its_compute_rate(tmp_path: Path, times: int, driven: bool) -> None:
-    found = train(tmp_path, driven=driven, times=times, **({"stop": True} if driven else {}))
-    assert found == StepFlops(by_precision={"fp32": times * 2 * 2 * 5 * 32})
+    run = train(tmp_path, driven=driven, times=times, **({"stop": True} if driven else {}))
+    assert run == StepFlops(by_precision={"fp32": times * 2 * 2 * 5 * 32})
     analysis = analyze([tmp_path])
     rate = analysis.compute
     assert rate is not None
@@ -169,9 +169,9 @@ def test_unknown_figures_are_missing_with_a_reason() -> None:
     ],
 )
 def test_peak_flops_are_found_by_driver_names(name: str, peaks: tuple[float | None, ...]) -> None:
-    found = [peak_tflops(name, precision) for precision in ("fp32", "tf32", "fp16", "bf16")]
-    assert tuple(None if peak is None else peak[0] for peak in found) == peaks
-    assert all(peak is None or peak[1].startswith("NVIDIA ") for peak in found)
+    found_peaks = [peak_tflops(name, precision) for precision in ("fp32", "tf32", "fp16", "bf16")]
+    assert tuple(None if peak is None else peak[0] for peak in found_peaks) == peaks
+    assert all(peak is None or peak[1].startswith("NVIDIA ") for peak in found_peaks)
     assert peak_tflops(name, "fp64") is None
 
 

@@ -75,11 +75,11 @@ def network() -> Iterator[Network]:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", f"node{node}", "up")
         prefixes = tuple(("ip", "netns", "exec", name) for name in names)
-        found = Network(prefixes, "10.77.0.1", ("node0", "node1"))
+        network = Network(prefixes, "10.77.0.1", ("node0", "node1"))
     except (OSError, subprocess.CalledProcessError):
-        found = LOOPBACK
+        network = LOOPBACK
     try:
-        yield found
+        yield network
     finally:
         for name in names:
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, timeout=SECONDS, check=False)
@@ -134,11 +134,11 @@ def test_gather_two_machines_with_separate_directories(tmp_path: Path, network: 
     done = command("gather", str(first), str(second))
     assert (done.returncode, done.stdout) == (0, "")
     assert f"2 of 2 ranks are in {first}; next: gpudiag analyze {first}" in done.stderr
-    assert not (first / "analysis.json").exists(), "it was of one rank"
+    assert not (first / "analysis.json").exists(), "the saved analysis has one rank only"
     run = read_json(first / "run.json", RunRecord, RUN_SCHEMA)
     assert [(rank.rank, rank.host) for rank in run.ranks] == [(0, "node0"), (1, "node1")]
     assert run.status == "complete"
-    assert gather(first, [second]) == run, "and again"
+    assert gather(first, [second]) == run, "gathering again changes the record"
     analysis = gpudiag.analyze(first)
     assert analysis.ranks_present == (0, 1)
     assert analysis.source.hosts == ("node0", "node1")
@@ -214,7 +214,7 @@ def test_line_logs_of_ranks_and_their_workers_are_copied(tmp_path: Path) -> None
     write_log(first, "worker7", "a", 7, 1)
     write_log(second, "rank1", "b", 1, 0)
     write_log(second, "worker7", "b", 7, 1)
-    write_log(second, "worker8", "b", 8, 99)  # another program's
+    write_log(second, "worker8", "b", 8, 99)  # this log is of another program
     write_log(tmp_path / "b", "secret", "b", 2, 0)
     (second / "lines" / "secret.json.gz").rename(tmp_path / "secret")
     (second / "lines" / "rank2.json.gz").symlink_to(tmp_path / "secret")

@@ -1,4 +1,4 @@
-"""Make the programs of `benchmarks/` importable under the names that they use when one of them runs."""
+"""Make the programs of `benchmarks/` importable by their plain names, as when one of them runs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def _module() -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["expectation"] = module  # msgspec resolves the module's annotations there
+    sys.modules["expectation"] = module  # msgspec resolves the module's annotations in `sys.modules`
     spec.loader.exec_module(module)
     return module
 
@@ -67,13 +67,13 @@ def test_each_expected_field_is_compared(changed: dict[str, Any], expected: str)
     assert verdict(output(finding("straggler") | changed), **LATE) == expected
 
 
-def test_answer_without_finding_is_silent_unless_right() -> None:
+def test_answer_without_finding_is_silent_unless_none_is_expected() -> None:
     assert verdict(output(), **LATE) == "silent"
     assert verdict(output(), **LATE, silent_is_right=True) == "right"
     assert verdict(output(finding("host-stall")), codes=[], silent_is_right=True) == "wrong"
 
 
-def test_actionable_finding_precedes_compute_bound_and_small_ones() -> None:
+def test_actionable_finding_precedes_compute_bound_and_small_findings() -> None:
     trifle = finding("slow-copy", 1.0, severity="info")
     plain = finding("compute-bound", 0.0, severity="info")
     assert verdict(output(trifle, plain), codes=["compute-bound"]) == "right"
@@ -116,7 +116,7 @@ def test_unreadable_recording_is_failed() -> None:
 @pytest.mark.parametrize("name", ["repository", "public"])
 def test_expectations_are_well_formed(name: str) -> None:
     text = (BENCHMARKS / "expectations" / f"{name}.json").read_bytes()
-    expectations = [msgspec.convert(one, EXPECTATION.Expectation) for one in msgspec.json.decode(text)]
+    expectations = [msgspec.convert(entry, EXPECTATION.Expectation) for entry in msgspec.json.decode(text)]
     assert len({expectation.name for expectation in expectations}) == len(expectations)
     if name == "repository":
         missing = [expectation.path for expectation in expectations if not (TRACES / expectation.path).exists()]

@@ -50,7 +50,8 @@ def endless() -> None:
     """Time steps on both ranks until stopped, with a DataLoader worker per rank; print when unprofiled steps begin."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    model = nn.Linear(64, 64)  # without DDP, which imports the compiler: a third of this function's start time
+    # DDP is not used, because DDP imports the compiler, which takes a third of this function's start time.
+    model = nn.Linear(64, 64)
     samples = torch.utils.data.TensorDataset(torch.ones(1_000_000, 64))
     loader = torch.utils.data.DataLoader(samples, batch_size=16, num_workers=1)
     with gpudiag.profile(warmup=5, steps=10_000_000) as prof:
@@ -62,7 +63,7 @@ def endless() -> None:
 
 
 def changeable(*, fused: bool = False) -> None:
-    """Train steps of 12 ms, or with the change `fused` of 4 ms."""
+    """Train with steps of 12 ms, or of 4 ms with the change `fused`."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     model = DistributedDataParallel(nn.Linear(64, 64))

@@ -34,8 +34,8 @@ STARTS_WITHIN_S = 150
 @cache
 def board_python() -> str:
     """Return an interpreter that has TensorBoard with its profile plugin, or skip the test."""
-    told = os.environ.get("GPUDIAG_TENSORBOARD_PYTHON")
-    for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
+    path = os.environ.get("GPUDIAG_TENSORBOARD_PYTHON")
+    for python in [path] if path else [str(place) for place in PLACES if place.exists()]:
         try:
             check_interpreter(python)
         except FrameworkMissingError:
@@ -46,10 +46,10 @@ def board_python() -> str:
 
 def browser_path() -> str:
     """Return a Chromium, or skip the test."""
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    browser = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if browser is None:
         pytest.skip("no Chromium is installed")
-    return found
+    return browser
 
 
 @contextmanager

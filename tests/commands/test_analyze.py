@@ -79,7 +79,7 @@ def test_finding_and_severity_thresholds(severities: list[Severity], word: str, 
 
 
 def broken(name: str, directory: Path) -> Path:
-    """Make a file that is damaged as a crashed job or a broken transfer would damage it."""
+    """Make a file with the damage that a crashed job or a broken transfer causes."""
     whole = (TRACES / "rank0.pt.trace.json.gz").read_bytes()
     content = {
         "empty.json": b"",
@@ -126,7 +126,7 @@ def test_missing_path_is_reported(path: str, tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) == 2
 
 
-def test_analysis_of_one_rank_of_two_says_so(tmp_path: Path) -> None:
+def test_analysis_of_one_rank_of_two_mentions_the_missing_rank(tmp_path: Path) -> None:
     (tmp_path / "rank0.pt.trace.json.gz").write_bytes((TRACES / "rank0.pt.trace.json.gz").read_bytes())
     result = in_this_process("analyze", str(tmp_path), "--fail-on", "missing-ranks")
     assert result.returncode == 1

@@ -41,7 +41,7 @@ def test_fail_on_applies_to_tables(word: str, code: int) -> None:
     assert in_this_process("analyze", str(TABLE), "--json", "--fail-on", word).returncode == code
 
 
-def test_other_commands_name_the_one_that_reads_tables() -> None:
+def test_other_commands_refuse_tables_and_name_analyze() -> None:
     result = in_this_process("report", str(TABLE))
     assert result.returncode == 4
     assert "gpudiag analyze" in result.stderr

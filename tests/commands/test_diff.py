@@ -35,8 +35,8 @@ def slow_loader() -> dict[str, Any]:
     """Return the JSON difference between a clean job and a job with a late loader on rank 2."""
     result = gpudiag("diff", "clean", "slow_loader_rank2", "--json", cwd=TRACES)
     assert (result.returncode, result.stderr) == (0, "")
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
 
 
 def test_json_is_alone_on_standard_output_and_adds_up(slow_loader: dict[str, Any]) -> None:

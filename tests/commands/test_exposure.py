@@ -1,6 +1,6 @@
 """Test what a second account can access of running commands: no file, and no listener other than gloo.
 
-gloo listens on the loopback address and accepts every connection, because it has no option for authentication. Its
+gloo listens on the loopback address and accepts every connection, because it has no option for authentication. gloo's
 listeners do not unpickle data and hold no keys. A `TCPStore` server would answer a store query; the test checks that no
 listener answers.
 """
@@ -47,17 +47,18 @@ sys.stdin.read()
 
 def answering(sockets: Collection[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the listeners that answer a store's query."""
-    found = []
+    answering = []
     for address, port in sockets:
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=_ANSWER_S) as connection:
             connection.sendall(_STORE_QUERY)
             if connection.recv(8):
-                found.append((address, port))
-    return sorted(found)
+                answering.append((address, port))
+    return sorted(answering)
 
 
 def reachable(paths: Collection[Path]) -> list[str]:
-    """Return the files that open for reading or writing, the sockets that connect, and the directories that list."""
+    """Return the files that can be opened, the sockets that accept a connection, and the directories that can be
+    listed."""
     return sorted(str(path) for path in paths if any(_succeeds(attempt) for attempt in _attempts(path)))
 
 
@@ -65,7 +66,8 @@ def _attempts(path: Path) -> Iterator[Callable[[], object]]:
     yield partial(_connect, path)
     yield partial(_open, path, "ab")
     yield partial((path / "new").touch)
-    # PyTorch creates this directory, with or without gpudiag. Other users can list it but cannot write to it.
+    # PyTorch creates this directory, with or without gpudiag. Other users can list this directory but cannot write to
+    # it.
     if not any(part.startswith("torchinductor_") for part in path.parts):
         yield partial(_open, path, "rb")
         yield partial(_list, path)
@@ -104,14 +106,14 @@ def temporary() -> Iterator[Path]:
 
 
 def test_attempts_reach_a_tcp_store_and_open_files(temporary: Path) -> None:
-    """Check that each attempt succeeds on an open target, because otherwise its failure proves nothing."""
+    """Each attempt succeeds on an open target. Otherwise a failure of the attempt would prove nothing."""
     server = subprocess.Popen(
         [sys.executable, "-c", _SERVES_A_STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert server.stdout is not None
     port = int(server.stdout.readline())
-    found = listening_sockets(server.pid)
-    assert {number for _, number in found} == {port}
+    sockets = listening_sockets(server.pid)
+    assert {number for _, number in sockets} == {port}
     assert as_another_user(lambda: len(answering([("127.0.0.1", port)]))) == "1"
     server.communicate("", timeout=SECONDS)
     (temporary / "open").write_text("")
@@ -175,8 +177,8 @@ def test_another_account_reaches_only_gloo(words: tuple[str, ...], temporary: Pa
     out = run.communicate(timeout=SECONDS)[0]
     assert run.returncode in {0, 1} if words[0] == "selftest" else run.returncode == 0, (
         out
-    )  # 1: a row of the selftest is wrong
-    assert sockets, "gloo listens"
-    assert any(path.parent != temporary for path in paths), "the store's directory has files"
+    )  # exit code 1 means that a row of the selftest is wrong
+    assert sockets, "no listener of gloo was tried"
+    assert any(path.parent != temporary for path in paths), "no file of the store was tried"
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []

@@ -46,11 +46,12 @@ def _buckets() -> ModelBuckets:
 
 
 def test_step_time_sums_interpolated_buckets() -> None:
-    """Interpolate between measured sizes, and extrapolate in proportion: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2 ms."""
-    found = _buckets()
-    assert found.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
-    assert found.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))
-    assert found.step_ms("cpu-reduce") is None
+    """Times are interpolated between measured sizes and extrapolated in proportion: 0.1 + 1 + (0.1 + 9/19 x 0.9) + 2
+    ms."""
+    sizes = _buckets()
+    assert sizes.step_ms("nccl") == pytest.approx(0.1 + 1.0 + (0.1 + 9 / 19 * 0.9) + 2.0)
+    assert sizes.step_ms("gloo") == pytest.approx(2.0 * (1 + 20 + 10 + 40))
+    assert sizes.step_ms("cpu-reduce") is None
 
 
 def test_chosen_sizes_span_all_buckets() -> None:
@@ -92,13 +93,13 @@ def test_measures_the_host_and_between_processes(tmp_path: Path) -> None:
     saved = tmp_path / "facts.json"
     result = run_cli("bandwidth", "--quick", "--like", "resnet20-cifar", "--json", "--save", str(saved))
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    sizes = found["probes"]["like"]["bucket_bytes"]
+    answer = json.loads(result.stdout)
+    sizes = answer["probes"]["like"]["bucket_bytes"]
     # ResNet-20 has 269,722 parameters of 4 bytes; all of its gradients are communicated.
     assert sum(sizes) == 4 * 269_722
     measured = {
         (collective["strategy"], collective["bytes"])
-        for collective in found["collectives"]
+        for collective in answer["collectives"]
         if collective["bytes"] in sizes
     }
     assert {transport for transport, _ in measured} == {"gloo", "cpu-reduce"}

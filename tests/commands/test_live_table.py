@@ -48,7 +48,7 @@ def test_step_time_is_averaged_over_the_window() -> None:
         watched.now_s += 1.0
         watched.hear(1, "timed", steps, 50)
     assert watched.lines()[1] == "1 timed 20 of 50 200.0 —"
-    watched.now_s += 2.5  # the first two messages are then older than the window
+    watched.now_s += 2.5  # now the first two messages are older than the window
     watched.hear(1, "timed", 25, 50)
     assert watched.lines()[1] == "1 timed 25 of 50 500.0 —"
 
@@ -120,7 +120,7 @@ def test_run_in_a_terminal_draws_its_ranks(tmp_path: Path) -> None:
         "16",
         "--prefetch",
     )
-    # Several seconds of steps, because a table is drawn four times per second.
+    # The run has several seconds of steps, because a table is drawn four times per second.
     short = ("--devices", "1", "--steps", "600", "--warmup", "10", "--no-probe", "--output", str(tmp_path / "run"))
     code, shown = in_terminal(*words, *short, columns=100, CUDA_VISIBLE_DEVICES="")
     assert code == 0, shown

@@ -1,4 +1,4 @@
-"""Test `gpudiag profile` with real processes and gloo, and every way to end them."""
+"""Test `gpudiag profile` with real processes and gloo, and every way in which a run ends."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def processes_of(run_dir: Path) -> list[str]:
 
     A DataLoader worker is a fork of its training process and has the same command line.
     """
-    found = []
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
             try:
@@ -51,8 +51,8 @@ def processes_of(run_dir: Path) -> list[str]:
             except OSError:
                 continue
             if str(run_dir) in line and state != "Z":
-                found.append(line)
-    return found
+                processes.append(line)
+    return processes
 
 
 def gone(run_dir: Path, seconds: float = SECONDS) -> bool:
@@ -64,7 +64,7 @@ def gone(run_dir: Path, seconds: float = SECONDS) -> bool:
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """Start an endless run with DataLoader workers, and wait for timed steps on both ranks."""
+    """Start an endless run with DataLoader workers, and wait for unprofiled steps on both ranks."""
     run_dir = tmp_path / "run"
     program = subprocess.Popen(
         [sys.executable, "-m", "gpudiag", "profile", f"{OWN}:endless", "--output", str(run_dir)],
@@ -79,11 +79,11 @@ def endless(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         assert program.poll() is None, program.communicate()[1]
         assert time.monotonic() < until
         time.sleep(0.05)
-    # gpudiag, its guard, torchrun, and two training processes with one DataLoader worker each.
+    # The processes are gpudiag, its guard, torchrun, and two training processes with one DataLoader worker each.
     assert len(processes_of(run_dir)) >= 7
     addresses = listeners(program.pid)
     assert addresses
-    assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
+    assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
     yield program, run_dir
     program.kill()
     program.communicate(timeout=SECONDS)
@@ -187,7 +187,7 @@ def test_default_run_can_be_analysed_and_drawn_again(default_run: Run) -> None:
     assert json.loads(again.stdout)["devices"] == json.loads(result.stdout)["devices"]
 
 
-def test_user_defined_function(tmp_path: Path) -> None:
+def test_user_defined_function_is_profiled(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag(
         "profile", f"{OWN}:main", "--steps", "12", "--warmup", "4", "--output", str(run_dir), cwd=ROOT, **NO_GPU
@@ -242,7 +242,7 @@ def test_workers_die_with_a_killed_gpudiag(endless: tuple[subprocess.Popen[str],
     program.kill()
     program.communicate(timeout=SECONDS)
     assert gone(run_dir)
-    # If the DataLoader worker of a rank ends first, the rank may report that before it is ended.
+    # If the DataLoader worker of a rank ends first, the rank may report the worker's end before the rank itself ends.
     ends = ("the run did not finish", "Ended: by the launcher", "RuntimeError: DataLoader worker")
     assert run_json(run_dir)["error"].startswith(ends)
     assert list(run_dir.parent.glob("gpudiag-*")) == []
@@ -274,7 +274,7 @@ def test_hang_ends_after_the_timeout(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     result = gpudiag("profile", f"{OWN}:hangs", "--output", str(run_dir), "--timeout", "6", cwd=ROOT, **NO_GPU)
     assert result.returncode == 5
-    assert "no progress for 6 s: " in result.stderr  # on a slow machine this may occur while processes start
+    assert "no progress for 6 s: " in result.stderr  # on a slow machine the hang may be reported while processes start
     assert "--timeout" in result.stderr
     assert gone(run_dir, 0)
 

@@ -36,20 +36,20 @@ def _sizes(tmp_path: Path) -> str:
 def _predicted(*arguments: str) -> dict[str, Any]:
     result = in_this_process("recommend", "--predict-only", "--json", *arguments)
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
 
 
 def test_prediction_needs_only_files(tmp_path: Path) -> None:
     given = ("--facts", FACTS, "--gradients", _sizes(tmp_path), "--compute-ms", "19.5", "--batch-size", "64")
-    found = _predicted(*given)
-    assert found["schema"] == "gpudiag/recommendation/1"
-    assert set(found) >= KEYS
-    assert all(set(row) >= RANKED for row in found["ranking"])
-    assert found["basis"] == "predicted"
-    assert found["ceiling"]["step_ms"] == pytest.approx(19.5)
-    assert [row["devices"] for row in found["scaling"]] == [1, 2, 3, 4]
-    assert found["scaling"][0]["efficiency"] == 1.0
+    prediction = _predicted(*given)
+    assert prediction["schema"] == "gpudiag/recommendation/1"
+    assert set(prediction) >= KEYS
+    assert all(set(row) >= RANKED for row in prediction["ranking"])
+    assert prediction["basis"] == "predicted"
+    assert prediction["ceiling"]["step_ms"] == pytest.approx(19.5)
+    assert [row["devices"] for row in prediction["scaling"]] == [1, 2, 3, 4]
+    assert prediction["scaling"][0]["efficiency"] == 1.0
     far = _predicted(*given, "--no-p2p")
     assert far["recommended"] == "cpu-reduce --compress bf16"
     assert far["flags"] == ["--strategy", "cpu-reduce", "--compress", "bf16", "--no-p2p"]
@@ -63,22 +63,22 @@ def test_tensorflow_1_is_only_predicted(tmp_path: Path) -> None:
     sizes.write_text(json.dumps(TENSORS["alexnet"][::-1]))
     given = ("--facts", str(MACHINES / "7gforce.json"), "--gradients", str(sizes), "--compute-ms", "372")
     among = ("--only", "replicated-nccl,parameter-server-gpu,parameter-server-cpu")
-    found = _predicted(*given, "--devices", "2", "--software", "tensorflow-1", *among)
-    assert found["recommended"] == "parameter-server-gpu"
-    steps = {row["strategy"]: row["predicted_step_ms"] for row in found["ranking"]}
+    prediction = _predicted(*given, "--devices", "2", "--software", "tensorflow-1", *among)
+    assert prediction["recommended"] == "parameter-server-gpu"
+    steps = {row["strategy"]: row["predicted_step_ms"] for row in prediction["ranking"]}
     assert steps["parameter-server-gpu"] < steps["replicated-nccl"] < steps["parameter-server-cpu"]
-    assert found["flags"] == []
-    assert found["code"] == ""
+    assert prediction["flags"] == []
+    assert prediction["code"] == ""
     refused = in_this_process("recommend", "--software", "tensorflow-1")
     assert refused.returncode == 2
     assert "--predict-only" in refused.stderr
 
 
 def test_without_compute_only_communication_is_predicted_with_a_note(tmp_path: Path) -> None:
-    found = _predicted("--facts", FACTS, "--gradients", _sizes(tmp_path))
-    assert all(row["predicted_step_ms"] is None for row in found["ranking"])
-    assert found["scaling"] == []
-    assert any("--compute-ms" in note for note in found["notes"])
+    prediction = _predicted("--facts", FACTS, "--gradients", _sizes(tmp_path))
+    assert all(row["predicted_step_ms"] is None for row in prediction["ranking"])
+    assert prediction["scaling"] == []
+    assert any("--compute-ms" in note for note in prediction["notes"])
 
 
 def test_report_has_verdict_reason_and_change(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_missing_facts_file_is_unreadable(tmp_path: Path) -> None:
     assert result.returncode == 4
 
 
-#: The command with a budget that is already spent; the option itself requires 20 s or more.
+#: This program runs the command with a budget of 0 s. The command's option does not allow a budget below 20 s.
 AT_ONCE = """
 import sys
 import msgspec
@@ -189,17 +189,17 @@ def test_spent_budget_still_measures_one_strategy(tmp_path: Path) -> None:
         [sys.executable, "-c", AT_ONCE, *words], capture_output=True, text=True, check=False, env=environment()
     )
     assert result.returncode == 0, result.stderr
-    found = json.loads(result.stdout)
-    measured = {row["strategy"]: row["rounds"] for row in found["ranking"] if row["measured_step_ms"] is not None}
+    answer = json.loads(result.stdout)
+    measured = {row["strategy"]: row["rounds"] for row in answer["ranking"] if row["measured_step_ms"] is not None}
     assert measured == {"independent": 2, "gloo": 2}
-    left_out = {row["strategy"] for row in found["ranking"] if row["cannot"] == NO_TIME}
+    left_out = {row["strategy"] for row in answer["ranking"] if row["cannot"] == NO_TIME}
     assert left_out
-    assert (found["basis"], found["recommended"], found["scaling"]) == ("measured", "gloo", [])
-    (said,) = (note for note in found["notes"] if note.startswith("the budget was too small"))
+    assert (answer["basis"], answer["recommended"], answer["scaling"]) == ("measured", "gloo", [])
+    (said,) = (note for note in answer["notes"] if note.startswith("the budget was too small"))
     assert f"for {1 + len(left_out)} strategies: measured gloo; left out " in said
     assert all(label in said for label in left_out)
-    assert any("of a budget of 0: starting the processes took" in note for note in found["notes"])
-    assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == found
+    assert any("of a budget of 0: starting the processes took" in note for note in answer["notes"])
+    assert json.loads((tmp_path / "run" / "recommendation.json").read_text()) == answer
     assert (tmp_path / "run" / "contest-trivial.json").is_file()
 
 

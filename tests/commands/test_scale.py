@@ -64,7 +64,7 @@ def test_every_point_is_compared_with_its_baseline(benchmark: Path) -> None:
         )
 
 
-def test_waterfall_closes_or_its_absence_has_a_reason(benchmark: Path) -> None:
+def test_waterfall_sums_to_100_percent_or_has_a_reason_for_its_absence(benchmark: Path) -> None:
     result = json.loads((benchmark / "scaling.json").read_text())
     for fall in result["waterfalls"]:
         losses = {loss["name"]: loss["percent"] for loss in fall["losses"]}
@@ -113,7 +113,7 @@ def test_killed_point_is_noted_and_others_are_measured(tmp_path: Path) -> None:
         victim = _wait_for_point(tmp_path, "gloo-2x")
         addresses = listeners(process.pid)  # each point has one TCPStore listener
         assert addresses
-        assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
+        assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
         os.kill(victim, signal.SIGKILL)
         _, errors = process.communicate(timeout=SECONDS)
     finally:

@@ -28,21 +28,21 @@ def test_this_machine_as_text_and_json(tmp_path: Path) -> None:
     if not here.gpus:
         assert "no NVIDIA GPU" in shown.stdout
     saved = tmp_path / "facts.json"
-    told = gpudiag("topology", "--json", "--save", str(saved))
-    assert told.returncode == 0, told.stderr
-    facts = json.loads(told.stdout)
+    result = gpudiag("topology", "--json", "--save", str(saved))
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
     assert facts["schema"] == "gpudiag/facts/1"
     assert facts["host"]["name"] == here.host.name
-    assert saved.read_text() == told.stdout
+    assert saved.read_text() == result.stdout
     again = gpudiag("topology", "--from", str(saved), "--json")
-    assert again.stdout == told.stdout
+    assert again.stdout == result.stdout
 
 
 def test_require_gpu_without_a_gpu_gives_exit_code_3() -> None:
     ended = in_this_process("topology", "--require-gpu")
     has_gpu = bool(gather_inventory().gpus)
     assert ended.returncode == (0 if has_gpu else 3)
-    assert "Host" in ended.stdout, "what is known is shown all the same"
+    assert "Host" in ended.stdout, "the host is shown even without a GPU"
     if not has_gpu:
         what, hint = ended.stderr.splitlines()
         assert "no NVIDIA GPU: " in what
@@ -60,8 +60,8 @@ def test_saved_facts_of_another_machine_are_shown(tmp_path: Path) -> None:
         "2 GPUs, directly connected",
     ):
         assert words in shown.stdout
-    told = json.loads(in_this_process("topology", "--from", str(HERE / "7gforce-v2.json"), "--json").stdout)
-    assert [f["code"] for f in told["findings"]][:2] == ["degraded-link", "degraded-link"]
+    topology = json.loads(in_this_process("topology", "--from", str(HERE / "7gforce-v2.json"), "--json").stdout)
+    assert [f["code"] for f in topology["findings"]][:2] == ["degraded-link", "degraded-link"]
 
 
 def test_findings_in_a_file_are_replaced(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_built_in_workload_is_trained_with_changes(tmp_path: Path) -> None:
     changed = tries["channels-last"]
     assert changed["measured_ms"] is not None, changed
     assert changed["verdict"] in {"faster", "slower", "no-difference"}
-    assert changed["predicted_ms"] is None, "kernels of CPUs are not predicted"
+    assert changed["predicted_ms"] is None, "savings of kernels are not predicted on CPUs"
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def trace_viewer(page: Page, url: str) -> Frame:
         for frame in page.frames:
             if "trace_viewer_index" in frame.url and frame.get_by_text("gpudiag steps").count():
                 before, drawn = drawn, frame.get_by_text("gpudiag").count()
-                if drawn == before:  # wait for every rank's track
+                if drawn == before:  # the viewer has drawn the tracks of all ranks
                     return frame
         page.wait_for_timeout(500)
     raise AssertionError("the trace viewer drew nothing")
@@ -83,7 +83,7 @@ def test_pytorch_job_of_four_ranks_in_the_trace_viewer(page: Page, request: pyte
         devices = [heights(frame, f"/device:GPU:{rank}") for rank in range(4)]
         assert [len(found) for found in (*own, *devices)] == [1] * 8
         tops = [top for rank in range(4) for top in (own[rank][0], devices[rank][0])]
-        assert tops == sorted(tops), "ranks are in order, each one's own lines above its streams"
+        assert tops == sorted(tops), "ranks are in order, and gpudiag's lines of a rank are above its streams"
         steps, parts, streams = (heights(frame, text) for text in ("gpudiag steps", "gpudiag buckets", "Stream #7("))
         assert len(steps) == len(parts) == len(streams) == 4
         for rank in range(4):
@@ -100,7 +100,7 @@ JOBS = ("clean", "slow_loader_rank2", "tiny", "vgg_p2poff", "gloo_dataloader")
 
 
 def table(url: str, run: str, tool: str) -> Any:
-    """Return the plugin's table of this tool; for the overview, the table of steps."""
+    """Return the plugin's table of a tool; of the overview's several tables, return the table of steps."""
     data = fetched(f"{url}data/plugin/profile/data?run={quote(run)}&tag={tool}&host=gpudiag")
     return next(rows for rows in data if "steptime_ms_average" in rows["p"]) if tool == "overview_page" else data
 
@@ -123,11 +123,13 @@ def test_the_overview_has_the_figures_of_the_analysis(tmp_path: Path) -> None:
             assert computed[name]["stepTimeMs"] == pytest.approx(analysis.steps.mean_ms, rel=0.03)
             kernels = table(url, runs[name], "kernel_stats")["rows"]
             assert {row["c"][1]["v"] for row in kernels} == kernel_names(name)
-    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for it.
+    # Rank 2 is the straggler, and `gpudiag analyze` reports these parts for rank 2.
     late = next(device for device in analyze([TRACES / "slow_loader_rank2"]).devices if device.rank == 2)
-    found = computed["slow_loader_rank2"]
-    assert found["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)
-    assert found["deviceCollectivesTimeMs"] == pytest.approx(late.buckets_ms["communication_transfer"], rel=0.1)
+    table_of_steps = computed["slow_loader_rank2"]
+    assert table_of_steps["infeedTimeMs"] == pytest.approx(late.buckets_ms["idle"], rel=0.1)
+    assert table_of_steps["deviceCollectivesTimeMs"] == pytest.approx(
+        late.buckets_ms["communication_transfer"], rel=0.1
+    )
     assert "HIGHLY input-bound" in conclusions["slow_loader_rank2"]
     for name in ("clean", "vgg_p2poff"):
         assert "NOT input-bound" in conclusions[name]

@@ -24,16 +24,16 @@ def main() -> int:
     begun, workers = time.monotonic(), len(os.sched_getaffinity(0))
     shares = [range(first, given.mutants, workers) for first in range(workers)]
     with ThreadPoolExecutor(workers) as pool:
-        told = [
+        results = [
             outcome for share in pool.map(lambda share: list(map(_say, outcomes(share))), shares) for outcome in share
         ]
-    found = sum(one["wrong"] is not None for one in told)
-    longest, most = (max((one.get(name, 0) for one in told), default=0) for name in ("seconds", "bytes"))
+    failed = sum(result["wrong"] is not None for result in results)
+    longest, most = (max((result.get(name, 0) for result in results), default=0) for name in ("seconds", "bytes"))
     sys.stdout.write(
-        f"{given.mutants} mutants in {time.monotonic() - begun:.0f} s: {found} went wrong"
+        f"{given.mutants} mutants in {time.monotonic() - begun:.0f} s: {failed} went wrong"
         f" (the longest took {longest:.1f} s, the largest {most / 1e9:.2f} GB)\n"
     )
-    return 1 if found else 0
+    return 1 if failed else 0
 
 
 def _say(told: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,8 @@ _JSON_SEEDS = (
 )
 _XSPACE_SEEDS = ("cpu-reduce", "independent", "parameter-server")
 _MACHINES = ("h200x4", "dgx-1", "patrick-4x")
-#: Maximum number of events of a seed. Only its structure matters, and it still contains one or two steps.
+#: Maximum number of events of a seed, the trace that is changed. A seed needs one or two steps, but only its structure
+#: matters.
 _MOST_EVENTS = 1500
 _DEEP: Any = 1
 for _ in range(200):
@@ -91,7 +92,7 @@ def _json_trace(chance: random.Random, directory: Path) -> tuple[Command, ...]:
     packed = chance.random() < 0.3
     path = directory / ("rank0.pt.trace.json.gz" if packed else "rank0.pt.trace.json")
     path.write_bytes(_cut(chance, gzip.compress(text, 1)) if packed else text)
-    if chance.random() < 0.2:  # a second rank, unchanged
+    if chance.random() < 0.2:  # the second rank is unchanged
         (directory / "rank1.pt.trace.json").write_bytes(_json_seed(chance.choice(_JSON_SEEDS)))
     export: Command = ("export", "{}", "--to", chance.choice(("csv", "chrome", "perfetto", "xspace")), "-o", "-")
     return (chance.choice((("analyze", "{}", "--json"), ("analyze", "{}"), ("report", "{}", "--html", "-"), export)),)
@@ -206,12 +207,12 @@ def _mutate_message(chance: random.Random, message: Any) -> None:
     )
     try:
         setattr(message, field.name, chance.choice(choices))
-    except (ValueError, TypeError, AttributeError):  # a value that the field cannot have, or a repeated field
+    except (ValueError, TypeError, AttributeError):  # the field cannot have this value, or is repeated
         message.ClearField(field.name)
 
 
 def _cut(chance: random.Random, data: bytes) -> bytes:
-    """Return the data mostly unchanged; otherwise truncated, or with some bytes changed, inserted or removed."""
+    """Return the data, in most cases unchanged, otherwise truncated or with some bytes changed, inserted or removed."""
     what = chance.random()
     if what < 0.75 or not data:
         return data

@@ -82,8 +82,8 @@ def work(numbers: range) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for number in numbers:
         with tempfile.TemporaryDirectory(prefix="gpudiag-fuzz-") as name:
-            told = run_mutant(number, Path(name) / "mutant")
-        out.write(json.dumps(told) + "\n")
+            outcome = run_mutant(number, Path(name) / "mutant")
+        out.write(json.dumps(outcome) + "\n")
         out.flush()
 
 

@@ -1,5 +1,5 @@
-"""Make mutants with the structure of real files. They have impossible values of the right type, columns of unequal
-lengths, ids that are paths, links, nested operators, or many threads.
+"""Make mutants with the structure of real files. These mutants have impossible values of the right type, columns of
+unequal lengths, ids that are paths, links, nested operators, or many threads.
 """
 
 from __future__ import annotations

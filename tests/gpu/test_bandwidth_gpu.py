@@ -72,7 +72,7 @@ class TestEveryMachine:
                 assert ("host_to_device", memory, "both_ways") in found
             assert ("device_to_device", "device", "one_way") in found
 
-    def test_pinned_is_at_least_as_fast_as_pageable(self, measured: Facts) -> None:
+    def test_pinned_copies_are_at_least_as_fast_as_pageable_copies(self, measured: Facts) -> None:
         rates = {
             (record.path, record.dst, record.memory): record.gb_per_s
             for record in measured.bandwidth
@@ -82,9 +82,9 @@ class TestEveryMachine:
             if memory == "pinned" and (path, place, "pageable") in rates:
                 assert rate >= 0.9 * rates[path, place, "pageable"]
 
-    def test_repeats_agree(self, measured: Facts) -> None:
+    def test_repeated_runs_of_a_probe_agree(self, measured: Facts) -> None:
         alone = [rate for rate in measured.bandwidth if rate.memory == "pinned" and "all" not in {rate.src, rate.dst}]
-        assert all(one.cv is not None and one.cv < 0.05 for one in alone)
+        assert all(record.cv is not None and record.cv < 0.05 for record in alone)
 
     def test_pcie_link_is_read_under_load(self, measured: Facts) -> None:
         assert all(gpu.pcie.under_load for gpu in measured.gpus if gpu.visible)
@@ -111,9 +111,9 @@ class TestSeveralGpus:
             for rate in measured.bandwidth
             if rate.path == "peer" and rate.peer_access and rate.direction == "one_way" and rate.initiator == "dst"
         }
-        for one in measured.bandwidth:
-            if one.path == "peer" and one.peer_access and one.direction == "both_ways":
-                assert one.gb_per_s > 0.95 * one_way[one.src, one.dst]
+        for record in measured.bandwidth:
+            if record.path == "peer" and record.peer_access and record.direction == "both_ways":
+                assert record.gb_per_s > 0.95 * one_way[record.src, record.dst]
 
     def test_nccl_sums_are_right_at_every_size(self, measured: Facts) -> None:
         nccl = [collective for collective in measured.collectives if collective.strategy.startswith("nccl")]
@@ -156,9 +156,9 @@ class TestSeveralGpus:
         direct = {
             (rate.src, rate.dst): rate.gb_per_s for rate in facts.bandwidth if rate.path == "peer" and rate.peer_access
         }
-        for one in facts.bandwidth:
-            if one.path == "peer" and one.peer_access is False and links:
-                assert one.gb_per_s < 0.7 * direct[one.src, one.dst]
+        for record in facts.bandwidth:
+            if record.path == "peer" and record.peer_access is False and links:
+                assert record.gb_per_s < 0.7 * direct[record.src, record.dst]
 
     def test_profiled_bandwidth_is_compared_with_the_probe(self, tmp_path: Path) -> None:
         run = tmp_path / "run"
@@ -169,13 +169,13 @@ class TestSeveralGpus:
                 command, env=environment, capture_output=True, text=True, timeout=240, check=False
             )
             assert finished.returncode == 0, finished.stderr
-            assert ("measuring" in finished.stderr) == bool(expected), "measured once, then kept"
+            assert ("measuring" in finished.stderr) == bool(expected), "only the first run measures the links"
             analysis = json.loads((run / "analysis.json").read_bytes())
             large = [collective for collective in analysis["collectives"] if (collective["size_bytes"] or 0) >= 1 << 20]
             assert large
-            for one in large:
-                if one["operation"] == "all_reduce":
-                    assert 0.3 < one["busbw_gb_per_s"] / one["probe_busbw_gb_per_s"] < 1.3
+            for record in large:
+                if record["operation"] == "all_reduce":
+                    assert 0.3 < record["busbw_gb_per_s"] / record["probe_busbw_gb_per_s"] < 1.3
 
     def test_peer_access_changes_nccl_bandwidth_where_available(self, measured: Facts) -> None:
         fits = {fit.strategy: fit for fit in measured.collective_fits}

@@ -2,7 +2,7 @@
 
     pytest tests/gpu/test_profile_gpu.py -m "gpu or multigpu"
 
-The tests take about four minutes on 4 GPUs. They compare step times with each other, never with a fixed value.
+The tests take about four minutes on 4 GPUs. The tests compare step times with each other, never with a fixed value.
 """
 
 from __future__ import annotations

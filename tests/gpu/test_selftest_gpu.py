@@ -2,8 +2,8 @@
 
     pytest tests/gpu/test_selftest_gpu.py -m "gpu or multigpu"
 
-They run one quick selftest of one workload, which takes about two minutes on 4 GPUs. The complete selftest is `gpudiag
-selftest`.
+The tests run one quick selftest of one workload, which takes about two minutes on 4 GPUs. The complete selftest is
+`gpudiag selftest`.
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ def row(result: dict[str, Any], fault: str) -> dict[str, Any]:
     [pytest.param(name, marks=pytest.mark.multigpu if name in NEED_SEVERAL else pytest.mark.gpu) for name in CATALOGUE],
 )
 def test_every_fault_is_found_with_its_cause(result: dict[str, Any], fault: str) -> None:
-    found = row(result, fault)
-    assert found["verdict"] != "wrong", found
+    row_of_fault = row(result, fault)
+    assert row_of_fault["verdict"] != "wrong", row_of_fault
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fault", ["late-loader", "pageable-copies", "sync", "tiny-kernels"])
 def test_faults_on_one_gpu_are_large_enough(result: dict[str, Any], fault: str) -> None:
-    found = row(result, fault)
-    assert found["true"]["ms"] > found["alarm_ms"], found
+    row_of_fault = row(result, fault)
+    assert row_of_fault["true"]["ms"] > row_of_fault["alarm_ms"], row_of_fault
 
 
 @pytest.mark.multigpu
 @pytest.mark.parametrize("fault", ["late-loader-one", "slow-compute-one", "slow-exchange", "pinned-core-one"])
 def test_faults_on_several_gpus_are_large_enough(result: dict[str, Any], fault: str) -> None:
-    found = row(result, fault)
-    assert found["true"]["ms"] > found["alarm_ms"], found
+    row_of_fault = row(result, fault)
+    assert row_of_fault["true"]["ms"] > row_of_fault["alarm_ms"], row_of_fault

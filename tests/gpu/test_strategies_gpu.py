@@ -88,9 +88,9 @@ def test_ranks_that_end_early_differ_or_die_do_not_hang_other_ranks() -> None:
         "unlike": "another size or type",
         "dies": f"rank {DEVICES - 1} (process ",
     }.items():
-        found = [answer[scenario]["message"] for answer in answers]
-        assert any(said in message for message in found), found
-        assert all(said in message or "has stopped communicating" in message for message in found), found
+        outcomes = [answer[scenario]["message"] for answer in answers]
+        assert any(said in message for message in outcomes), outcomes
+        assert all(said in message or "has stopped communicating" in message for message in outcomes), outcomes
 
 
 @pytest.mark.parametrize("strategy", ["cpu-reduce", "ps-cpu", "ps-gpu", "fsdp", "data-parallel"])

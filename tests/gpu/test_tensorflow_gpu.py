@@ -26,8 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 def profile(run_dir: Path, *words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Run a job to its end; return its analysis and run record."""
-    told = ("--framework", "tensorflow", "--python", tensorflow_python(), "--no-probe", "--json")
-    command = [sys.executable, "-m", "gpudiag", "profile", "resnet50", *told, *words, "--output", str(run_dir)]
+    options = ("--framework", "tensorflow", "--python", tensorflow_python(), "--no-probe", "--json")
+    command = [sys.executable, "-m", "gpudiag", "profile", "resnet50", *options, *words, "--output", str(run_dir)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
     logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in (run_dir / "logs").glob("*.log"))
     assert done.returncode == 0, f"{done.stderr}\n{logs}"
@@ -51,6 +51,6 @@ def test_every_gpu_is_a_rank(tmp_path: Path, strategy: str) -> None:
     reduced = [collective for collective in analysis["collectives"] if collective["operation"] == "all_reduce"]
     if strategy in {"nccl", "multi-worker"}:
         assert reduced
-        assert {one["ranks"] for one in reduced} == {DEVICES}
+        assert {kind["ranks"] for kind in reduced} == {DEVICES}
     else:
         assert not reduced, "gradients are copied, no NCCL kernel runs"

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("nvidia-smi") is None, reason="needs an NVIDIA GPU and nvidia-smi"),
 ]
 
-#: nvidia-smi's name of a property, and gpudiag's name.
+#: nvidia-smi's name of each property, and gpudiag's name.
 SAME: dict[str, Callable[[Gpu], Any]] = {
     "name": lambda gpu: gpu.name,
     "uuid": lambda gpu: gpu.uuid,
@@ -69,9 +69,9 @@ def query(*properties: str) -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def facts() -> Facts:
     began = time.perf_counter()
-    found = gather_inventory()
-    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(found.gpus)} GPUs")  # noqa: T201  # a figure for whoever runs this
-    return found
+    facts = gather_inventory()
+    print(f"\ninventory: {time.perf_counter() - began:.3f} s for {len(facts.gpus)} GPUs")  # noqa: T201  # for the user
+    return facts
 
 
 def same(text: str, ours: object) -> bool:
@@ -140,7 +140,7 @@ def test_idle_machine_has_no_findings(facts: Facts) -> None:
     if any(IDLE not in gpu.throttle_reasons for gpu in facts.gpus):
         pytest.skip("a GPU is busy")
     wrong = [f for f in examine_facts(facts) if f.severity != "info" and f.code != "no-peer-access"]
-    assert wrong == [], "on a healthy machine; if this one is not, the finding says why"
+    assert wrong == [], "this machine has a problem that the finding names, or the finding is wrong"
 
 
 def test_missing_properties_have_a_reason(facts: Facts) -> None:
@@ -155,7 +155,7 @@ def test_missing_properties_have_a_reason(facts: Facts) -> None:
 
 
 def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    gpudiag("topology", "--json")  # fills the file cache
+    gpudiag("topology", "--json")  # fill the file cache
     seconds = []
     for _ in range(3):
         began = time.perf_counter()
@@ -164,7 +164,7 @@ def test_topology_command_in_full(capsys: pytest.CaptureFixture[str]) -> None:
         assert ended.returncode == 0, ended.stderr
     with capsys.disabled():
         took = f"{min(seconds):.2f} to {max(seconds):.2f} s"
-        print(f"\n{ended.stdout}\ngpudiag topology, whole process: {took}")  # noqa: T201  # as above
+        print(f"\n{ended.stdout}\ngpudiag topology, whole process: {took}")  # noqa: T201  # for the user
 
 
 def test_hidden_gpus_are_marked() -> None:

@@ -2,7 +2,7 @@
 
     pytest tests/gpu/test_unprofiled_gpu.py -m gpu
 
-The tests take under a minute on one GPU. They compare times with each other, never with a fixed value.
+The tests take under a minute on one GPU. The tests compare times with each other, never with a fixed value.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def test_each_workload_trains_in_each_precision_and_layout(name: str, precision:
         assert all(parameter.isfinite().all() for parameter in model.parameters())
     Arithmetic("fp32", device)
     del model, optimizer, before, loss
-    torch.cuda.empty_cache()  # frees memory for the processes of other tests
+    torch.cuda.empty_cache()  # free memory for the processes of other tests
 
 
 @pytest.mark.gpu
@@ -108,7 +108,7 @@ def test_prefetched_batches_are_complete_when_used() -> None:
     seen: list[torch.Tensor] = []
     for inputs, target in DevicePrefetch(made, device):
         for _ in range(5):
-            busy = busy @ busy / 4096  # delays the reader so that the next copy arrives before this batch is read
+            busy = busy @ busy / 4096  # delay the reader, so that the next copy arrives before this batch is read
         seen.append(((inputs == target[:, None].to(torch.uint8)).all() & (target == len(seen)).all()).clone())
     assert torch.stack(seen).all()
     assert len(seen) == 13

@@ -1,7 +1,7 @@
 """Fake NVML with the answers of a recorded machine: the functions that gpudiag calls return values of `Facts`.
 
-It replaces the module `pynvml` in `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants are pynvml's, so a
-refused call raises the same exception as with a real driver.
+The fake replaces the module `pynvml` in `gpudiag.machine.inventory.gpus.nvml`. Error classes and constants are
+pynvml's, so a refused call raises the same exception as with a real driver.
 """
 # ruff: noqa: N802, N815  # the names are NVML's
 
@@ -34,8 +34,8 @@ class FakeNvml:
 
     Args:
         facts: the machine. A value that is None is refused with NOT_SUPPORTED.
-        refuse: return codes by function name, or by (function name, GPU index), to refuse calls with.
-        missing: functions that this version of the binding does not have at all.
+        refuse: return codes of calls that are refused, by function name or by (function name, GPU index).
+        missing: functions that this version of the binding lacks.
         p2p_status: status by pair for links without peer access; 2 (GPU not supported) if left out.
     """
 

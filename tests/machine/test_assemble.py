@@ -35,8 +35,8 @@ def test_cuda_ordinals_become_inventory_indices_by_pci_address() -> None:
     copies = host_copies()
     slow = msgspec.structs.replace(copies.bandwidth[0], gb_per_s=7.0, each_gb_per_s=(7.0,))
     document = msgspec.structs.replace(copies, bandwidth=(slow,), latency=())
-    found = assemble(inventory(), [outcome("copies", document)], [])
-    assert found.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # last in PCI order
+    facts = assemble(inventory(), [outcome("copies", document)], [])
+    assert facts.bandwidth[0].dst == f"gpu:{COUNT - 1}"  # this GPU is the last in PCI order
 
 
 def test_bandwidths_have_ceilings(facts: Facts) -> None:
@@ -71,15 +71,15 @@ def test_links_read_under_load_replace_idle_ones(facts: Facts) -> None:
     assert {gpu.memory_bus_bits for gpu in facts.gpus} == {6144}
 
 
-def test_both_ways_on_all_gpus_adds_up_per_device(facts: Facts) -> None:
+def test_rates_of_both_directions_on_all_gpus_are_summed_per_gpu(facts: Facts) -> None:
     record = only_rate(facts, path="host_to_device", dst="all", memory="pinned", direction="both_ways")
     assert record.per_device["gpu:0"] == pytest.approx((52.4 + 50.1) * 0.71)
 
 
 def test_collectives_follow_the_convention_of_nccl_tests(facts: Facts) -> None:
-    found = next(c for c in facts.collectives if c.strategy == "nccl" and c.bytes == 1 << 28)
-    assert found.algbw_gb_per_s == pytest.approx((1 << 28) / found.time_us / 1e3)
-    assert found.busbw_gb_per_s == pytest.approx(1.5 * found.algbw_gb_per_s)
+    collective = next(c for c in facts.collectives if c.strategy == "nccl" and c.bytes == 1 << 28)
+    assert collective.algbw_gb_per_s == pytest.approx((1 << 28) / collective.time_us / 1e3)
+    assert collective.busbw_gb_per_s == pytest.approx(1.5 * collective.algbw_gb_per_s)
     fits = {fit.strategy: fit for fit in facts.collective_fits}
     assert fits["nccl-no-p2p"].busbw_gb_per_s == pytest.approx(29.6, rel=1e-3)
 
@@ -100,8 +100,8 @@ def test_damaged_data_is_marked() -> None:
     spoilt = msgspec.structs.replace(copies.bandwidth[0], wrong_words=3)
     unknown = msgspec.structs.replace(copies.bandwidth[1], wrong_words=None)
     document = msgspec.structs.replace(copies, bandwidth=(spoilt, unknown, copies.bandwidth[2]))
-    found = assemble(inventory(), [outcome("peers", document)], [])
-    assert [record.verified for record in found.bandwidth] == [False, None, True]
+    facts = assemble(inventory(), [outcome("peers", document)], [])
+    assert [record.verified for record in facts.bandwidth] == [False, None, True]
 
 
 def test_program_that_names_unknown_gpus_loses_only_its_result() -> None:
@@ -109,18 +109,18 @@ def test_program_that_names_unknown_gpus_loses_only_its_result() -> None:
         src=7, dst=8, direction="one_way", initiator="src", peer_access=True, gb_per_s=1, size_bytes=1, cv=0, repeats=1
     )
     document = PeerCopies(schema="gpudiag/probe-copy-peer/1", bandwidth=(strange,))
-    found = assemble(inventory(), [outcome("a", document), outcome("b", collectives(("nccl", 1, 1)))], [])
-    assert found.bandwidth == ()
-    assert found.collectives
-    assert any("names a GPU that it does not list" in skipped.why for skipped in found.skipped)
+    facts = assemble(inventory(), [outcome("a", document), outcome("b", collectives(("nccl", 1, 1)))], [])
+    assert facts.bandwidth == ()
+    assert facts.collectives
+    assert any("names a GPU that it does not list" in skipped.why for skipped in facts.skipped)
 
 
 def test_text_of_programs_is_sanitized() -> None:
     document = HostCopies(schema="gpudiag/probe-copy-host/1", versions={"x": "\x1b[31m"})
     failed = outcome("a", None, "said \x1b[2J")
-    found = assemble(inventory(), [outcome("b", document), failed], [])
-    assert "\x1b" not in encode_json(found).decode()
-    assert "\\u001b" not in encode_json(found).decode()
+    facts = assemble(inventory(), [outcome("b", document), failed], [])
+    assert "\x1b" not in encode_json(facts).decode()
+    assert "\\u001b" not in encode_json(facts).decode()
 
 
 def test_facts_survive_a_file(facts: Facts) -> None:

@@ -37,13 +37,13 @@ def kept(tmp_path: Path) -> Path:
 
 def test_cached_measurements_are_added_to_a_fresh_inventory(kept: Path) -> None:
     now = msgspec.structs.replace(machine(), created="2030-01-01T00:00:00+00:00")
-    found = cached_measurements(now, "nccl", kept)
-    assert found is not None
-    assert found.created == now.created
-    assert found.collectives == measured().collectives
-    assert found.bandwidth == measured().bandwidth
-    assert all(gpu.pcie.under_load for gpu in found.gpus)
-    assert found.probes["measured"] == measured().created
+    cached = cached_measurements(now, "nccl", kept)
+    assert cached is not None
+    assert cached.created == now.created
+    assert cached.collectives == measured().collectives
+    assert cached.bandwidth == measured().bandwidth
+    assert all(gpu.pcie.under_load for gpu in cached.gpus)
+    assert cached.probes["measured"] == measured().created
 
 
 def test_other_machine_or_transport_misses_the_cache(kept: Path) -> None:

@@ -14,7 +14,7 @@ from gpudiag.model.facts import Clock, Gpu, Link, NvLink, PcieLink
     [(1, 1, 0.250), (2, 4, 2.000), (3, 1, 0.985), (3, 16, 15.754), (4, 16, 31.508), (5, 8, 31.508), (5, 16, 63.015)],
 )
 def test_pcie_is_the_published_rate_less_packet_overhead(generation: int, width: int, raw: float) -> None:
-    # 256 bytes of data need 24 bytes of overhead as a write, and 20 as a completion.
+    # For 256 bytes of data, a write has 24 bytes of overhead, and a completion has 20.
     there = ceilings.pcie_gb_per_s(generation, width, "host_to_device")
     back = ceilings.pcie_gb_per_s(generation, width, "device_to_host")
     assert there == pytest.approx(raw * 256 / 276, rel=1e-3)
@@ -32,7 +32,7 @@ def test_unknown_generation_is_reported() -> None:
     assert ceilings.pcie(PcieLink(generation=9, width=16, under_load=True), "host_to_device").gb_per_s is None
 
 
-def test_idle_link_counts_by_its_maximum_and_loaded_one_by_its_reading() -> None:
+def test_idle_link_has_the_ceiling_of_its_maximum_and_loaded_link_of_its_reading() -> None:
     idle = PcieLink(generation=1, width=16, maximum_generation=5, maximum_width=16)
     loaded = PcieLink(generation=3, width=8, maximum_generation=5, maximum_width=16, under_load=True)
     assert ceilings.pcie(idle, "host_to_device").gb_per_s == pytest.approx(58.45, abs=0.01)
@@ -66,12 +66,12 @@ def test_memory_is_half_of_the_data_sheet(mhz: int, bits: int, peak: float) -> N
     assert ceilings.on_device(gpu).gb_per_s == pytest.approx(peak / 2, rel=0.002)
 
 
-def test_without_nvlink_the_slower_pcie_link_counts() -> None:
+def test_without_nvlink_the_slower_pcie_link_is_the_ceiling() -> None:
     fast = Gpu(index=0, name="", pcie=PcieLink(generation=4, width=16, under_load=True))
     slow = Gpu(index=1, name="", pcie=PcieLink(generation=3, width=1, under_load=True))
-    found = ceilings.peer(fast, slow, Link(a=0, b=1, kind="PHB"))
-    assert found.gb_per_s == pytest.approx(ceilings.pcie_gb_per_s(3, 1, "host_to_device"))
-    assert "x1" in found.source
+    ceiling = ceilings.peer(fast, slow, Link(a=0, b=1, kind="PHB"))
+    assert ceiling.gb_per_s == pytest.approx(ceilings.pcie_gb_per_s(3, 1, "host_to_device"))
+    assert "x1" in ceiling.source
     assert ceilings.peer(fast, Gpu(index=1, name=""), None).gb_per_s is None
 
 

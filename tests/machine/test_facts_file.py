@@ -23,7 +23,7 @@ def test_saved_facts_are_read_back(name: str, tmp_path: Path) -> None:
     facts = machine(name)
     save_facts(facts, tmp_path / "new" / "facts.json")
     assert load_facts(tmp_path / "new" / "facts.json") == facts
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["facts.json"], "no temporary file stays"
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["facts.json"], "a temporary file remains"
 
 
 def test_saved_file_has_the_usual_permissions(tmp_path: Path) -> None:

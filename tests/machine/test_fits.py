@@ -11,7 +11,7 @@ from gpudiag.model.facts import Collective
 
 SIZES = [float(1 << power) for power in range(10, 30)]
 latencies = st.floats(0.5, 5000)
-per_byte = st.floats(1e-6, 1e-1)  # in µs per byte: 1 TB/s down to 10 MB/s
+per_byte = st.floats(1e-6, 1e-1)  # µs per byte, from 1 TB/s down to 10 MB/s
 
 
 @given(latencies, per_byte)
@@ -74,11 +74,11 @@ def test_bus_bandwidth_by_the_convention_of_nccl_tests() -> None:
     assert fit.worst_relative_error < 1e-3
 
 
-def test_each_transport_has_its_own_fit_and_one_size_has_none() -> None:
-    found = fit_collectives(
+def test_each_transport_has_a_fit_unless_only_one_size_was_measured() -> None:
+    fits = fit_collectives(
         [collective(1024, 10), collective(1 << 20, 20), collective(1024, 10, "gloo"), collective(1024, 9, "gloo")]
     )
-    assert [fit.strategy for fit in found] == ["nccl"]
+    assert [fit.strategy for fit in fits] == ["nccl"]
     assert fit_collectives([collective(1024, 10), collective(1 << 20, 5)]) == ()
 
 
@@ -90,6 +90,7 @@ def test_no_bandwidth_if_latency_dominates_every_size() -> None:
 
 
 def test_no_bandwidth_if_the_largest_size_does_not_fit() -> None:
-    """Busy cores measured 0.96 GB/s at 1 MiB and 0.34 GB/s at 16 MiB, from which the fit concluded 2.25 GB/s."""
+    """On busy cores 0.96 GB/s at 1 MiB and 0.34 GB/s at 16 MiB were measured, from which the fit concluded 2.25
+    GB/s."""
     times = {1 << 10: 847.0, 1 << 16: 648.0, 1 << 20: 1092.0, 1 << 24: 49345.0}
     assert fit_collectives([collective(size, time_us, "gloo") for size, time_us in times.items()]) == ()

@@ -17,7 +17,7 @@ LINKS = st.tuples(*(st.tuples(st.sampled_from([True, False, None]), st.sampled_f
 
 
 @given(LINKS)
-def test_each_gpu_is_in_one_island_and_reaches_all_of_it(links: tuple[Link, ...]) -> None:
+def test_each_gpu_is_in_one_island_and_reaches_all_gpus_of_the_island(links: tuple[Link, ...]) -> None:
     islands = find_islands(range(7), links)
     assert sorted(index for island in islands for index in island) == list(range(7))
     direct = {(link.a, link.b) for link in links if reaches_directly(link)}

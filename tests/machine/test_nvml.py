@@ -61,7 +61,7 @@ REFUSALS = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "fallen off the bus",
     pynvml.NVML_ERROR_TIMEOUT: "Timeout",
 }
-#: NVML function → field that it fills and under which its error is recorded.
+#: Field of the inventory that each NVML function fills. An error of the function is recorded under this field.
 FIELDS = {
     "nvmlDeviceGetName": "name",
     "nvmlDeviceGetUUID": "uuid",
@@ -133,7 +133,7 @@ def test_failed_query_about_the_machine_has_a_reason(code: int) -> None:
     ):
         reasons = inventory(FakeNvml(recorded, refuse={function: code})).host.reasons
         assert field in reasons
-        if field != "cuda_driver":  # an older function is the fallback
+        if field != "cuda_driver":  # the CUDA version has an older function as fallback
             assert REFUSALS[code] in reasons[field]
     facts = inventory(FakeNvml(recorded, refuse={"nvmlDeviceGetP2PStatus": code}))
     assert {link.peer_access for link in facts.links} == {None}
@@ -142,7 +142,7 @@ def test_failed_query_about_the_machine_has_a_reason(code: int) -> None:
     assert all(REFUSALS[code] in gpu.reasons["gpu"] for gpu in facts.gpus)
 
 
-def test_one_lost_gpu_leaves_the_others() -> None:
+def test_lost_gpu_does_not_affect_other_gpus() -> None:
     fake = FakeNvml(machine("h200x4"), refuse={("nvmlDeviceGetHandleByIndex", 2): pynvml.NVML_ERROR_GPU_IS_LOST})
     facts = inventory(fake)
     assert [gpu.name for gpu in facts.gpus] == ["NVIDIA H200", "NVIDIA H200", "unreadable GPU", "NVIDIA H200"]

@@ -63,7 +63,7 @@ class TestWithEveryLibrary:
             "NCCL all-reduce",
         ]
 
-    def test_one_gpu_has_no_peer(self) -> None:
+    def test_single_gpu_has_no_peer(self) -> None:
         programs, _ = plan.plan_probes(inventory(1), PROGRAMS, quick=False, timeout_s=9)
         assert [program.program.stem for program in programs] == ["gpu_paths", "host_memory", "allreduce_gloo"]
         assert [name for _, name in programs[0].parts] == ["copies to and from the host"]

@@ -146,7 +146,7 @@ def test_grandchildren_end_with_their_program(tmp_path: Path) -> None:
     pid = int((tmp_path / "pid").read_text())
     deadline = time.monotonic() + 60
     while _running(pid):
-        assert time.monotonic() < deadline, "the grandchild is still there"
+        assert time.monotonic() < deadline, "the grandchild is still running"
         time.sleep(0.02)
 
 

@@ -35,7 +35,7 @@ GPUS = tuple(
         ("GPU-b111-0000", (1,)),
         ("GPU-c", (2,)),
         ("gpu-C111", (2,)),
-        ("GPU-", ()),  # an ambiguous prefix
+        ("GPU-", ()),  # the prefix is ambiguous
         ("GPU-zzz,0", ()),
         ("MIG-d222", (3,)),
         ("MIG-GPU-a111-0000/1/0", (0,)),
@@ -58,7 +58,7 @@ def test_repeated_entries_are_noted() -> None:
     assert "twice" in seen.note
 
 
-def test_different_models_get_a_note_on_cuda_order() -> None:
+def test_gpus_of_different_models_get_a_note_on_cuda_order() -> None:
     mixed = (GPUS[0], Gpu(index=1, name="Another"))
     for value, order, noted in (
         ("1", None, True),
@@ -70,7 +70,7 @@ def test_different_models_get_a_note_on_cuda_order() -> None:
 
 
 @given(st.text(max_size=40))
-def test_any_value_gives_existing_gpus_only(value: str) -> None:
+def test_any_value_of_the_variable_selects_existing_gpus_only(value: str) -> None:
     indices = cuda_visible(value, GPUS).indices
     assert set(indices) <= {0, 1, 2, 3}
     assert len(set(indices)) == len(indices)

@@ -1,16 +1,16 @@
-"""Builds the recorded machines in this directory from published measurements. Run by hand; tests read only its output.
+"""Build the recorded machines in this directory from published measurements. Tests read only the output.
 
     python tests/machines/build.py DATA_DIRECTORY H200_DIRECTORY
 
 Sources, by machine:
 
 - `7gforce`, `7gforce-v2`, `az-2x-m60`, `az-4x-m60`: rossumai/keras-multi-gpu, `hardware.md` and `topology/`:
-  The SM clocks of 7gforce are in its blog post, where TensorFlow's device log calls them `memoryClockRate`: 1.7715 and
-  1.6830 GHz are no memory clock of a GTX 1070 (that is 4.0 GHz) but its boost clocks, by maker of the board.
-- `dgx-1`, `gcp-8x-v100`: peer access as tf_cnn_benchmarks' `constants.py` has it. No bandwidths.
-- `patrick-4x`: four RTX 2080 Ti; nothing is known of their links, and one all-reduce rate was inferred from a trace.
-- `staging-area-box`: one GTX 980 Ti on x16, from a side note of `hardware.md`.
-- `h200x4`: nvbandwidth 0.8 and nvidia-smi on a virtual machine with 4 H200, NVLink full mesh.
+  The SM clocks of 7gforce are in its blog post, where TensorFlow's device log calls them `memoryClockRate`. 1.7715 and
+  1.6830 GHz are boost clocks of a GTX 1070, which differ by maker of the board; its memory clock is 4.0 GHz. - `dgx-1`,
+  `gcp-8x-v100`: peer access from `constants.py` of tf_cnn_benchmarks. No bandwidths. - `patrick-4x`: four RTX 2080 Ti.
+  Their links are unknown, and one all-reduce rate was inferred from a trace. - `staging-area-box`: one GTX 980 Ti on
+  x16, from a side note of `hardware.md`. - `h200x4`: nvbandwidth 0.8 and nvidia-smi on a virtual machine with 4 H200,
+  NVLink full mesh.
 
 Not included: rows that `p2pBandwidthLatencyTest` labels "peer access enabled" for pairs without peer access (the data
 is staged there too), the parallel-forall 16 MB rows (single copies, which include launch cost), and nvbandwidth's
@@ -116,7 +116,7 @@ def measured(data: Path, machine: str) -> dict[str, Any]:
     }
     kinds = topology(data, machine)
     links = tuple(
-        # Before driver 390 nvidia-smi wrote SOC for what it now calls SYS.
+        # Before driver 390 nvidia-smi wrote SOC instead of SYS.
         Link(a=a, b=b, kind=kind.replace("SOC", "SYS"), peer_access=can.get((a, b)))
         for (a, b), kind in sorted(kinds.items())
     )

@@ -36,7 +36,7 @@ def test_a_directory_that_others_can_replace_is_not_private(tmp_path: Path, mode
 
 
 @needs_root
-def test_a_directory_in_one_of_another_user_is_not_private(tmp_path: Path) -> None:
+def test_a_directory_below_a_directory_of_another_user_is_not_private(tmp_path: Path) -> None:
     import os
 
     made(tmp_path / "above" / "a")

@@ -60,7 +60,8 @@ class TestTimes:
         assert probed_busbw(H200, "all_reduce", MIB, 4, "nccl") == pytest.approx(60.5, abs=0.05)
 
     def test_time_between_sizes_is_interpolated(self) -> None:
-        # 4 MiB is 3/31 of the way from 1 to 32 MiB, which adds 14.2 us to 26 us. The measured time is 42.2 us.
+        # Interpolation between 1 and 32 MiB gives 40.2 us for 4 MiB (26 us plus 3/31 of the difference). The measured
+        # time is 42.2 us.
         assert probed_time_us(H200, "all_reduce", 4 * MIB, 4, "nccl") == pytest.approx(40.2, abs=0.05)
         assert probed_time_us(H200, "all_reduce", 8192, 4, "nccl") == 24
 

@@ -22,7 +22,7 @@ def test_visible_text_is_unchanged(text: str) -> None:
 
 
 @given(st.text())
-def test_one_line_is_idempotent(text: str) -> None:
+def test_reducing_text_to_one_line_is_idempotent(text: str) -> None:
     line = one_line(text)
     assert len(line.splitlines()) <= 1
     assert one_line(line) == line

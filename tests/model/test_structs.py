@@ -24,7 +24,7 @@ RUN = RunRecord(
     steps_found=StepsFound(by="optimizer", optimizer="Adam", optimizers=1, calls_per_step=1.0),
 )  # fmt: skip
 
-#: Reads a run record from standard input without msgspec, changes a rank, and writes it again.
+#: This program reads a run record from standard input without msgspec, changes a rank, and writes the record again.
 WITHOUT_MSGSPEC = """
 import sys
 class NoMsgspec:
@@ -82,7 +82,7 @@ def test_not_a_number_becomes_null() -> None:
         '{"count": 1, "names": [1]}', '{"count": 1, "by_name": {"a": "x"}}', '{"count": 1, "share": null}',
     ],
 )  # fmt: skip
-def test_other_types_are_refused(text: str) -> None:
+def test_values_of_other_types_are_refused(text: str) -> None:
     with pytest.raises(plain.MsgspecError):
         plain.json.decode(text, type=Inner)
 

@@ -1,7 +1,7 @@
 """Describe published systems for the predictor: their models' tensors, and the strategy of each row.
 
-Everything else is the released predictor: `predict` with the strategies of `gpudiag/training/strategies/tensorflow1.py`
-on facts of the machine, and the verdict of `recommend --predict-only`.
+The rest of the prediction is the released predictor: `predict` with the strategies of
+`gpudiag/training/strategies/tensorflow1.py` on facts of the machine, and the verdict of `recommend --predict-only`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MACHINES = {
     "DGX-1 (8x P100)": "dgx-1",
     "AWS p3.16xlarge (8x V100)": "gcp-8x-v100",
 }
-#: A measured lead below this is a tie.
+#: A measured lead below this percentage is a tie.
 TIE = 0.02
 
 
@@ -73,7 +73,7 @@ TENSORS: dict[str, list[int]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One published run, as its row describes it."""
+    """A published run, as described by its row."""
 
     system: str
     machine: str
@@ -131,7 +131,10 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def run_of(row: dict[str, str], label: str | None = None) -> Run:
-    """Return a row of the targets, or one of the labels of a row of the winners: `strategy/placement/nccl=...`."""
+    """Return the run of a row of the targets, or of a row of the winners and one of its labels.
+
+    A label has the form `strategy/placement/nccl=...`.
+    """
     if label is None:
         strategy, placement, nccl = row["strategy"], row["variable_placement"], row["nccl"]
     else:
@@ -157,16 +160,18 @@ _KEYS = ("system", "machine", "gpus", "gpu_ids", "model", "batch_per_gpu", "data
 
 @cache
 def _compute() -> dict[tuple[str, ...], float]:
-    """Return the step without communication of each setting. `independent` if it was run on the same GPUs, else the
-    ideal step."""
-    found: dict[tuple[str, ...], float] = {}
+    """Return the step time of each setting without communication.
+
+    The source is the run of `independent` on the same GPUs if there is one, else the ideal step.
+    """
+    entries: dict[tuple[str, ...], float] = {}
     table = rows("cost_model_targets.csv")
     for row in table:
-        found.setdefault(tuple(row[key] for key in _KEYS), float(row["ideal_stepN_ms"]))
+        entries.setdefault(tuple(row[key] for key in _KEYS), float(row["ideal_stepN_ms"]))
     for row in table:
         if row["strategy"] == "independent":
-            found[tuple(row[key] for key in _KEYS)] = float(row["stepN_ms"])
-    return found
+            entries[tuple(row[key] for key in _KEYS)] = float(row["stepN_ms"])
+    return entries
 
 
 def compute_ms(row: dict[str, str]) -> float:
@@ -174,23 +179,23 @@ def compute_ms(row: dict[str, str]) -> float:
     known = _compute().get(tuple(row[key] for key in _KEYS))
     if known is not None:
         return known
-    # Without such a run, take slightly less than the winner's step.
+    # If neither is known, assume slightly less than the winner's step.
     return 0.95e3 * float(row["gpus"]) * float(row["batch_per_gpu"]) / float(row["winner_ips"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """The verdict on one group, and the truth.
+    """The predictor's verdict on one group of strategies, and the truth.
 
     Attributes:
-        row: as published.
-        alike: whether all its runs use one strategy, so that they differ only by noise.
+        row: the published row of the group.
+        alike: whether all runs of the group use one strategy, so that the runs differ only by noise.
         truth: the strategy that won, or `tie`.
         as_fast: strategies that measurements cannot distinguish from the fastest.
         said: the strategy that `recommend` names, or `tie`.
-        margin_percent: by how much the predicted best leads the next.
-        regret_percent: by how much the named strategy is slower than the fastest as measured; for a tie, the preferred
-            strategy.
+        margin_percent: the lead of the predicted best strategy over the next.
+        regret_percent: the measured slowdown of the named strategy (for a tie, of the preferred strategy) against the
+        fastest.
     """
 
     row: dict[str, str]
@@ -215,7 +220,7 @@ class Group:
 def groups() -> list[Group]:
     """Return all groups. A tie is a lead of less than 2 % or 2 standard deviations, or a lead among runs of the same
     strategy."""
-    found = []
+    entries = []
     for row in rows("strategy_winners.csv"):
         rates = {
             label: float(rate)
@@ -239,7 +244,7 @@ def groups() -> list[Group]:
         )
         steps = [prediction.step_ms or 0.0 for prediction in predictions]
         alike = len(best) == 1
-        found.append(
+        entries.append(
             Group(
                 row=row,
                 alike=alike,
@@ -250,16 +255,16 @@ def groups() -> list[Group]:
                 regret_percent=100 * (fastest / best[verdict.recommended] - 1),
             )
         )
-    return found
+    return entries
 
 
 def targets() -> list[tuple[dict[str, str], float, float]]:
     """Return the rows of the targets on machines with known links, with predicted and measured step in ms."""
-    found = []
+    entries = []
     for row in rows("cost_model_targets.csv"):
         known = row["machine"] in MACHINES and row["model"].removesuffix("_keras") in TENSORS
         if known and row["strategy"] != "independent":
             one = run_of(row)
             (prediction,) = predicted(one, compute_ms(row), [one.candidate])
-            found.append((row, prediction.step_ms or 0.0, float(row["stepN_ms"])))
-    return found
+            entries.append((row, prediction.step_ms or 0.0, float(row["stepN_ms"])))
+    return entries

@@ -26,7 +26,7 @@ MACHINES = ("h200x4", "7gforce", "7gforce-v2", "az-2x-m60", "az-4x-m60", "dgx-1"
 
 
 def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
-    return {one.candidate.label: one for one in found}
+    return {prediction.candidate.label: prediction for prediction in found}
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -34,13 +34,15 @@ def _by_name(found: tuple[Prediction, ...]) -> dict[str, Prediction]:
 def test_no_communication_is_the_fastest_prediction(name: str, p2p: bool) -> None:
     facts = machine(name)
     for devices in range(1, len(facts.gpus) + 1):
-        found = predict(facts, LARGE, EVERY, devices, p2p=p2p)
-        assert {one.candidate for one in found} == set(EVERY)
-        for one in found:
-            assert one.step_ms is not None
-            assert one.step_ms >= COMPUTE.step_ms
-            assert one.reason
-        assert [one.exposed_ms for one in found] == sorted(one.exposed_ms for one in found)
+        predictions = predict(facts, LARGE, EVERY, devices, p2p=p2p)
+        assert {prediction.candidate for prediction in predictions} == set(EVERY)
+        for prediction in predictions:
+            assert prediction.step_ms is not None
+            assert prediction.step_ms >= COMPUTE.step_ms
+            assert prediction.reason
+        assert [prediction.exposed_ms for prediction in predictions] == sorted(
+            prediction.exposed_ms for prediction in predictions
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,18 +66,23 @@ def test_sums_through_the_host_beat_the_ring_without_peer_access() -> None:
 
 
 def test_unknown_and_impossible_strategies_come_last() -> None:
-    found = predict(
+    predictions = predict(
         machine("h200x4"), LARGE, [Candidate(strategy="smoke-signals"), *EVERY], 4, cannot={"fsdp": "it is Sunday"}
     )
-    assert {one.candidate.strategy for one in found[-2:]} == {"smoke-signals", "fsdp"}
-    assert {one.cannot for one in found[-2:]} == {"gpudiag has no model of its cost", "it is Sunday"}
+    assert {prediction.candidate.strategy for prediction in predictions[-2:]} == {"smoke-signals", "fsdp"}
+    assert {prediction.cannot for prediction in predictions[-2:]} == {
+        "gpudiag has no model of its cost",
+        "it is Sunday",
+    }
 
 
 def test_finalists_are_the_preferred_the_best_and_those_within_the_error() -> None:
-    found = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
-    chosen = finalists_of(found, 2)
+    predictions = predict(machine("h200x4"), LARGE, EVERY, 4, p2p=False)
+    chosen = finalists_of(predictions, 2)
     assert chosen[0] == Candidate(strategy="nccl")
-    assert chosen[1] == next(one.candidate for one in found if one.candidate.strategy != "independent")
+    assert chosen[1] == next(
+        prediction.candidate for prediction in predictions if prediction.candidate.strategy != "independent"
+    )
     assert len(set(chosen)) == len(chosen) > 1
     assert all(candidate.strategy != "independent" for candidate in chosen)
 
@@ -91,7 +98,7 @@ def _one(candidate: Candidate, model: Gradients) -> Prediction:
 
 
 def test_host_bound_device_hides_communication() -> None:
-    """The device's work is the same, but steps are longer because the host launches slowly."""
+    """All three jobs have the same device work, but the slow host of two jobs makes their steps longer."""
     bound, slow, idle = (
         Gradients(
             sizes=(30_000_000, 60_000_000),
@@ -107,7 +114,8 @@ def test_host_bound_device_hides_communication() -> None:
 
 
 def test_fsdp_waits_for_exposed_parameters() -> None:
-    """The same bytes are either spread over a backward that hides them, or all before it, where nothing is computed."""
+    """If communication is spread over backward, compute hides it. If all communication precedes compute, it is
+    exposed."""
     compute = Compute(forward_ms=20, backward_ms=40, update_ms=0, step_ms=60)
     even = Gradients(sizes=(60_000_000,) * 10, ready=tuple(i / 10 for i in range(1, 11)), compute=compute, blocks=10)
     first = Gradients(sizes=(600_000_000,), ready=(1.0,), compute=compute, blocks=1)
@@ -129,29 +137,33 @@ def test_fsdp_cost_includes_hooks_of_many_small_units() -> None:
 @given(
     st.lists(st.tuples(*(st.floats(0.0, 50.0) for _ in range(3))), min_size=1, max_size=12),
 )
-def test_stalls_stay_within_bounds(parts: list[tuple[float, float, float]]) -> None:
+def test_stalls_are_at_least_the_first_gather_and_at_most_all_transfers(
+    parts: list[tuple[float, float, float]],
+) -> None:
     gathers, work, scatters = (list(column) for column in zip(*parts, strict=True))
     stalled = _stalls(gathers, work, scatters)
     assert gathers[0] - 1e-6 <= stalled <= sum(gathers) + sum(scatters) + 1e-6
 
 
 def test_nearly_equal_sizes_give_no_slope() -> None:
-    """1532.6 us for 28.3157 MB and 1532.4 us for 28.3208 MB were measured; 411 MB must take a proportional time."""
+    """Two nearly equal sizes (28.3157 and 28.3208 MB) took 1532.6 and 1532.4 us. 411 MB must take a proportional
+    time."""
     curve = Curve({1_111_168: 0.262, 28_315_648: 1.532636, 28_320_768: 1.532352}, 4)
     assert curve.time_ms(411_058_176) == pytest.approx(1.5324 * 411_058_176 / 28_320_768, rel=0.15)
 
 
 def test_single_measured_point_gives_bandwidth_with_known_latency() -> None:
-    """On 4 GPUs 92.9 MB took 516 ms: five buckets of that total take as long, and half the bytes take half of it."""
+    """92.9 MB took 516 ms on 4 GPUs. Five buckets with the same total take as long, and half of the bytes half as
+    long."""
     sizes = (18_576_000,) * 5
     model = Gradients(sizes=sizes, compute=Compute(forward_ms=100, backward_ms=200, update_ms=0, step_ms=300))
     nccl, rounded = (
         Candidate(strategy="nccl", bucket_mb=17.0),
         Candidate(strategy="nccl", compress="bf16", bucket_mb=17.0),
     )
-    found = _by_name(predict(machine("patrick-4x"), model, [nccl, rounded], 4))
-    assert found[nccl.label].exchange_ms == pytest.approx(516, rel=0.02)
-    assert found[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
+    predictions = _by_name(predict(machine("patrick-4x"), model, [nccl, rounded], 4))
+    assert predictions[nccl.label].exchange_ms == pytest.approx(516, rel=0.02)
+    assert predictions[rounded.label].exchange_ms == pytest.approx(258, rel=0.02)
 
 
 def test_time_of_a_small_size_is_the_latency() -> None:
@@ -161,16 +173,16 @@ def test_time_of_a_small_size_is_the_latency() -> None:
 
 
 def test_nvlink_ring_suffices_for_peer_access() -> None:
-    """On a DGX-1 every GPU has direct links to four of the other seven. NCCL uses rings of neighbours there."""
+    """On a DGX-1 every GPU has direct links to four of the other seven. On a DGX-1 NCCL uses rings of neighbours."""
     for devices in (4, 8):
-        found = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
-        assert "ring of NVLink" in found["nccl"].reason
-        assert "no peer access" not in "".join(one.reason for one in found.values())
-        assert found["nccl"].exposed_ms < found["cpu-reduce"].exposed_ms
+        predictions = _by_name(predict(machine("dgx-1"), LARGE, EVERY, devices))
+        assert "ring of NVLink" in predictions["nccl"].reason
+        assert "no peer access" not in "".join(prediction.reason for prediction in predictions.values())
+        assert predictions["nccl"].exposed_ms < predictions["cpu-reduce"].exposed_ms
 
 
 def test_staged_parameter_server_moves_as_much_as_an_all_reduce() -> None:
-    """Links through the host carry one direction at a time, so two transfers per link take as long as an all-reduce."""
+    """A link to the host carries one direction at a time, so two transfers over it take as long as an all-reduce."""
     model = Gradients(sizes=(50_000_000,) * 8)
     nccl, spread = (
         predict(machine("7gforce"), model, [Candidate(strategy=name)], 2, p2p=False)[0] for name in ("nccl", "ps-gpu")

@@ -24,7 +24,7 @@ def test_most_winners_are_predicted(groups: list[published.Group]) -> None:
 
 
 def test_different_strategies_are_distinguished(groups: list[published.Group]) -> None:
-    """24 groups ran one strategy several times, so they are not counted."""
+    """Groups that ran one strategy several times (24 of 69) are not counted."""
     apart = [group for group in groups if not group.alike]
     assert len(apart) == 45
     assert sum(group.right for group in apart) >= 0.85 * len(apart)
@@ -49,7 +49,8 @@ def test_winner_on_slow_links_and_hubs_is_predicted(
 
 
 def test_a_tie_is_reported(groups: list[published.Group]) -> None:
-    """Two GPUs have links of 5 GB/s; the best two measured steps of 670 ms are 0.1 standard deviations apart."""
+    """The links of two GPUs have 5 GB/s. The two fastest strategies, at 670 ms per step, differ by 0.1 standard
+    deviations."""
     (found,) = [g for g in groups if (g.row["machine"], g.row["model"]) == ("az-2x-m60", "inception3")]
     assert found.said == found.truth == "tie"
 
@@ -69,7 +70,7 @@ def _alexnet(gpus: str, strategy: str) -> float:
 
 
 def test_ring_within_a_switch_is_faster_than_across_switches() -> None:
-    """NCCL across two switches has half of the two-way bandwidth of one switch: 0.82 and 0.66 GB/s."""
+    """NCCL gets half of the two-way bandwidth: 0.82 GB/s within a switch, and 0.66 GB/s across two switches."""
     assert _alexnet("0,1", "replicated-nccl") == pytest.approx(302, rel=0.02)
     assert _alexnet("0,5", "replicated-nccl") == pytest.approx(375, rel=0.02)
 

@@ -77,7 +77,7 @@ def test_most_steps_are_predicted_within_15_percent() -> None:
 def test_unmeasured_strategy_is_not_ranked_as_slower() -> None:
     """For ResNet-50 without peer access two of ten strategies were measured, and NCCL is predicted within 3 % of
     them."""
-    found = judge(_again("off", "resnet50"))
-    assert found.verdict == "tie"
-    assert {"nccl", found.recommended} <= set(found.tied)
-    assert any("not measured long enough" in note for note in found.notes)
+    recommendation = judge(_again("off", "resnet50"))
+    assert recommendation.verdict == "tie"
+    assert {"nccl", recommendation.recommended} <= set(recommendation.tied)
+    assert any("not measured long enough" in note for note in recommendation.notes)

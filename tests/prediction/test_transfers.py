@@ -26,8 +26,11 @@ def test_different_links_work_in_parallel() -> None:
     assert [end for _, end in run([_transfer("out:0 in:1", 10), _transfer("out:2 in:3", 10)])] == [10, 10]
 
 
-def test_exposed_time_is_what_ends_after_backward() -> None:
-    """Two buckets are ready at 4 and 10 of 10 ms: if each takes 5 ms, 5 ms are exposed; if each takes 8 ms, 10 ms."""
+def test_exposed_time_is_communication_after_backward() -> None:
+    """Two buckets are ready at 4 and 10 ms of a backward pass of 10 ms.
+
+    If each bucket takes 5 ms, 5 ms are exposed; if each takes 8 ms, 10 ms are exposed.
+    """
     ready = ready_at([2, 3], 10.0)
     assert ready == [4.0, 10.0]
     for takes, exposed in ((5.0, 5.0), (8.0, 10.0)):
@@ -36,7 +39,7 @@ def test_exposed_time_is_what_ends_after_backward() -> None:
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 50)), min_size=1, max_size=30))
-def test_a_link_is_never_faster_than_its_load(pieces: list[tuple[float, float]]) -> None:
+def test_transfers_over_a_link_take_at_least_their_total_time(pieces: list[tuple[float, float]]) -> None:
     ended = run([_transfer("ring", takes, ready_ms=ready) for ready, takes in pieces])
     last = max(end for _, end in ended)
     assert last >= sum(takes for _, takes in pieces) - 1e-6
@@ -57,8 +60,8 @@ def test_curve_interpolates_extrapolates_and_scales_with_ranks() -> None:
     assert curve.time_ms(50_500_000) == pytest.approx(0.525)
     assert curve.time_ms(200_000_000) == pytest.approx(2.03, rel=0.01)
     assert curve.time_ms(100_000_000, 1) == 0.0
-    # With two ranks the buffer passes each link once, and with four 1.5 times. Transfer time is divided by 1.5 and
-    # latency by 3.
+    # The buffer passes each link once with two ranks, and 1.5 times with four ranks. Transfer time is divided by 1.5
+    # and latency by 3.
     assert curve.time_ms(100_000_000, 2) == pytest.approx(0.02 / 3 + 1.0 / 1.5)
 
 

@@ -54,11 +54,11 @@ def faked(name: str, *arguments: str, path: str = "", **options: Any) -> Any:
 
 class TestHostMemory:
     def test_every_numa_node_is_measured_and_verified(self) -> None:
-        found = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
-        assert isinstance(found, HostMemoryResult)
-        assert found.errors == ()
-        assert found.bandwidth
-        for copy in found.bandwidth:
+        output = run("host_memory.py", "--mib", "16", "--seconds", "0.1", "--threads", "2")
+        assert isinstance(output, HostMemoryResult)
+        assert output.errors == ()
+        assert output.bandwidth
+        for copy in output.bandwidth:
             assert copy.wrong_words == 0
             assert copy.size_bytes == 16 << 20
             assert 0.05 < copy.gb_per_s < 10_000
@@ -67,34 +67,34 @@ class TestHostMemory:
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 class TestGloo:
     def test_two_processes_sum_and_verify(self) -> None:
-        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
-        assert isinstance(found, CollectivesResult)
-        assert found.errors == ()
-        assert {collective.bytes for collective in found.collectives} >= {1 << 10, 1 << 16, 1 << 20}
-        assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in found.collectives)
+        output = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--seconds", "5")
+        assert isinstance(output, CollectivesResult)
+        assert output.errors == ()
+        assert {collective.bytes for collective in output.collectives} >= {1 << 10, 1 << 16, 1 << 20}
+        assert all(collective.wrong_values == 0 and collective.time_us > 0 for collective in output.collectives)
 
-    def test_without_gpus_host_staged_fails_alone(self) -> None:
+    def test_without_gpus_only_host_staged_all_reduce_fails(self) -> None:
         if shutil.which("nvidia-smi"):
             pytest.skip("this machine has a GPU")
-        found = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
-        assert isinstance(found, CollectivesResult)
-        assert [error.what for error in found.errors] == ["host-staged all-reduce"]
-        assert {collective.strategy for collective in found.collectives} == {"gloo"}
+        output = run("allreduce_gloo.py", "--quick", "--ranks", "2", "--strategies", "host-staged,gloo")
+        assert isinstance(output, CollectivesResult)
+        assert [error.what for error in output.errors] == ["host-staged all-reduce"]
+        assert {collective.strategy for collective in output.collectives} == {"gloo"}
 
 
 def test_dead_rank_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('broken installation')")
-    found = run("allreduce_gloo.py", "--quick", "--ranks", "2", PYTHONPATH=str(tmp_path))
-    assert [error.what for error in found.errors] == ["gloo all-reduce"]
+    output = run("allreduce_gloo.py", "--quick", "--ranks", "2", PYTHONPATH=str(tmp_path))
+    assert [error.what for error in output.errors] == ["gloo all-reduce"]
 
 
 class TestCopiesOnAFakeDriver:
     def test_host_paths_are_measured(self) -> None:
-        found = faked("copy_host.py")
-        assert isinstance(found, HostCopies)
-        assert found.errors == ()
-        paths = {(rate.memory, rate.path, rate.direction, rate.gpus) for rate in found.bandwidth}
+        output = faked("copy_host.py")
+        assert isinstance(output, HostCopies)
+        assert output.errors == ()
+        paths = {(rate.memory, rate.path, rate.direction, rate.gpus) for rate in output.bandwidth}
         for memory in ("pinned", "pageable"):
             assert (memory, "host_to_device", "one_way", (0,)) in paths
             assert (memory, "device_to_host", "one_way", (1,)) in paths
@@ -102,8 +102,8 @@ class TestCopiesOnAFakeDriver:
             assert (memory, "host_to_device", "both_ways", (0, 0, 1, 1)) in paths
             assert (memory, "device_to_host", "one_way", (0, 1)) in paths
         assert ("device", "device_to_device", "one_way", (0,)) in paths
-        assert {rate.wrong_words for rate in found.bandwidth} == {0}
-        assert {(measured.kind, measured.src, measured.dst) for measured in found.latency} == {
+        assert {rate.wrong_words for rate in output.bandwidth} == {0}
+        assert {(measured.kind, measured.src, measured.dst) for measured in output.latency} == {
             ("small_copy", "host", "gpu"),
             ("small_copy", "gpu", "host"),
             ("dependent_load", "gpu", "host"),
@@ -111,50 +111,50 @@ class TestCopiesOnAFakeDriver:
         }
 
     def test_peer_paths_are_measured_with_peer_access_off_and_on(self) -> None:
-        found = faked("copy_peer.py")
-        assert isinstance(found, PeerCopies)
-        assert found.errors == ()
-        paths = [(rate.src, rate.dst, rate.direction, rate.initiator, rate.peer_access) for rate in found.bandwidth]
+        output = faked("copy_peer.py")
+        assert isinstance(output, PeerCopies)
+        assert output.errors == ()
+        paths = [(rate.src, rate.dst, rate.direction, rate.initiator, rate.peer_access) for rate in output.bandwidth]
         one_way = {(a, b, "one_way", who, True) for a, b in ((0, 1), (1, 0)) for who in ("src", "dst")}
         assert set(paths) >= one_way | {(0, 1, "both_ways", "dst", True), (0, 1, "one_way", "src", False)}
         access = [path[-1] for path in paths]
-        assert access == sorted(access), "peer access, once on, stays on: paths without it come first"
+        assert access == sorted(access), "peer access stays on once it is on, so paths without peer access come first"
 
     def test_without_peer_access_only_staged_copies_are_measured(self) -> None:
-        found = faked("copy_peer.py", "--quick", peer=False)
-        assert {rate.peer_access for rate in found.bandwidth} == {False}
-        assert "no peer access" in found.skipped[0].why
+        output = faked("copy_peer.py", "--quick", peer=False)
+        assert {rate.peer_access for rate in output.bandwidth} == {False}
+        assert "no peer access" in output.skipped[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
     def test_damaged_data_is_detected(self, program: str) -> None:
-        found = faked(program, "--quick", corrupt=True)
-        assert found.bandwidth
-        assert all(rate.wrong_words > 0 for rate in found.bandwidth)
+        output = faked(program, "--quick", corrupt=True)
+        assert output.bandwidth
+        assert all(rate.wrong_words > 0 for rate in output.bandwidth)
 
-    def test_one_broken_path_loses_no_other(self) -> None:
-        found = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
-        assert {rate.path for rate in found.bandwidth} == {"host_to_device", "device_to_device"}
-        assert {rate.direction for rate in found.bandwidth} == {"one_way"}
-        assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in found.errors)
+    def test_broken_path_does_not_affect_other_paths(self) -> None:
+        output = faked("copy_host.py", "--quick", fail="cuMemcpyDtoHAsync")
+        assert {rate.path for rate in output.bandwidth} == {"host_to_device", "device_to_device"}
+        assert {rate.direction for rate in output.bandwidth} == {"one_way"}
+        assert all("cuMemcpyDtoHAsync: CUDA_ERROR_INVALID_VALUE" in error.why for error in output.errors)
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py"])
     def test_missing_memory_is_an_error(self, program: str) -> None:
-        found = faked(program, fail="cuMemGetInfo")
-        assert found.errors
-        assert "cuMemGetInfo" in found.errors[0].why
+        output = faked(program, fail="cuMemGetInfo")
+        assert output.errors
+        assert "cuMemGetInfo" in output.errors[0].why
 
     @pytest.mark.parametrize("program", ["copy_host.py", "copy_peer.py", "allreduce_nccl.py"])
     def test_missing_gpu_is_reported(self, program: str) -> None:
         assert "CUDA sees no GPU" in faked(program, devices=0).unavailable
 
     @pytest.mark.parametrize("program", ["copy_peer.py", "allreduce_nccl.py"])
-    def test_one_gpu_is_not_enough(self, program: str) -> None:
+    def test_copies_between_gpus_need_two_gpus(self, program: str) -> None:
         assert "need" in faked(program, devices=1).unavailable
 
     def test_rejected_kernels_leave_bandwidths_unverified(self) -> None:
-        found = faked("copy_peer.py", "--quick", kernels=False)
-        assert {rate.wrong_words for rate in found.bandwidth} == {None}
-        assert any("cannot load this probe's kernels" in probe.why for probe in found.skipped)
+        output = faked("copy_peer.py", "--quick", kernels=False)
+        assert {rate.wrong_words for rate in output.bandwidth} == {None}
+        assert any("cannot load this probe's kernels" in probe.why for probe in output.skipped)
 
 
 def faked_session(*arguments: str, path: str = "", **options: Any) -> list[ProbeDocument]:
@@ -171,7 +171,7 @@ def faked_session(*arguments: str, path: str = "", **options: Any) -> list[Probe
 
 
 class TestSeveralPartsInOneProcess:
-    def test_each_part_has_a_result_with_its_loading_phases(self) -> None:
+    def test_each_program_of_a_session_has_a_result_with_its_loading_phases(self) -> None:
         host, peer = faked_session("--quick", "--parts", "peer,host")
         assert isinstance(host, HostCopies)
         assert isinstance(peer, PeerCopies)
@@ -179,7 +179,7 @@ class TestSeveralPartsInOneProcess:
         assert [rate.peer_access for rate in peer.bandwidth] == [False, True, True]
         assert {"interpreter and imports", "driver", "contexts and kernels", "buffers"} <= set(host.phases_s)
 
-    def test_failed_part_does_not_affect_the_others(self) -> None:
+    def test_failed_program_does_not_affect_other_programs(self) -> None:
         if find_spec("nvidia") is not None:
             pytest.skip("NCCL may be installed here")
         host, nccl = faked_session("--quick", "--parts", "host,nccl")
@@ -193,7 +193,7 @@ class TestSeveralPartsInOneProcess:
         (nothing,) = faked_session("--parts", "host,peer", devices=0)
         assert "CUDA sees no GPU" in (nothing.unavailable or "")
 
-    def test_one_gpu_has_no_peer(self) -> None:
+    def test_single_gpu_has_no_peer(self) -> None:
         host, peer = faked_session("--quick", "--parts", "host,peer", devices=1)
         assert host.unavailable is None
         assert "two GPUs" in (peer.unavailable or "")
@@ -212,22 +212,22 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler to build the fake library with")
 class TestNcclOnAFakeLibrary:
     def test_all_strategies_are_measured_and_verified(self, library: str) -> None:
-        found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl,nccl-ring", path=library)
-        assert isinstance(found, CollectivesResult)
-        assert found.errors == ()
-        assert found.versions["nccl"] == "2.27.7"
-        assert {(collective.strategy, collective.bytes) for collective in found.collectives} >= {
+        output = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl,nccl-ring", path=library)
+        assert isinstance(output, CollectivesResult)
+        assert output.errors == ()
+        assert output.versions["nccl"] == "2.27.7"
+        assert {(collective.strategy, collective.bytes) for collective in output.collectives} >= {
             ("nccl", 1 << 20),
             ("nccl-ring", 1 << 20),
         }
-        assert {collective.wrong_values for collective in found.collectives} == {0}
+        assert {collective.wrong_values for collective in output.collectives} == {0}
 
     def test_small_messages_are_measured_launched_and_queued(self, library: str) -> None:
-        found = faked("allreduce_nccl.py", "--quick", path=library)
-        launched = {collective.bytes for collective in found.collectives if collective.strategy == "nccl"}
-        queued = {collective.bytes for collective in found.collectives if collective.strategy == "nccl-queued"}
+        output = faked("allreduce_nccl.py", "--quick", path=library)
+        launched = {collective.bytes for collective in output.collectives if collective.strategy == "nccl"}
+        queued = {collective.bytes for collective in output.collectives if collective.strategy == "nccl-queued"}
         assert queued == {size for size in launched if size <= 1 << 20}
-        assert all(collective.time_us > 0 for collective in found.collectives)
+        assert all(collective.time_us > 0 for collective in output.collectives)
 
     def test_nccl_is_the_last_part_of_a_session(self, library: str) -> None:
         documents = faked_session("--quick", "--parts", "nccl,host,peer", path=library)
@@ -237,19 +237,21 @@ class TestNcclOnAFakeLibrary:
         assert {"communicators", "connecting"} <= set(documents[-1].phases_s)
 
     def test_missing_memory_is_an_error(self, library: str) -> None:
-        found = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
-        assert [error.why for error in found.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
+        output = faked("allreduce_nccl.py", path=library, fail="cuMemGetInfo")
+        assert [error.why for error in output.errors] == ["cuMemGetInfo: CUDA_ERROR_INVALID_VALUE"]
 
     def test_wrong_sum_is_detected(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_NCCL", "wrong")
-        found = faked("allreduce_nccl.py", "--quick", path=library)
-        assert all(collective.wrong_values > 0 for collective in found.collectives)
+        output = faked("allreduce_nccl.py", "--quick", path=library)
+        assert all(collective.wrong_values > 0 for collective in output.collectives)
 
-    def test_failed_strategy_does_not_affect_the_others(self, library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_failed_strategy_does_not_affect_other_strategies(
+        self, library: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setenv("FAKE_NCCL_NO_TREE", "1")
-        found = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
-        assert {collective.strategy for collective in found.collectives} == {"nccl", "nccl-queued"}
-        assert "ncclCommInitAll: fake failure" in found.errors[0].why
+        output = faked("allreduce_nccl.py", "--quick", "--strategies", "nccl-tree,nccl", path=library)
+        assert {collective.strategy for collective in output.collectives} == {"nccl", "nccl-queued"}
+        assert "ncclCommInitAll: fake failure" in output.errors[0].why
 
 
 def test_without_nccl_the_reason_is_given() -> None:
@@ -262,9 +264,9 @@ def test_without_cuda_bindings_the_reason_is_given(tmp_path: Path) -> None:
     blocked = tmp_path / "cuda"
     blocked.mkdir()
     (blocked / "__init__.py").write_text("raise ImportError('blocked')")
-    found = run("copy_host.py", PYTHONPATH=str(tmp_path))
-    assert found.unavailable is not None
-    assert "cuda-bindings is not installed" in found.unavailable
+    output = run("copy_host.py", PYTHONPATH=str(tmp_path))
+    assert output.unavailable is not None
+    assert "cuda-bindings is not installed" in output.unavailable
 
 
 def test_compiled_kernels_match_their_source() -> None:
@@ -292,7 +294,8 @@ def test_rates_count_only_while_all_flows_run(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(str(PROBES))
     shared = import_module("_stopwatch")
 
-    # One flow takes 1 s per copy. The other takes 2 s for its first copy, and 1 s for the second, which runs alone.
+    # The first flow takes 1 s per copy. The second flow takes 2 s for its first copy, and 1 s for its second copy,
+    # which runs alone.
     assert shared.rates_while_all_run([[0, 1, 2], [0, 2, 3]], 10) == [10.0, 5.0]
     rows = iter([[100.0], [10.0], [10.0], [10.0], [10.0], [99.0]])
     settled = shared.repeat_until_settled(lambda: next(rows), least=4, most=9)

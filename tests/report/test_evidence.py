@@ -62,7 +62,7 @@ def test_zero_evidence_is_omitted(key: str, value: Any) -> None:
 
 
 @given(st.dictionaries(st.text(max_size=300), JSON, max_size=30))
-@examples(40)  # generating one takes 70 ms
+@examples(40)  # an example takes 70 ms to generate
 def test_any_evidence_is_bounded_printable_text(evidence: dict[str, Any]) -> None:
     items = evidence_items(evidence)
     assert all(len(item) < 2000 for item in items)

@@ -1,4 +1,4 @@
-"""The terminal report of bandwidth, at several widths and in color."""
+"""Test the terminal report of bandwidth, at several widths and in color."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The terminal report of recorded machines, at several widths."""
+"""Test the terminal report of recorded machines, at several widths."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_csv_cells_are_no_formulas(how: str, hostile: Path, tmp_path: Path) -> N
     for row in csv.reader(io.StringIO(path.read_text())):
         for cell in row:
             if cell.startswith(("=", "+", "-", "@", "\t", "\r")):
-                float(cell)  # negative figures may start with a minus
+                float(cell)  # only negative figures may start with a minus
 
 
 @pytest.mark.parametrize("form", ["chrome", "perfetto"])

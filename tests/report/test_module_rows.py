@@ -91,7 +91,7 @@ def test_paths_of_several_models_begin_with_the_root() -> None:
 
 Nested: TypeAlias = "tuple[float, float, list[Nested]]"
 
-#: Self times in forward and backward, and the nested modules.
+#: A module has its self times in forward and backward, and its nested modules.
 NESTED: st.SearchStrategy[Nested] = st.recursive(
     st.tuples(st.floats(0, 9), st.floats(0, 9), st.just([])),
     lambda inner: st.tuples(st.floats(0, 9), st.floats(0, 9), st.lists(inner, max_size=3)),

@@ -125,7 +125,7 @@ def test_report_without_findings_says_what_to_record() -> None:
     assert "idle 1.9 ms (19 %): no known cause" in output
     assert "few-steps: 1 step was analysed" in output
     output = drawn(replace(analysis, explained=(unexplained,), validity=()), 80)
-    assert "Record again" not in output, "no warning asks for it"
+    assert "Record again" not in output, "no warning requires another recording"
 
 
 def test_communication_of_one_rank_of_several_may_be_waits() -> None:
@@ -168,8 +168,8 @@ def test_info_finding_is_no_verdict_if_part_of_the_step_is_unexplained() -> None
     output = drawn(replace(analysis, explained=(unexplained,)), 80)
     assert "INFO" not in output
     assert "No cause found for idle" in output
-    assert "Pin." not in output, "the next step belongs to the verdict"
-    assert "- Copies take 0.1 ms" in output, "it is still listed among the findings"
+    assert "Pin." not in output, "the report without a verdict has advice"
+    assert "- Copies take 0.1 ms" in output, "the info finding is not listed"
 
 
 def test_missing_figures_have_reasons() -> None:
@@ -212,7 +212,7 @@ def test_report_without_devices_is_valid() -> None:
     assert "no device" in drawn(analysis, 40)
 
 
-def test_compute_bound_leads_before_other_info_findings() -> None:
+def test_compute_bound_precedes_other_info_findings() -> None:
     small = Finding(code="slow-copy", severity="info", title="copies take 3 %", recoverable_ms_per_step=0.3)
     plain = Finding(code="compute-bound", severity="info", title="the devices compute", recoverable_ms_per_step=0.0)
     analysis = builders.analysis(builders.device(0, compute=10.0), findings=(small, plain))

@@ -18,7 +18,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 
 
 def event(category: str, name: str, start_us: float, length_us: float, **more: Any) -> dict[str, Any]:
-    """Return one complete event; `args` becomes its `args`."""
+    """Return a complete event (phase X); `more` adds or replaces fields, such as `args`."""
     return {"ph": "X", "cat": category, "name": name, "pid": 10, "tid": 11, "ts": start_us, "dur": length_us} | more
 
 

@@ -73,7 +73,7 @@ def _placed(host_event: dict[str, Any], begin: float, slower: float) -> dict[str
     return {"ts": begin + host_event["ts"] * slower, "dur": host_event["dur"] * slower}
 
 
-#: Name, launch time, launching thread, duration.
+#: # (name, launch time, launching thread, duration) of each kernel.
 _KERNELS = (
     ("gemm_a", 40, MAIN, 100),
     ("add", 90, MAIN, 10),
@@ -90,7 +90,7 @@ _KERNELS = (
 
 
 def _host(first: int) -> Iterator[dict[str, Any]]:
-    """Return marks and operators of a step whose first autograd node has this number."""
+    """Return the marks and operators of a step, whose first autograd node has the number `first`."""
     yield mark("", "Net", 10, 150)
     yield mark("a", "Linear", 20, 60)
     yield operator("aten::linear", 22, 50, first)
@@ -98,7 +98,8 @@ def _host(first: int) -> Iterator[dict[str, Any]]:
     yield operator("aten::addmm", 30, 40, first + 1)
     yield operator("aten::add", 85, 10, first + 2)
     yield mark("b", "Linear", 100, 50)
-    yield operator("aten::detach", 101, 1, first + 3)  # creates no node, so that the next operator has the same number
+    # This operator creates no node, so that the next operator has the same number.
+    yield operator("aten::detach", 101, 1, first + 3)
     yield operator("aten::addmm", 105, 40, first + 3)
     yield operator("aten::mse_loss", 165, 15, first + 4)
     # Each thread numbers its nodes separately, so some have the same numbers.

@@ -162,7 +162,7 @@ def test_long_text_repaired_in_blocks_equals_text_repaired_at_once(
 
 
 @pytest.mark.parametrize("begin", ['{"traceEvents": [', TEXT[:2000]], ids=["at-once", "after-events"])
-def test_hopeless_file_is_refused_early_in_little_memory(tmp_path: Path, begin: str) -> None:
+def test_unrepairable_file_is_refused_early_in_little_memory(tmp_path: Path, begin: str) -> None:
     size = 48 << 20
     path = write(tmp_path / "rank0.json", begin.encode() + bytes(size))
     tracemalloc.start()
@@ -265,11 +265,12 @@ def test_groups_with_impossible_ranks_are_left_out(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bomb(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return 10 GB of JSON, spaces in the list of events, as 10 MB of gzip: one compressed block, repeated."""
+    """Return 10 MB of gzip that unpack to 10 GB of JSON: a list of events that contains only spaces. One compressed
+    block of spaces is repeated."""
     path = tmp_path_factory.mktemp("bomb") / "rank0.json.gz"
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     first = packer.compress(b'{"traceEvents": [') + packer.flush(zlib.Z_FULL_FLUSH)
-    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the same for each block
+    spaces = packer.compress(b" " * (1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)  # the compressed block is repeated
     path.write_bytes(first + spaces * 600)
     return path
 

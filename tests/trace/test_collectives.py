@@ -154,7 +154,7 @@ def test_arguments_of_the_host_operator_are_read(tmp_path: Path) -> None:
             launch(5, 1),
             kernel(_NCCL, 100, 9, 1),
             event("cpu_op", "record_param_comms", 30, 20, args=_told("broadcast", **{"In msg nelems": 7})),
-            launch(60, 2),  # after the operator instead of inside it
+            launch(60, 2),  # the launch follows the operator instead of being inside
             kernel(_NCCL, 120, 9, 2),
         ),
     )
@@ -200,10 +200,10 @@ def test_truncated_rank_list_is_completed_from_the_header(tmp_path: Path) -> Non
     )
     described, undescribed = trace.collectives
     assert described.group_ranks == tuple(range(32))
-    assert (undescribed.group, undescribed.group_ranks) == ("", ())  # ambiguous with two groups
+    assert (undescribed.group, undescribed.group_ranks) == ("", ())  # the group is ambiguous, because there are two
 
 
-def test_only_group_applies_to_all_collectives(tmp_path: Path) -> None:
+def test_single_process_group_applies_to_all_collectives(tmp_path: Path) -> None:
     group = {"pg_name": "0", "ranks": [0, 1]}
     (call,) = read_one(
         tmp_path, document(kernel(_NCCL, 5, 9, 1), distributedInfo={"rank": 0, "world_size": 2, "pg_config": [group]})

@@ -59,7 +59,8 @@ def test_backward_thread_may_come_first_in_the_file(tmp_path: Path) -> None:
     whole = job()["traceEvents"]
     first = [item for item in whole if item["tid"] == BACKWARD]
     others = [item for item in whole if item["tid"] != BACKWARD]
-    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000  # longer than any block in which a file is read
+    # This gap is longer than any block in which a file is read.
+    apart = [event("python_function", "x" * 1000, 0, 1)] * 3000
     assert module_paths(read_one(tmp_path, document(*first, *apart, *others))) == module_paths(
         read_one(tmp_path, document(*whole))
     )
@@ -73,7 +74,9 @@ def test_module_marks_are_neither_operators_nor_user_ranges(tmp_path: Path) -> N
         f"gpudiag.module:Net/{where}" for where in ("a (Linear)", "b (Linear)", " (Net)")
     }
     named = document(event("user_annotation", "gpudiag.module:Net/a (Linear)", 0, 10))
-    assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], "somebody else's"
+    assert read_one(tmp_path, named).events.kind.tolist() == [EventKind.ANNOTATION], (
+        "a user's annotation is no mark of a module"
+    )
 
 
 def test_trace_without_marks_has_no_modules(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_table_is_found_among_paths(tmp_path: Path) -> None:
         find_operation_table([directory])
 
 
-def test_directory_with_traces_is_one_of_traces(tmp_path: Path) -> None:
+def test_directory_with_traces_and_tables_counts_as_traces(tmp_path: Path) -> None:
     (tmp_path / "data.parquet").write_bytes(b"PAR1")
     trace = TRACES / "tiny" / "rank0.pt.trace.json.gz"
     (tmp_path / trace.name).write_bytes(trace.read_bytes())

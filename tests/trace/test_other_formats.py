@@ -75,7 +75,7 @@ def test_binary_formats_are_named(tmp_path: Path) -> None:
             read_traces([path])
 
 
-def test_directory_of_other_formats_names_them(tmp_path: Path) -> None:
+def test_directory_of_other_formats_is_refused_with_their_names(tmp_path: Path) -> None:
     write(tmp_path / "vm.trace.json.gz", XLA)
     with pytest.raises(
         NotATraceError, match=r"no traces in .*vm\.trace\.json\.gz is the Chrome trace that TensorFlow"
@@ -95,7 +95,8 @@ def test_format_search_is_fast_for_any_text() -> None:
     begun = time.perf_counter()
     for text in texts:
         other_format(text * (512 * 1024 // len(text)), "a")
-    assert time.perf_counter() - begun < 20  # takes some milliseconds, but minutes with backtracking patterns
+    # The search takes some milliseconds, but backtracking patterns would take minutes.
+    assert time.perf_counter() - begun < 20
 
 
 def test_recording_without_compute_names_what_is_missing(tmp_path: Path) -> None:

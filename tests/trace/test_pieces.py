@@ -103,7 +103,7 @@ def test_real_trace_is_read_equally_in_any_blocks(monkeypatch: pytest.MonkeyPatc
     for piece in (5_000, 40_000, 1 << 30):
         monkeypatch.setattr(unpack, "_PIECE", piece)
         events, _ = _in_pieces(unpack.read_pieces(path, "x", ReadLimits()))  # the file is read only once
-        assert len(events) == len(expected.events) + 1  # the profiler's own span
+        assert len(events) == len(expected.events) + 1  # the additional event is the profiler's span
         (trace,) = read_traces([path])
         assert trace.events.names == expected.events.names
         assert (trace.events.start_ns == expected.events.start_ns).all()

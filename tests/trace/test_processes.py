@@ -102,8 +102,8 @@ class Large:
 def test_error_in_one_file_ends_readers_that_are_sending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1's error ends the readers while rank 0 sends its result.
 
-    The error of rank 1 and the result of rank 2 wait in the meantime. The parent kills the readers once it has the
-    error, which interrupts rank 2 in the middle of its message.
+    In the meantime the error of rank 1 and the result of rank 2 are not received. The parent kills the readers once it
+    has the error, which interrupts rank 2 in the middle of its message.
     """
     for rank in (0, 2):
         write(tmp_path / f"rank{rank}.json", document(event("cpu_op", "a", 1, 1)))

@@ -64,7 +64,7 @@ def test_four_ranks_on_h200(run: str) -> None:
 def test_sizes_of_gradient_buckets_are_read() -> None:
     (trace, *_) = read_traces([TRACES / "vgg_p2poff"])
     sizes = Counter(call.size_bytes for call in trace.collectives)
-    assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer, 102 764 544 weights and biases
+    assert sizes[411_058_176] >= 3  # VGG-16's first fully connected layer has 102 764 544 weights and biases
     assert sizes[None] < len(trace.collectives) / 2  # sizes of collectives launched before the recording are unknown
     assert _operations(trace) == {"all_reduce": len(trace.collectives)}
 
@@ -88,7 +88,7 @@ def test_gloo_on_cpus_is_read() -> None:
         assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
         assert len(_steps(trace)) == 6
         sizes = Counter(call.size_bytes for call in trace.collectives)
-        assert sizes[4000] == 6  # one all-reduce of 1000 floats per step, in addition to DDP's buckets
+        assert sizes[4000] == 6  # each step has one all-reduce of 1000 floats, in addition to DDP's buckets
         assert {(call.operation, call.group, call.group_ranks) for call in trace.collectives} == {
             ("all_reduce", "0", (0, 1))
         }
@@ -104,7 +104,7 @@ def test_trace_of_2021_is_read() -> None:
     assert len(_steps(trace)) == 3
     assert (trace.rank, trace.world_size, trace.collectives) == (None, None, ())
     assert trace.device_names == {0: "Tesla V100-DGXS-32GB"}
-    assert trace.origin_ns // 10**9 == 1_623_212_388  # 9 June 2021
+    assert trace.origin_ns // 10**9 == 1_623_212_388  # the recording is of 9 June 2021
     assert _launched(trace.events).all()
 
 
@@ -121,13 +121,13 @@ def test_one_rank_of_128_with_shapes_on_the_host_is_read() -> None:
     assert (trace.rank, trace.world_size) == (1, 128)
     assert _operations(trace) == {"all_to_all": 4, "all_reduce": 4, "all_gather": 2}
     sizes = [call.size_bytes for call in trace.collectives if call.operation == "all_to_all"]
-    assert {339_738_624, 394_073_856} <= set(sizes)  # 324 and 376 MiB, according to the shapes of their inputs
+    assert {339_738_624, 394_073_856} <= set(sizes)  # the inputs' shapes give 324 and 376 MiB
 
 
 def test_trace_without_device_work_is_read() -> None:
     trace = _public("rank_non_gpu.json.gz")
     assert set(_kinds(trace)) == {EventKind.OPERATOR, EventKind.ANNOTATION}
-    assert trace.collectives == ()  # its nccl: ranges enqueue collectives that were not recorded
+    assert trace.collectives == ()  # the `nccl:` ranges enqueue collectives that were not recorded
 
 
 def test_gpu_trace_without_steps_is_read() -> None:

@@ -25,7 +25,7 @@ STEP_US = 10_000
 
 
 class Recording:
-    """Steps that launch kernels by name; a full trace has an operator around each launch, and one around the step."""
+    """Steps that launch kernels. A full trace has an operator around each launch, and an operator around the step."""
 
     def __init__(self, *, full: bool, thread: int = 11) -> None:
         self.full, self.thread = full, thread
@@ -35,7 +35,8 @@ class Recording:
         self.events: list[dict[str, Any]] = []
 
     def step(self, *calls: str, size: int | None = None) -> Recording:
-        """Add a step with these calls: names that begin with `cuda` are runtime calls, and others launched kernels."""
+        """Add a step with these calls: names that begin with `cuda` are runtime calls, and other names are launched
+        kernels."""
         begin = STEP_US * self.steps
         self.steps += 1
         first, last = begin + self.apart, begin + self.apart * len(calls)
@@ -83,7 +84,7 @@ def joined(directory: Path, light: Recording, full: Recording) -> Trace | None:
 
 
 def assert_nested(trace: Trace) -> None:
-    """Assert that operators are inside their step and inside `model`, and that none overlaps another partly."""
+    """Assert that operators are inside their step and inside `model`, and that no two operators overlap partly."""
     events = trace.events
     marks = trace.step_marks[0].row
     spans = [(int(events.start_ns[row]), int(events.end_ns[row])) for row in marks]
@@ -98,7 +99,7 @@ def assert_nested(trace: Trace) -> None:
 
 
 def around(trace: Trace) -> Counter[tuple[str, str]]:
-    """Count the launches inside an operator of their thread, except `model`, by (kernel, operator or "")."""
+    """Count launches by (kernel, operator around the launch on its thread); `model` does not count as an operator."""
     events = trace.events
     launched = {int(events.correlation[row]): events.name_of(row) for row in events.rows_of(EventKind.KERNEL)}
     operators = [row for row in events.rows_of(EventKind.OPERATOR).tolist() if events.name_of(row) != "model"]
@@ -118,7 +119,7 @@ def around(trace: Trace) -> Counter[tuple[str, str]]:
 
 
 def each(*kernels: str, times: int = 1) -> Counter[tuple[str, str]]:
-    """Return a count in which each launch is inside an operator of its name."""
+    """Return the count for these kernels if each launch is inside an operator of the kernel's name."""
     return Counter({(name, f"aten::{name}"): times * count for name, count in Counter(kernels).items()})
 
 
@@ -200,7 +201,7 @@ def test_two_threads_with_equal_launches_keep_their_operators(tmp_path: Path) ->
         two = on_pool(Recording(full=full, thread=11), 11, 11)
         two.thread = 12
         two.steps = 0
-        two.apart += 13  # the same steps, each slightly later
+        two.apart += 13  # the second thread launches the same kernels slightly later
         marks = [each for each in two.events if each["cat"] == "user_annotation"]
         two.step(*LONG[:-1]).step(*LONG[:-1])
         two.events = [each for each in two.events if each["cat"] != "user_annotation" or each in marks]

@@ -18,7 +18,10 @@ RECORD, STREAM, EVENT = "wait_on_cuda_event_record_corr_id", "wait_on_stream", "
 
 
 def recorded_wait(facts: Mapping[str, Any] = {}) -> dict[str, Any]:
-    """Return a trace in which stream 20 waits for the launches on stream 7 before two more kernels."""
+    """Return a trace in which stream 20 waits for kernel `a` of stream 7, and `b` and `c` are launched afterwards.
+
+    `facts` replaces arguments of the recorded wait.
+    """
     streams = Streams()
     streams.launch(7, 50, "a")
     record = streams.record(7)
@@ -29,7 +32,7 @@ def recorded_wait(facts: Mapping[str, Any] = {}) -> dict[str, Any]:
 
 
 def waits(trace: Trace) -> list[tuple[str, int, str | None, int, int]]:
-    """Return (call, stream, recording call, its stream, event) of each wait."""
+    """Return (call, waiting stream, recording call, recorded stream, event) of each wait."""
     event_waits, name_of = trace.event_waits, trace.events.name_of
     records = [None if row == NO_NUMBER else name_of(row) for row in event_waits.record.tolist()]
     calls = map(name_of, event_waits.call.tolist())
@@ -62,7 +65,7 @@ def test_invalid_numbers_are_unknown(tmp_path: Path, argument: str, number: Any)
 
 
 def test_correlation_without_recording_call_is_unknown(tmp_path: Path) -> None:
-    launched = 1  # the call that launched "a"
+    launched = 1  # the correlation of the call that launched "a"
     for record in (launched, 777):
         assert waits(read_one(tmp_path, recorded_wait({RECORD: record})))[0][2] is None
 
@@ -94,7 +97,7 @@ def test_host_waits_in_synchronizations_but_not_in_queries(tmp_path: Path) -> No
     streams.tell("Context Sync", streams.call("cudaDeviceSynchronize"), -1, -1, {})
     assert waits(read_one(tmp_path, streams.document())) == [
         ("cudaEventSynchronize", NO_NUMBER, "cudaEventRecord", 7, 6),
-        # Equivalent to recording an event in the stream and waiting for it.
+        # Synchronizing a stream is equivalent to recording an event in this stream and waiting for the event.
         ("cudaStreamSynchronize", NO_NUMBER, "cudaStreamSynchronize", 20, NO_NUMBER),
     ]
 

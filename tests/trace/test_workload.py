@@ -121,7 +121,7 @@ def test_jax_gets_no_advice_for_tensorflow() -> None:
 
 def test_amd_devices_have_names() -> None:
     assert read_traces([OTHERS / "jax_conv.xplane.pb.gz"])[1].device_names == {1: "AMD GPU with 304 compute units"}
-    # ROCm numbers the GPU's agent 9, and the only described GPU 0.
+    # ROCm gives the GPU's agent the number 9, but the only described GPU has the number 0.
     assert read_traces([OTHERS / "sglang_decode.json.gz"])[0].device_names == {9: "AMD Instinct MI300X"}
 
 

@@ -42,15 +42,15 @@ _LONGEST_NAME = 48
 
 def read_arguments(event: Event) -> Event:
     """Return the arguments of an event that gpudiag reads."""
-    told = event.get("args")
-    if not isinstance(told, dict):
+    arguments = event.get("args")
+    if not isinstance(arguments, dict):
         return {}
     kept = [*(key for key in _ON_DEVICE if key != "correlation"), *_COLLECTIVE, "correlation"]
     if event.get("cat") == "cuda_sync":
         kept += _AWAITED
     if event["name"].startswith(_COMMUNICATES):
         kept += (*_SHAPES, _PROCESSORS)
-    return {key: told[key] for key in kept if key in told}
+    return {key: arguments[key] for key in kept if key in arguments}
 
 
 def header_of(document: Event) -> Event:
@@ -78,7 +78,7 @@ def _slim(event: Event) -> Event:
 
 
 def _without_nested(events: list[Event]) -> list[Event]:
-    """Remove operators nested in operators of the same thread, and calls that neither launch work nor wait for it."""
+    """Remove operators nested in operators of the same thread, and calls that neither launch nor await device work."""
     launching = {
         event["args"]["correlation"] for event in events if event["cat"].lower() in _DEVICE_WORK and event.get("args")
     }

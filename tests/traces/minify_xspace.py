@@ -23,7 +23,7 @@ from gpudiag.model.protobuf import message_type
 _READ = {"correlation_id", "step_num", "_r", "buffer_size", "memcpy_details", "Memset_details", "key", "from", "to"}
 #: Stats that are read on GPUs only, and host events whose stats are read.
 _READ_OF_DEVICES = {"tf_op", "name"}
-#: JAX's main thread launches through this call, by which JAX is recognized.
+#: The call through which JAX's main thread launches, and by which JAX is recognized.
 _DISPATCH = "PjitFunction("
 _READ_OF_EXECUTORS = {"ExecutorState::Process": {"id"}, "ExecutorState::ProcessAsync::Start": {"name"}}
 _LONGEST_NAME = 48
@@ -87,7 +87,7 @@ def _launched_after(space: Any, last_ps: int) -> set[int]:
 
 
 def _without(space: Any, gpus: int | None) -> set[int]:
-    """Remove the planes of all GPUs but the first ones. Return the correlation ids of their work."""
+    """Remove the planes of all GPUs but the first ones. Return the correlation ids of the removed work."""
     others = [
         plane
         for plane in space.planes

@@ -4,7 +4,7 @@
     python -m tests.traces.pack unpack SOURCE.npz DIRECTORY
 
 Everything that gpudiag reads is kept, so `gpudiag analyze --json` of the unpacked files is identical to that of the
-recording. Phases other than X (arrows, instants, names of processes) are removed, and arguments and headers that no
+recording. Phases other than X (arrows, instants, names of processes) are removed, as are arguments and headers that no
 reader reads.
 
 Events of all ranks become columns: an index into a list of distinct events without times, the difference of the start
@@ -41,10 +41,10 @@ def _in_order(event: dict[str, Any]) -> tuple[str, str, Decimal]:
 
 
 def _nanoseconds(microseconds: Decimal | int) -> int:
-    told = Decimal(microseconds) * 1000
-    if told != int(told):
+    ns = Decimal(microseconds) * 1000
+    if ns != int(ns):
         raise ValueError(f"{microseconds} is no whole number of nanoseconds")
-    return int(told)
+    return int(ns)
 
 
 def _differences(values: list[int]) -> NDArray[np.int64]:

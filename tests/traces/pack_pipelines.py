@@ -11,7 +11,7 @@ _TIMES = ["start_ts", "duration"]
 
 
 def main() -> None:
-    """Write each `trace-NAME.parquet` as `NAME.parquet`: half the size, by splitting the bytes of times."""
+    """Write each `trace-NAME.parquet` as `NAME.parquet` of half the size, by splitting the bytes of times."""
     source, target = map(Path, sys.argv[1:])
     for path in sorted(source.glob("trace-*.parquet")):
         table = parquet.read_table(path).replace_schema_metadata(None)

@@ -25,7 +25,7 @@ SPAN = 24
 
 @dataclass
 class Case:
-    """One rank as lists of (start, end) in milliseconds, used by both classifications."""
+    """A rank as lists of (start, end) in milliseconds, which both classifications read."""
 
     compute: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -37,8 +37,7 @@ class Case:
     launches: dict[tuple[int, int], tuple[int, int] | None] = field(default_factory=dict)
 
     def builder(self, rank: int = 0) -> TraceBuilder:
-        """Return a step before, the case as one step, and a step after, so that only the case is in the window [0,
-        SPAN)."""
+        """Return three steps, of which the middle one is the case, so that only the case is in the window [0, SPAN)."""
         trace = TraceBuilder(rank, unit_ns=NS_PER_MS, world_size=2)
         trace.step(-9).compute(0, 1)
         trace.step(0).compute(0, 1).compute(SPAN - 1, SPAN)
@@ -134,7 +133,7 @@ def test_device_buckets_equal_instant_by_instant_classification(ranks: tuple[Cas
 
 @st.composite
 def single_ranks(draw: st.DrawFn) -> Case:
-    """Draw one rank whose ops end gaps that the host may have caused: each op is launched in the gap before it."""
+    """Draw one rank whose idle gaps the host may have caused: each op is launched in the gap before the op."""
     starts = sorted(draw(st.sets(st.integers(2, SPAN - 2), min_size=1, max_size=4)))
     case = Case(
         loaders=draw(spans(2)),
@@ -168,7 +167,7 @@ def idle_buckets(case: Case) -> Counter[str]:
         following = min(op for op in ops if op[0] > at)
         launch = case.launches.get(following, (0, 0))
         if launch is None or launch[0] < gap_begin:
-            count["idle"] += 1  # the next op's launch is unknown, or was early enough
+            count["idle"] += 1  # the launch of the next op is unknown, or was early enough
         elif at < launch[0] and covers(case.loaders, at):
             count["input"] += 1
         elif covers(case.overheads, at):

@@ -47,18 +47,18 @@ def counted(recomputed: int = 0, unknown: tuple[str, ...] = (), **tera: int) -> 
 
 
 def test_rate_is_mean_over_ranks_at_slowest_step() -> None:
-    found = rate(
+    result = rate(
         (counted(bf16=40, fp32=1, recomputed=4, unknown=("a",)), 100.0),
         (counted(bf16=20, recomputed=1, unknown=("b", "a")), 80.0),
     )
-    assert found is not None
-    assert (found.flops_per_step, found.recomputed_flops_per_step) == (30_500_000_000_000, 2)
-    assert (found.precision, found.by_precision) == ("bf16", {"bf16": 30 * TERA, "fp32": TERA // 2})
-    assert found.unknown == ("a", "b")
-    assert found.tflops_per_s == pytest.approx(305)
-    assert found.peak_tflops is not None
-    assert found.mfu_percent == pytest.approx(100 * 305 / found.peak_tflops)
-    assert found.reasons == {}
+    assert result is not None
+    assert (result.flops_per_step, result.recomputed_flops_per_step) == (30_500_000_000_000, 2)
+    assert (result.precision, result.by_precision) == ("bf16", {"bf16": 30 * TERA, "fp32": TERA // 2})
+    assert result.unknown == ("a", "b")
+    assert result.tflops_per_s == pytest.approx(305)
+    assert result.peak_tflops is not None
+    assert result.mfu_percent == pytest.approx(100 * 305 / result.peak_tflops)
+    assert result.reasons == {}
 
 
 def test_uncounted_rank_gives_a_reason() -> None:
@@ -68,9 +68,9 @@ def test_uncounted_rank_gives_a_reason() -> None:
         (((None, 1.0), (StepFlops(reason="no shapes"), 1.0), (StepFlops(reason="x"), 1.0)), "no shapes"),
         (((counted(bf16=1), 1.0), (StepFlops(reason="no shapes"), 1.0)), "no shapes"),
     ):
-        found = rate(*ranks)
-        assert found is not None
-        assert (found.reasons, found.tflops_per_s) == ({"flops_per_step": why}, None)
+        result = rate(*ranks)
+        assert result is not None
+        assert (result.reasons, result.tflops_per_s) == ({"flops_per_step": why}, None)
     missing = rate((counted(bf16=1), 1.0), world=2)
     assert missing is not None
     assert "flops_per_step" in missing.reasons
@@ -78,18 +78,18 @@ def test_uncounted_rank_gives_a_reason() -> None:
 
 def test_no_rate_without_unprofiled_steps() -> None:
     for step_ms in (None, 0.0):
-        found = rate((counted(bf16=1), step_ms))
-        assert found is not None
-        assert (found.tflops_per_s, found.mfu_percent) == (None, None)
-        assert found.reasons == {"tflops_per_s": "no unprofiled steps were measured"}
-        assert found.peak_tflops is not None
+        result = rate((counted(bf16=1), step_ms))
+        assert result is not None
+        assert (result.tflops_per_s, result.mfu_percent) == (None, None)
+        assert result.reasons == {"tflops_per_s": "no unprofiled steps were measured"}
+        assert result.peak_tflops is not None
 
 
-def test_peak_is_mean_of_known_devices() -> None:
+def test_peak_is_the_mean_over_devices_with_a_known_peak() -> None:
     def peak(*devices: str, on: str = "cuda:0") -> tuple[float | None, int, str]:
-        found = rate(*[(counted(bf16=1), 10.0)] * len(devices), devices=devices, on=on)
-        assert found is not None
-        return found.peak_tflops, found.peak_source.count(";"), found.reasons.get("peak_tflops", "")
+        result = rate(*[(counted(bf16=1), 10.0)] * len(devices), devices=devices, on=on)
+        assert result is not None
+        return result.peak_tflops, result.peak_source.count(";"), result.reasons.get("peak_tflops", "")
 
     h100, a100 = peak(H100)[0] or 0.0, peak("NVIDIA A100-SXM4-80GB")[0] or 0.0
     assert h100 > a100 > 0
@@ -100,8 +100,8 @@ def test_peak_is_mean_of_known_devices() -> None:
 
 
 def test_share_above_peak_is_omitted() -> None:
-    found = rate((counted(bf16=40), 1e-3))
-    assert found is not None
-    assert found.peak_tflops is not None
-    assert found.mfu_percent is None
-    assert "more than the peak" in found.reasons["mfu_percent"]
+    result = rate((counted(bf16=40), 1e-3))
+    assert result is not None
+    assert result.peak_tflops is not None
+    assert result.mfu_percent is None
+    assert "more than the peak" in result.reasons["mfu_percent"]

@@ -1,4 +1,4 @@
-"""Test the conservation law: in every window the buckets sum to its length, to the nanosecond."""
+"""Test the conservation law: the buckets of every window sum to the window's length, to the nanosecond."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.trace.documents import TRACES
 
 
 def middle(*, cpu: bool = False) -> TraceBuilder:
-    """Add a step before; later events belong to the step that is the window, [0, 40) ms."""
+    """Add a preceding step; later events belong to the next step, whose window is [0, 40) ms."""
     trace = TraceBuilder(unit_ns=NS_PER_MS).step(-9)
     return (trace.operator(0, 1) if cpu else trace.compute(0, 1)).step(0)
 
@@ -23,7 +23,7 @@ def buckets(trace: TraceBuilder, *, cpu: bool = False) -> dict[str, int]:
     trace.step(40)
     timeline = build_timeline([(trace.operator(0, 1) if cpu else trace.compute(0, 1)).build()])
     (track,) = attribute(timeline).tracks
-    # An adjacent step with as many ops may become a window too.
+    # An adjacent step with as many ops as this step may become a window too.
     window = track.buckets_ns[timeline.tracks[0].window_steps.tolist().index(1)].tolist()
     return {bucket: value // NS_PER_MS for bucket, value in zip(BUCKETS, window, strict=True) if value}
 
@@ -77,14 +77,14 @@ def test_catching_up_ends_when_the_host_runs_ahead_again() -> None:
     ],
 )
 def test_launch_time_after_a_blocking_copy_is_sync(name: str, call: str, blocks: bool) -> None:
-    """The call returns when the copy ends (at 14), and the next launch takes 6 ms more."""
+    """The call returns when the copy ends (at 14 ms), and the next launch takes 6 ms more."""
     trace = middle().compute(0, 10).copy(10, 14, name, launch=(1, 14), call=call)
     trace.operator(14, 20).compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 30, "copy": 4, "sync" if blocks else "launch": 6}
 
 
 def test_input_is_attributed_to_launching_and_training_threads_only() -> None:
-    """Backward runs on a separate thread; a third thread's loader does not matter."""
+    """Backward runs on a separate thread. A loader on a third thread does not count as the job's input."""
     trace = middle().compute(0, 10).by(77).loader(10, 30).by(BACKWARD).operator(12, 20)
     trace.compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 30, "idle": 2, "launch": 8}
@@ -110,7 +110,7 @@ def test_untraced_time_before_first_op_is_unmarked_input() -> None:
 
 
 def test_profiler_overhead_is_neither_compute_nor_launch() -> None:
-    """ "Command Buffer Full" delays the host from 12 to 18 while the device has no work."""
+    """The profiler event "Command Buffer Full" delays the host from 12 to 18 ms while the device has no work."""
     trace = middle().compute(0, 10).operator(10, 20).overhead(12, 18).compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 30, "launch": 4, "idle": 6}
 
@@ -168,8 +168,9 @@ def test_catching_up_is_distributed_over_following_gaps() -> None:
 
 
 def test_catching_up_ends_at_the_next_block() -> None:
-    """The host is blocked for 8 ms, and at 14 for 1 ms. The gap [10, 14) belongs to the first block, and 1 ms of [15,
-    20) to the second."""
+    """The host is blocked for 8 ms, and later from 14 to 15 ms.
+
+    The gap from 10 to 14 ms belongs to the first block, and 1 ms of the gap from 15 to 20 ms to the second block."""
     trace = middle().compute(0, 10).sync(2, 10).operator(10, 14).compute(14, 15, launch=(13, 14)).sync(14, 15)
     trace.operator(15, 20).compute(20, 40, launch=(19, 20))
     assert buckets(trace) == {"compute": 31, "sync": 5, "launch": 4}
@@ -177,15 +178,17 @@ def test_catching_up_ends_at_the_next_block() -> None:
 
 @pytest.mark.parametrize(("since", "sync", "launch"), [(2, 9, 0), (4, 7, 2)])
 def test_catching_up_begins_at_the_end_of_the_block(since: int, sync: int, launch: int) -> None:
-    """The device is idle from 5 on, and the host is blocked until 8. [5, 8) is the block, and 3 ms after it are
-    catching up."""
+    """The device is idle from 5 ms on, and the host is blocked until 8 ms.
+
+    The block causes 3 ms of idle time, and catching up causes the next 3 ms."""
     trace = middle().compute(0, 5).sync(since, 8).operator(8, 14).compute(14, 40, launch=(13, 14))
-    found = buckets(trace)
-    assert (found["compute"], found["sync"], found.get("launch", 0)) == (31, sync, launch)
+    bucket_ms = buckets(trace)
+    assert (bucket_ms["compute"], bucket_ms["sync"], bucket_ms.get("launch", 0)) == (31, sync, launch)
 
 
 def test_time_before_a_long_block_is_not_launch() -> None:
-    """A launch never takes 10 ms, so an op launched before such a call waits like the host."""
+    """A launch takes less than 10 ms. If the host is blocked for longer after a launch, the op's delay is no launch
+    time."""
 
     def gap(blocked: int) -> dict[str, int]:
         trace = middle().compute(0, 2).compute(5 + blocked, 40, launch=(3, 4))

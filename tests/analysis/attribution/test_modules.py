@@ -29,9 +29,9 @@ def near(*values: float) -> Any:
 
 
 def modules_of(*traces: Trace) -> Modules:
-    found = summarise_modules(build_timeline(traces), None)
-    assert found is not None
-    return found
+    modules = summarise_modules(build_timeline(traces), None)
+    assert modules is not None
+    return modules
 
 
 def by_path(found: Modules) -> dict[str, ModuleTime]:
@@ -42,7 +42,7 @@ def by_path(found: Modules) -> dict[str, ModuleTime]:
 def check_truth(found: Modules) -> None:
     """Check the times of `tests.trace.marked_modules`, in ms per step."""
     times = by_path(found)
-    assert list(times) == ["", "a", "b"], "as they were called"
+    assert list(times) == ["", "a", "b"], "modules are in the order of their calls"
     for path, (forward_us, back_us) in TAKES.items():
         one = times[path]
         assert (one.own_forward_ms, one.own_backward_ms) == (near(forward_us / 1e3), near(back_us / 1e3))
@@ -50,7 +50,7 @@ def check_truth(found: Modules) -> None:
     assert times["a"].forward_ms == times["a"].own_forward_ms
     assert (times[""].forward_ms, times[""].backward_ms) == (near(0.16), near(0.18))
     assert [(time.root, time.type) for time in found.times] == [("Net", "Net"), ("Net", "Linear"), ("Net", "Linear")]
-    assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce is no module's, and nothing else's here"
+    assert found.outside_ms == near(OUTSIDE_US / 1e3), "the all-reduce counts neither inside nor outside of modules"
 
 
 def test_kernels_belong_to_module_of_launching_operator(tmp_path: Path) -> None:
@@ -67,24 +67,24 @@ def test_kernel_only_trace_uses_modules_of_the_full_trace(tmp_path: Path) -> Non
 def test_module_times_are_per_device(tmp_path: Path) -> None:
     """Work of a rank without marks is outside all modules."""
     marked = replace(read_one(tmp_path, job()), rank=0, world_size=2)
-    found = modules_of(marked, replace(marked, rank=1, modules=None))
-    times = by_path(found)
+    modules = modules_of(marked, replace(marked, rank=1, modules=None))
+    times = by_path(modules)
     assert times["a"].forward_ms == near(0.1, 0)
     assert times["a"].calls == 0.5
-    assert found.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
+    assert modules.outside_ms[1] == pytest.approx(0.16 + 0.18 + OUTSIDE_US / 1e3)
 
 
 def test_cpu_module_times_are_self_times_of_operators(tmp_path: Path) -> None:
-    found = modules_of(read_one(tmp_path, job(devices=False)))
-    times = by_path(found)
-    # aten::linear takes 50 with its nested calls; add takes 10; detach 1 and addmm 40 do not count, nor does backward
-    # on a different thread.
+    modules = modules_of(read_one(tmp_path, job(devices=False)))
+    times = by_path(modules)
+    # Self times in µs: aten::linear and its nested calls 50, add 10, detach 1 and addmm 40. Backward on a different
+    # thread does not count.
     assert times["a"].own_forward_ms == near(0.05)
     assert times[""].own_forward_ms == near(0.01)
     assert times["b"].own_forward_ms == near(0.041)
     assert times[""].forward_ms == near(0.101)
     assert times[""].backward_ms == near(0)
-    assert found.outside_ms == near(0.015 + 0.02)
+    assert modules.outside_ms == near(0.015 + 0.02)
 
 
 def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def test_waiting_for_communication_on_a_cpu_is_no_module_time(tmp_path: Path) ->
             operator("aten::mul", at + 300, 50),
             operator("aten::sub", at + 500, 7),
         ]
-    found = modules_of(read_one(tmp_path, document(*events)))
-    assert by_path(found)[""].own_forward_ms == near(0.08)
-    assert found.outside_ms == near(0.007)
+    modules = modules_of(read_one(tmp_path, document(*events)))
+    assert by_path(modules)[""].own_forward_ms == near(0.08)
+    assert modules.outside_ms == near(0.007)
 
 
 def test_cpu_backward_is_separate(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_cpu_backward_is_separate(tmp_path: Path) -> None:
             event("user_annotation", f"ProfilerStep#{number}", at, 900),
             mark("a", "Linear", at + 10, 100),
             operator("aten::addmm", at + 20, 30, node),
-            *(one | {"tid": 11} for one in backward("AddmmBackward0", at + 200, 60, node)),
+            *(row | {"tid": 11} for row in backward("AddmmBackward0", at + 200, 60, node)),
             operator("aten::mm", at + 210, 40),
         ]
     times = by_path(modules_of(read_one(tmp_path, document(*events))))
@@ -142,7 +142,7 @@ def test_no_modules_without_marks(tmp_path: Path) -> None:
     assert summarise_modules(timeline, changed_run) == Modules(reason="torch.compile has compiled it")
 
 
-#: A call: its nested modules, and the time of its operator and of the operator's backward.
+#: A call has its nested modules, and the time of its operator and of the operator's backward.
 CALLS = st.recursive(
     st.tuples(st.just(()), st.integers(1, 9), st.integers(0, 9)),
     lambda inner: st.tuples(st.lists(inner, max_size=3).map(tuple), st.integers(0, 9), st.integers(0, 9)),
@@ -154,16 +154,16 @@ CALLS = st.recursive(
 @given(calls=st.lists(CALLS, min_size=1, max_size=3), on_gpu=st.booleans(), outside=st.integers(0, 9))
 def test_module_time_includes_nested_modules(calls: list[Any], on_gpu: bool, outside: int) -> None:
     trace, total_us = random_job(calls, on_gpu=on_gpu, outside=outside)
-    found = modules_of(trace)
-    times = by_path(found)
+    modules = modules_of(trace)
+    times = by_path(modules)
     for path, one in times.items():
         below = [other for other in times if other and path == other.rpartition(".")[0] and other != path]
         for whole, own in (("forward_ms", "own_forward_ms"), ("backward_ms", "own_backward_ms")):
             parts = sum(getattr(times[other], whole)[0] for other in below)
             assert getattr(one, whole)[0] == pytest.approx(getattr(one, own)[0] + parts)
             assert parts <= getattr(one, whole)[0] + 1e-9
-    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in found.times)
-    assert of_all + found.outside_ms[0] == pytest.approx(total_us / 1e3)
+    of_all = sum(time.own_forward_ms[0] + time.own_backward_ms[0] for time in modules.times)
+    assert of_all + modules.outside_ms[0] == pytest.approx(total_us / 1e3)
 
 
 def random_job(calls: list[Any], *, on_gpu: bool, outside: int) -> tuple[Trace, int]:

@@ -44,8 +44,9 @@ def test_overlapping_ops_share_time_equally(ops: list[tuple[int, int]], part: li
 
 
 def test_portions_of_a_worked_example() -> None:
-    """A gemm runs in [0, 4), and a relu in [2, 6) on a second stream. An all_reduce runs in [5, 9), which the other
-    rank joins at 7."""
+    """A gemm runs from 0 to 4 µs, and a relu from 2 to 6 µs on a second stream.
+
+    An all_reduce runs from 5 to 9 µs; the other rank joins at 7 µs."""
 
     def body(arrival: int) -> TraceBuilder:
         trace = TraceBuilder(rank=int(arrival == 7), world_size=2, unit_ns=1_000_000)
@@ -56,13 +57,13 @@ def test_portions_of_a_worked_example() -> None:
         return trace
 
     timeline = build_timeline([body(5).build(), body(7).build()])
-    found = {(p.bucket, p.name): p for p in summarise_portions(timeline, attribute(timeline))}
-    assert found["compute", "gemm"].device_ms == pytest.approx((3.0, 3.0))
-    assert found["compute", "relu"].device_ms == pytest.approx((3.0, 1.0))
-    assert found["communication_wait", "all_reduce"].device_ms == pytest.approx((1.0, 0.0))
-    assert found["communication_transfer", "all_reduce"].device_ms == pytest.approx((2.0, 2.0))
-    assert found["communication_transfer", "all_reduce"].size_bytes == 1000
-    assert found["compute", "gemm"].per_step == pytest.approx(1.0)
+    portions = {(p.bucket, p.name): p for p in summarise_portions(timeline, attribute(timeline))}
+    assert portions["compute", "gemm"].device_ms == pytest.approx((3.0, 3.0))
+    assert portions["compute", "relu"].device_ms == pytest.approx((3.0, 1.0))
+    assert portions["communication_wait", "all_reduce"].device_ms == pytest.approx((1.0, 0.0))
+    assert portions["communication_transfer", "all_reduce"].device_ms == pytest.approx((2.0, 2.0))
+    assert portions["communication_transfer", "all_reduce"].size_bytes == 1000
+    assert portions["compute", "gemm"].per_step == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("job", ["clean", "gloo_dataloader"])
@@ -88,11 +89,11 @@ def test_portions_are_sorted_by_total_time_within_each_bucket() -> None:
     for trace, first, second in zip(traces, (3, 7), (5, 3), strict=True):
         for step in range(4):
             trace.step(20 * step).compute(0, first, "a").compute(8, 8 + second, "b").copy(14, 15)
-    found = of(*traces)
-    assert [name for bucket, name in found if bucket == "compute"] == ["a", "b"]
-    assert found["compute", "a"].device_ms == pytest.approx((3, 7))
-    assert found["compute", "b"].device_ms == pytest.approx((5, 3))
-    assert found["compute", "b"].per_step == pytest.approx(1)
+    portions = of(*traces)
+    assert [name for bucket, name in portions if bucket == "compute"] == ["a", "b"]
+    assert portions["compute", "a"].device_ms == pytest.approx((3, 7))
+    assert portions["compute", "b"].device_ms == pytest.approx((5, 3))
+    assert portions["compute", "b"].per_step == pytest.approx(1)
 
 
 def test_portion_of_one_rank_is_averaged_over_all_ranks() -> None:
@@ -100,37 +101,40 @@ def test_portion_of_one_rank_is_averaged_over_all_ranks() -> None:
         4, 20, lambda trace: trace.compute(0, 3, "a").compute(4, 6, "b").compute(7, 8, "b")
     )
     few = TraceBuilder(1, unit_ns=1_000_000).steps(4, 20, lambda trace: trace.compute(0, 3, "a"))
-    found = of(many, few)
-    assert found["compute", "b"].device_ms == pytest.approx((3, 0))
-    assert found["compute", "b"].per_step == pytest.approx(1)
+    portions = of(many, few)
+    assert portions["compute", "b"].device_ms == pytest.approx((3, 0))
+    assert portions["compute", "b"].per_step == pytest.approx(1)
 
 
 def test_hidden_op_is_counted_with_zero_time() -> None:
     trace = TraceBuilder(unit_ns=1_000_000).steps(
         4, 20, lambda trace: trace.compute(0, 10).copy(2, 4, stream=9).collective(3, 8)
     )
-    found = of(trace)
-    assert found["copy", "Memcpy HtoD (Pinned -> Device)"].device_ms == pytest.approx((0.0,))
-    assert found["copy", "Memcpy HtoD (Pinned -> Device)"].per_step == pytest.approx(1)
-    assert found["communication_transfer", "all_reduce"].device_ms == pytest.approx((0.0,))
-    assert found["communication_transfer", "all_reduce"].per_step == pytest.approx(1)
-    assert ("communication_wait", "all_reduce") in found
+    portions = of(trace)
+    assert portions["copy", "Memcpy HtoD (Pinned -> Device)"].device_ms == pytest.approx((0.0,))
+    assert portions["copy", "Memcpy HtoD (Pinned -> Device)"].per_step == pytest.approx(1)
+    assert portions["communication_transfer", "all_reduce"].device_ms == pytest.approx((0.0,))
+    assert portions["communication_transfer", "all_reduce"].per_step == pytest.approx(1)
+    assert ("communication_wait", "all_reduce") in portions
 
 
 def test_communication_copies_and_host_have_portions() -> None:
-    """The host works from 4 to 12, its copy runs from 5 to 7, and two further collectives overlap."""
+    """The host works from 4 to 12 µs, its copy runs from 5 to 7 µs, and two further collectives overlap."""
     trace = TraceBuilder(unit_ns=1_000_000)
     for step in range(4):
         trace.step(20 * step).compute(0, 4).annotation(4, 12, "gpudiag.exchange")
         trace.copy(5, 7, "Memcpy DtoH (Device -> Pinned)", launch=5)
         trace.collective(13, 17, size_bytes=8).collective(15, 19, "all_gather", stream=21, group="1", size_bytes=4)
-    found = of(trace)
-    shares = {name: one.device_ms[0] for (bucket, name), one in found.items() if bucket == "communication_transfer"}
+    portions = of(trace)
+    shares = {name: one.device_ms[0] for (bucket, name), one in portions.items() if bucket == "communication_transfer"}
     assert shares == pytest.approx({"host": 6, "Memcpy DtoH (Device -> Pinned)": 2, "all_reduce": 3, "all_gather": 3})
-    counts = {name: one.per_step for (_, name), one in found.items()}
+    counts = {name: one.per_step for (_, name), one in portions.items()}
     assert (counts["host"], counts["Memcpy DtoH (Device -> Pinned)"], counts["all_gather"]) == (0, 1, 1)
-    assert (found["communication_transfer", "all_gather"].group, found["communication_transfer", "host"].group) == (
+    assert (
+        portions["communication_transfer", "all_gather"].group,
+        portions["communication_transfer", "host"].group,
+    ) == (
         "1",
         "",
     )
-    assert found["idle", "queued"].device_ms == pytest.approx((1,))
+    assert portions["idle", "queued"].device_ms == pytest.approx((1,))

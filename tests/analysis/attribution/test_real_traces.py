@@ -32,9 +32,9 @@ UNPROFILED_MS = {"clean": 30.81, "vgg_p2poff": 39.07}
 def jobs(root: Path) -> list[Path]:
     """Return the directories of jobs; each trace in `public*` is a separate job. Two of these traces have no work of a
     known device."""
-    found = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
+    directories = {path.parent for path in root.rglob("*.json.gz") if "input_only" not in path.parts}
     alone = sorted(path for path in root.rglob("public*/*.json.gz") if not path.name.startswith("mtia"))
-    return sorted(directory for directory in found if not directory.name.startswith("public")) + alone
+    return sorted(directory for directory in directories if not directory.name.startswith("public")) + alone
 
 
 @pytest.fixture(
@@ -87,7 +87,7 @@ def test_all_ranks_have_the_same_step_time(name: str) -> None:
 
 
 def test_straggler_with_late_loader_is_waited_for() -> None:
-    """Rank 2's loader takes 40 ms: the others wait in their all-reduces, whose transfer is much shorter."""
+    """Rank 2's loader is 40 ms late, so the other ranks spend much more time waiting than transferring."""
     _, attribution = analysed(HERE / "slow_loader_rank2")
     waits, transfers = mean_ms(attribution, "communication_wait"), mean_ms(attribution, "communication_transfer")
     for track, wait, transfer in zip(attribution.tracks, waits, transfers, strict=True):
@@ -131,7 +131,7 @@ def test_all_collectives_within_the_windows_match(name: str) -> None:
         ("clean", "range"),
         ("clean", "pattern"),
         ("vgg_p2poff", "optimizer"),
-        ("vgg_p2poff", "pattern"),  # autograd's thread launches most and has the ranges of collectives, six per step
+        ("vgg_p2poff", "pattern"),  # autograd's thread has most launches, and six ranges of collectives per step
     ],
 )
 def test_steps_without_marks_have_the_same_length(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,8 @@ def test_steps_without_marks_have_the_same_length(name: str, source: str, monkey
 
 
 def test_gloo_job_has_compute_transfer_and_input() -> None:
-    """Two CPU ranks have compute, transfer and input; collectives match although their ends differ by ms."""
+    """Two CPU ranks have compute, transfer and input. Their collectives match, although the ends differ by
+    milliseconds."""
     timeline, attribution = analysed(HERE / "gloo_dataloader")
     assert [track.label for track in timeline.tracks] == ["cpu", "cpu"]
     for bucket in ("compute", "communication_transfer", "input"):
@@ -158,7 +159,7 @@ def test_gloo_job_has_compute_transfer_and_input() -> None:
 
 @pytest.mark.parametrize("offset_ms", [4, -2_500])
 def test_clock_offset_changes_nothing(offset_ms: int) -> None:
-    """Rank 1's clock is moved: its collectives align the clock again, so all results are the same."""
+    """Rank 1's clock is moved. The collectives of rank 1 align the clock again, so all results are the same."""
     traces = read_traces(sorted((HERE / "clean").glob("*.json.gz")))
     shifted = [
         replace(trace, origin_ns=trace.origin_ns + offset_ms * NS_PER_MS) if trace.rank == 1 else trace

@@ -36,7 +36,10 @@ def near(value: float | tuple[float, ...]) -> Any:
 
 
 def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Timeline:
-    """Return a timeline: rank 1 computes for 50 µs and others for 30, communication takes 20, and norms twice 5."""
+    """Return a timeline with a matrix product, an all-reduce and two norms per step.
+
+    Rank 1 computes for 50 µs and the other ranks for 30 µs, the all-reduce takes 20 µs, and each norm takes 5 µs.
+    """
     traces = []
     for rank in range(ranks):
         trace, busy = TraceBuilder(rank, world_size=ranks), 50 if rank == 1 else 30
@@ -52,11 +55,11 @@ def timeline(*, ranks: int = 2, missing: bool = False, ahead_ns: int = 0) -> Tim
 
 
 def test_summary_of_steps_and_devices() -> None:
-    found = timeline()
-    attribution = attribute(found)
-    steps = summarise_steps(found, attribution)
+    built = timeline()
+    attribution = attribute(built)
+    steps = summarise_steps(built, attribution)
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (4, near(0.1075), 0.1)
-    late, other = (device for device in summarise_devices(found, attribution)[::-1])
+    late, other = (device for device in summarise_devices(built, attribution)[::-1])
     assert (other.rank, late.rank, late.device) == (0, 1, "cuda:0")
     assert late.step_ms == near(0.1075)
     assert late.step_times_ms == near((0.1, 0.13, 0.1, 0.1))
@@ -67,9 +70,9 @@ def test_summary_of_steps_and_devices() -> None:
         assert device.hidden_communication_ms == 0
 
 
-def test_waits_name_the_last_rank() -> None:
-    found = timeline(ranks=3)
-    assert summarise_waits(found, attribute(found)) == (
+def test_waits_name_the_rank_that_arrived_last() -> None:
+    built = timeline(ranks=3)
+    assert summarise_waits(built, attribute(built)) == (
         Wait(rank=0, on_rank=1, ms_per_step=near(0.02)),
         Wait(rank=2, on_rank=1, ms_per_step=near(0.02)),
     )
@@ -91,23 +94,23 @@ def test_collectives_are_summarized_by_kind() -> None:
     assert three.busbw_gb_per_s == near(50 * 4 / 3)
 
 
-def test_kernels_and_operators_with_the_most_time() -> None:
-    found = timeline()
-    assert [(kernel.name, near(kernel.ms_per_step), kernel.per_step) for kernel in summarise_kernels(found)] == [
+def test_kernels_and_operators_with_the_most_time_are_summarized() -> None:
+    built = timeline()
+    assert [(kernel.name, near(kernel.ms_per_step), kernel.per_step) for kernel in summarise_kernels(built)] == [
         ("gemm", 0.04, 1),
         ("norm", 0.01, 2),
     ]
-    assert [one.name for one in summarise_kernels(found)[:1]] == ["gemm"]
-    operators = summarise_operators(found)
+    assert [row.name for row in summarise_kernels(built)[:1]] == ["gemm"]
+    operators = summarise_operators(built)
     assert [(operator.name, near(operator.own_ms_per_step), operator.per_step) for operator in operators] == [
         ("aten::mm", 0.006, 1),
         ("aten::empty", 0.004, 1),
         ("aten::norm", 0.003, 2),
     ]
-    assert [one.name for one in summarise_operators(found)[:2]] == ["aten::mm", "aten::empty"]
+    assert [row.name for row in summarise_operators(built)[:2]] == ["aten::mm", "aten::empty"]
 
 
-def test_clocks_by_rank() -> None:
+def test_clock_offsets_are_listed_by_rank() -> None:
     # Collectives end at the same time on both ranks, so rank 1's clock is 3 ms ahead.
     (clock,) = summarise_clocks(timeline(ahead_ns=3_000_000))
     assert clock == RankClock(rank=1, offset_ms=-3.0, residual_ms=0, matched=6)
@@ -124,8 +127,8 @@ def waiting(*rank_1_late_us: int, unit_ns: int = 1000) -> tuple[Wait, ...]:
                 begin = 100 * place + 10 + (late if rank == 1 else 0) - rank // 2
                 trace.collective(begin, 100 * place + 90, ranks=(0, 1, 2))
         traces.append(trace.build())
-    found = build_timeline(traces)
-    return summarise_waits(found, attribute(found))
+    built = build_timeline(traces)
+    return summarise_waits(built, attribute(built))
 
 
 def test_waits_below_a_microsecond_are_omitted() -> None:
@@ -135,21 +138,21 @@ def test_waits_below_a_microsecond_are_omitted() -> None:
 
 
 def test_unread_device_has_host_step_times() -> None:
-    found = replace(
+    built = replace(
         timeline(), tracks=(), unseen={0: np.array([0, 100, 300]) * 1000, 1: np.array([0, 100, 300]) * 1000}
     )
-    steps = summarise_steps(found, Attribution(tracks=()))
+    steps = summarise_steps(built, Attribution(tracks=()))
     assert (steps.analysed, steps.mean_ms, steps.median_ms) == (2, near(0.15), near(0.15))
-    nothing = summarise_steps(replace(found, unseen={}), Attribution(tracks=()))
+    nothing = summarise_steps(replace(built, unseen={}), Attribution(tracks=()))
     assert (nothing.analysed, nothing.mean_ms, nothing.median_ms) == (0, 0, 0)
 
 
-def test_twenty_longest_names_are_kept() -> None:
+def test_twenty_names_with_the_most_time_are_kept() -> None:
     trace = TraceBuilder()
     for step in range(5):
         trace.step(10_000 * step)
         for at in range(22):
             trace.operator(100 * at, 100 * at + 90 - at, f"op{at}").compute(100 * at, 100 * at + 90 - at, f"kernel{at}")
-    found = build_timeline([trace.build()])
-    assert [kernel.name for kernel in summarise_kernels(found)] == [f"kernel{at}" for at in range(20)]
-    assert [operator.name for operator in summarise_operators(found)] == [f"op{at}" for at in range(20)]
+    built = build_timeline([trace.build()])
+    assert [kernel.name for kernel in summarise_kernels(built)] == [f"kernel{at}" for at in range(20)]
+    assert [operator.name for operator in summarise_operators(built)] == [f"op{at}" for at in range(20)]

@@ -13,7 +13,7 @@ JITTER_MS = (-0.1, 0.0, 0.1, -0.05, 0.05)
 
 
 def run(*buckets_ms: dict[str, float], jitter_ms: tuple[float, ...] = JITTER_MS, **fields: Any) -> Analysis:
-    """Make a run with a device per argument; its steps scatter by `jitter_ms` around the sum of its buckets."""
+    """Make a run with a device per argument; the steps of a device scatter by `jitter_ms` around its sum of buckets."""
     devices = tuple(
         Device(
             rank=rank,
@@ -78,7 +78,7 @@ def healthy() -> Analysis:
 
 
 def late_rank() -> Analysis:
-    """Make four ranks of which rank 2's input comes 26 ms late while the others wait in their all-reduce."""
+    """Make four ranks: the input of rank 2 comes 26 ms late, and the other ranks wait in their all-reduce."""
     waiting = {"compute": 28.5, "communication_transfer": 0.8, "communication_wait": 25.8, "copy": 0.9, "idle": 1.2}
     late = {"compute": 28.3, "communication_transfer": 0.8, "copy": 0.9, "idle": 27.2}
     return run(
@@ -127,7 +127,7 @@ def late_rank() -> Analysis:
 
 
 def hostile() -> Analysis:
-    """Make a run with malicious strings, and figures that do not sum."""
+    """Make a run with malicious strings, and figures that do not add up."""
     evil = "[bold red]\x1b[2J\x1b]0;owned\x07</script>\u202egnirts\r\n[/] [link=http://evil]x[/link] :skull:"
     return Analysis(
         framework=evil,

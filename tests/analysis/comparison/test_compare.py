@@ -122,7 +122,7 @@ def test_straggler_of_two_ranks_explains_waiting() -> None:
     assert (cause.bucket, cause.ranks, cause.waiting_ms) == ("launch", (1,), 10.0)
 
 
-def test_taking_turns_in_waiting_is_no_straggler() -> None:
+def test_ranks_that_wait_in_turn_are_no_stragglers() -> None:
     parts = {"compute": 20.0, "communication_wait": 6.0}
     template = late_rank().waits[0]
     waits = tuple(
@@ -218,7 +218,7 @@ def test_different_kernels_are_reported() -> None:
     assert compare(before, msgspec.structs.replace(before, source=unnamed)).run_differences == ()
 
 
-def test_missing_rank_is_reported_as_same_work() -> None:
+def test_missing_rank_is_reported_and_counts_as_the_same_work() -> None:
     parts = {"compute": 20.0}
     diff = compare(run(parts, parts), run(parts, world_size=2))
     assert [(difference.what, difference.same_work) for difference in diff.run_differences] == [

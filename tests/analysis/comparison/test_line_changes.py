@@ -1,4 +1,4 @@
-"""The change of source lines between two runs."""
+"""Test how the time of source lines is compared between two runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain() -> Analysis:
     return analyze([Path(__file__).parents[2] / "traces" / "clean"])
 
 
-def test_line_is_known_by_its_text_and_not_by_its_number(plain: Analysis) -> None:
+def test_line_is_identified_by_its_text_and_not_by_its_number(plain: Analysis) -> None:
     before = msgspec.structs.replace(plain, lines=(line(7, "  save()", 4.0), line(8, "  step()", 2.0)))
     after = msgspec.structs.replace(plain, lines=(line(9, "  step()", 2.5), line(11, "save()", 1.0)))
     changes = [
@@ -41,7 +41,7 @@ def test_line_is_known_by_its_text_and_not_by_its_number(plain: Analysis) -> Non
     assert changes == [(11, "save()", 4.0, 1.0), (9, "step()", 2.0, 2.5)]
 
 
-def test_lines_are_means_over_ranks_and_workers_do_not_count(plain: Analysis) -> None:
+def test_line_times_are_means_over_ranks_without_workers(plain: Analysis) -> None:
     before = msgspec.structs.replace(plain, lines=(line(7, "save()", 4.0), line(7, "save()", 8.0, rank=1)))
     after = msgspec.structs.replace(
         before,
@@ -51,5 +51,5 @@ def test_lines_are_means_over_ranks_and_workers_do_not_count(plain: Analysis) ->
     assert (change.before_ms, change.after_ms, change.difference_ms) == (6.0, 1.0, -5.0)
 
 
-def test_nothing_is_compared_unless_both_runs_have_lines(plain: Analysis) -> None:
+def test_lines_are_compared_only_if_both_runs_have_lines(plain: Analysis) -> None:
     assert line_changes(msgspec.structs.replace(plain, lines=(line(7, "save()", 4.0),)), plain) == ()

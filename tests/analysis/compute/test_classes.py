@@ -59,7 +59,7 @@ def test_classes_of_recordings_sum_to_the_bucket(job: str) -> None:
     assert all(row.ms_per_step >= 0.01 * bucket for row in classes if row.kernel_class != "other")
 
 
-def test_bound_is_that_of_most_time() -> None:
+def test_bound_of_a_class_is_that_of_most_of_its_time() -> None:
     builder = TraceBuilder()
     for _ in range(3):
         builder.step()

@@ -48,7 +48,7 @@ KERNELS: tuple[tuple[str, str, KernelClass], ...] = (
 
 
 @pytest.mark.parametrize(("name", "operator", "expected"), KERNELS)
-def test_kernel_has_the_class_of_what_it_computes(name: str, operator: str, expected: KernelClass) -> None:
+def test_kernel_name_gives_its_class(name: str, operator: str, expected: KernelClass) -> None:
     assert kernel_class(name, operator) == expected
 
 
@@ -70,7 +70,7 @@ def test_any_simple_kernel_of_an_update_belongs_to_the_optimizer() -> None:
         ("nvjet_sm90_tst_128x256_64x4", True),
         ("Cijk_Ailk_Bljk_BBS_BH_MT256x128x64_MI16x16x16x1_SN", True),
         ("gemm", None),
-        # Memory bounds the product with a vector, whatever multiplies.
+        # A product with a vector is memory-bound, so it does not matter which units multiply.
         ("void gemv2T_kernel_val<int, int, float, float>", None),
     ],
 )

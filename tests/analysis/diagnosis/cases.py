@@ -27,9 +27,9 @@ def diagnosis_of(traces: Sequence[Trace]) -> tuple[dict[str, Finding], dict[str,
     """Return the findings by code, and the validity messages by code."""
     case = case_of(traces)
     diagnosis = diagnose(case)
-    validity = {one.code: one.message for one in (*case.timeline.validity, *diagnosis.validity)}
+    validity = {warning.code: warning.message for warning in (*case.timeline.validity, *diagnosis.validity)}
     # If there are two findings of a code (few slow calls, many short calls), the first of them is returned.
-    found: dict[str, Finding] = {}
+    findings: dict[str, Finding] = {}
     for finding in diagnosis.findings:
-        found.setdefault(finding.code, finding)
-    return found, validity
+        findings.setdefault(finding.code, finding)
+    return findings, validity

@@ -53,12 +53,12 @@ def test_finding_has_advice_for_its_framework_only(job: str | Job) -> None:
     assert findings
     assert all(finding.advice for finding in findings)
     for framework, foreign in FOREIGN.items():
-        told = findings_in(framework)
-        assert [(finding.code, finding.recoverable_ms_per_step) for finding in told] == [
+        adapted = findings_in(framework)
+        assert [(finding.code, finding.recoverable_ms_per_step) for finding in adapted] == [
             (finding.code, finding.recoverable_ms_per_step) for finding in findings
         ]
-        assert all(finding.advice for finding in told), framework
-        assert not [line for finding in told for line in finding.advice if foreign.search(line)]
+        assert all(finding.advice for finding in adapted), framework
+        assert not [line for finding in adapted for line in finding.advice if foreign.search(line)]
 
 
 def test_advice_for_all_frameworks_keeps_the_rules_order() -> None:

@@ -86,7 +86,9 @@ def edits_of(case: Case, costs: Scenario) -> dict[str, Scenario]:
 
 @given(job=jobs(), scatter=st.sampled_from((0.0, 0.1)), recording_ns=st.sampled_from((0, 701)))
 @examples(40)
-def test_simulation_for_times_alone_equals_simulation_of_events(job: Job, scatter: float, recording_ns: int) -> None:
+def test_simulation_of_step_times_alone_equals_simulation_of_events(
+    job: Job, scatter: float, recording_ns: int
+) -> None:
     job = msgspec.structs.replace(job, scatter=scatter, recording_ns=recording_ns, host_pace={0: 1.3})
     seen, unseen = (job._play(recorded=recorded) for recorded in (True, False))
     assert [rank.finished for rank in unseen] == [rank.finished for rank in seen]
@@ -107,7 +109,7 @@ def test_unchanged_simulation_reproduces_the_measured_step(job: Job) -> None:
     what_if = case.what_if
     assert what_if is not None
     steps = np.concatenate([track.step_ns for track in case.attribution.tracks])
-    # If hosts still run further ahead from step to step, or a device catches up, the job is not in a steady state.
+    # The job is not in a steady state if hosts run further ahead in each step, or if a device catches up.
     assume(steps.max() - steps.min() <= 0.01 * steps.mean())
     assert what_if.simulated_ms == pytest.approx(case.slowest_ms, rel=0.01)
 

@@ -15,13 +15,13 @@ TRAINING, AUTOGRAD = 1, 2
 
 
 def passes(trace: TraceBuilder) -> list[tuple[int, int]]:
-    """Return the backward passes in ms."""
+    """Return (start, end) of each backward pass in ms."""
     (track,) = build_timeline([trace.build()]).tracks
     return [(a // NS_PER_MS, b // NS_PER_MS) for a, b in backward_passes(track, [TRAINING, AUTOGRAD]).pairs()]
 
 
 def job(kernels_by_autograd: int) -> TraceBuilder:
-    """Make three steps of 100 ms: forward to 10, backward from 20 to 70 with long pauses, update at 90."""
+    """Make three steps of 100 ms: forward until 10 ms, backward from 20 to 70 ms with long pauses, update at 90 ms."""
     trace = TraceBuilder(unit_ns=NS_PER_MS)
     for step in range(3):
         trace.step(100 * step).by(TRAINING).operator(0, 10).compute(1, 9, launch=(1, 2))

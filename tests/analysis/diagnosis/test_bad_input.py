@@ -51,8 +51,8 @@ def test_damaged_input_causes_no_crash_and_no_implausible_figure(
     case = case_of(traces)
     for track in case.attribution.tracks:
         assert (track.buckets_ns.sum(axis=1) == track.step_ns).all()
-    found = diagnose(case)
-    findings, doubts = found.findings, found.validity
+    diagnosis = diagnose(case)
+    findings, doubts = diagnosis.findings, diagnosis.validity
     for finding in findings:
         assert 0 <= (finding.recoverable_percent or 0.0) <= 100
         assert (finding.recoverable_ms_per_step or 0.0) <= 2 * case.slowest_ms

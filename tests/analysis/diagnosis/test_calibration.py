@@ -62,7 +62,7 @@ from tests.timeline_builder import TraceBuilder
 FOLDER = Path(engine.__file__).parent
 CASES = Cases(calibration)
 CALLS = calibration.PARTS_OF_STEP * calibration.FEWEST_CALLS
-#: Numeric constants outside of calibration.py, and the reason.
+#: Numeric constants that may be outside of calibration.py, with the reason.
 ELSEWHERE = {
     "_GB_PER_S": "a table of data sheets",
     "_COST_FACTOR": "of a confidence interval that decides no finding",
@@ -137,7 +137,7 @@ CASES.of("NOTABLE_MS")(lambda at: notable(at, 1.0))
 CASES.of("SURE")(scoring.grade)
 CASES.of("FAIRLY_SURE")(scoring.grade)
 CASES.of("BEYOND_CHANCE")(
-    lambda at: Excess(by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # standard error: 1
+    lambda at: Excess(by_rank={}, by_step={0: (at - 1, at + 1)}).steady(0)  # the standard error is 1
 )
 
 
@@ -165,7 +165,7 @@ def waste_before_launching(at: float) -> object:
 
 
 @CASES.of("CLEARLY_MORE")
-def calls_of_an_communication(at: float) -> object:
+def communication_of_calls_only(at: float) -> object:
     """Score communication that saves 1 ms by its host calls alone, together with launch overhead."""
     communication = Of(kind="communication", edit=lambda *_: 1.0, beyond=lambda *_: 1.0)
     launching = Of(kind="launching", edit=lambda *_: at, beyond=None)
@@ -282,7 +282,7 @@ def slow_host(at: float) -> object:
 
 @CASES.of("PROFILER_SCATTER")
 def at_higher_cost(at: float) -> object:
-    """Return whether savings remain at the higher overhead, if they equal the step time minus the overhead."""
+    """Return whether the higher overhead per event exceeds the overhead that a scatter of `at` allows."""
     limit = 1 + calibration.BEYOND_CHANCE * at
 
     def at_cost(cost: float) -> Any:
@@ -316,7 +316,7 @@ def computing(at: float) -> object:
 
 @CASES.of("FEW_SLOW_CALLS", 4, 5)
 def slow_calls(at: int) -> object:
-    """Return whether some of `at` equal operators take half of the time, as two of four do."""
+    """Return whether two of `at` equally slow operators take half of the time of all."""
     with mock.patch.object(places, "slow_operators", return_value={str(name): (2.0, 1.0) for name in range(at)}):
         return bool(places.few_slow_calls(Of(), ()))  # type: ignore[arg-type]
 
@@ -406,10 +406,10 @@ def followed_at_once(at: float) -> object:
 def ended_after(at: float) -> object:
     """Make a call that is recorded as waiting for an op but returns `at` ns before the op ends."""
     given = streams.StreamHistory(0, np.array([1000.0 + at]), np.array([0]), np.array([0]))
-    told = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
+    awaited = streams.AwaitedOps(np.array([0]), np.array([5]), np.array([0]), np.array([0]))
     called, returned = np.array([500]), np.array([1000])
     kinds, parts = np.array([HostBlock.SYNC], np.uint8), [Of(histories=[given])]
-    targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [told])  # type: ignore[arg-type]
+    targets = host_chain._block_targets(parts, called, returned, called, kinds, np.array([5]), [awaited])  # type: ignore[arg-type]
     return targets[1].tolist()
 
 
@@ -460,7 +460,7 @@ CASES.of("CONTENDED_POSITIONS")(lambda at: repeated(places=(1, at)))
 
 @CASES.of("MOST")
 def known(at: float) -> object:
-    """Let the share `at` of contended kernel time have matches; the rest is assumed to be slowed by the same factor."""
+    """Let the share `at` of contended kernel time have matches; other kernels are assumed to have the same slowdown."""
     time = np.array([50.0, np.nan])
     contention._estimate_unmatched(kernels_of([100.0, 100.0], [100 * at, 100 * (1 - at)]), time, np.arange(2))
     return bool(np.isnan(time[1]))
@@ -499,8 +499,9 @@ def unseen(at: float) -> object:
 
 @CASES.of("OFTEN")
 def synchronizes(at: int) -> object:
-    """Return the ranks that synchronize more than their peers, if one of three does so `at` times and the others
-    once."""
+    """Return the ranks that synchronize more than their peers.
+
+    One of three ranks synchronizes `at` times, and the others once."""
     process = np.repeat(np.arange(3), [1, 1, at])
     waiting = np.zeros(len(process), np.int64)
     host = Of(process=process, block=np.full(len(process), HostBlock.SYNC), block_on=waiting)
@@ -513,7 +514,7 @@ def synchronizes(at: int) -> object:
 @CASES.of("ALSO_LATE")
 def late(at: float) -> object:
     job = Job(ranks=4, step=DDP, extra={2: (fetch(40 * at),), 3: (fetch(40),)})
-    return next(one.ranks for one in findings_of(job) if one.code == "straggler")
+    return next(finding.ranks for finding in findings_of(job) if finding.code == "straggler")
 
 
 @CASES.of("JITTER")
@@ -532,10 +533,10 @@ def another_each_step(at: float) -> object:
 
 
 def link(*rates: float, ceiling: float | None = None) -> list[tuple[str, ...]]:
-    told = {"ceiling_gb_per_s": ceiling, "ceiling_source": "PCIe 5 x16"} if ceiling else {}
-    copies = [host_copies(index, rate, **told) for index, rate in enumerate(rates)]
+    ceiling_fields = {"ceiling_gb_per_s": ceiling, "ceiling_source": "PCIe 5 x16"} if ceiling else {}
+    copies = [host_copies(index, rate, **ceiling_fields) for index, rate in enumerate(rates)]
     facts = machine(*(gpu(index) for index in range(len(rates))), bandwidth=copies)
-    return [(one.severity, *one.evidence["signs"]) for one in DegradedLink().examine(facts)]
+    return [(finding.severity, *finding.evidence["signs"]) for finding in DegradedLink().examine(facts)]
 
 
 CASES.of("LINK_OF_CEILING")(lambda at: link(50 * at, ceiling=50.0))
@@ -571,7 +572,7 @@ def clocks(at: float) -> object:
 @CASES.of("CONTEXT_BYTES")
 def other_job(at: float) -> object:
     process = GpuProcess(pid=1, name="python", memory_bytes=round(at))
-    return [one.severity for one in ForeignProcess().examine(machine(gpu(0, processes=(process,))))]
+    return [finding.severity for finding in ForeignProcess().examine(machine(gpu(0, processes=(process,))))]
 
 
 @CASES.of("PEER_SLOWER")
@@ -651,7 +652,7 @@ def bubble_as_in_theory(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_each_constant_decides_at_its_value(name: str) -> None:
+def test_outcomes_just_below_and_just_above_a_constant_differ(name: str) -> None:
     assert CASES.differ(name)
 
 

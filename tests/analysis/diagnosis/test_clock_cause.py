@@ -25,11 +25,11 @@ def straggler(extra: tuple[Piece, ...], *, hot_gpu: int, known_run: bool = True)
 
 
 def test_throttled_gpu_of_a_late_rank_is_the_cause() -> None:
-    found = straggler((kernels(8, count=4),), hot_gpu=1)
-    assert found.cause == "clock"
-    assert found.evidence["clock"] == {"1": ["throttled"]}
-    assert "slower GPU clocks" in found.title
-    assert any("throttled" in line for line in found.advice)
+    finding = straggler((kernels(8, count=4),), hot_gpu=1)
+    assert finding.cause == "clock"
+    assert finding.evidence["clock"] == {"1": ["throttled"]}
+    assert "slower GPU clocks" in finding.title
+    assert any("throttled" in line for line in finding.advice)
 
 
 @pytest.mark.parametrize(

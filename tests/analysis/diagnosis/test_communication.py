@@ -1,7 +1,7 @@
 """Test the simulated cost of gradient communication against an ablation, for each strategy.
 
-The ablation is independent of the simulation: the unprofiled step time, minus that of the strategy `independent` on the
-same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
+The ablation is independent of the simulation: the unprofiled step time, minus the step time of the strategy
+`independent` on the same machine. VGG-16 ran on 4 H200, the GPT on 2 H100, both without peer access.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ pytestmark = [pytest.mark.long, pytest.mark.xdist_group("exchanges")]
 
 def test_savings_match_the_ablation(job: tuple[str, Analysis]) -> None:
     name, analysis = job
-    found = [finding for finding in analysis.findings if finding.code == "communication-bound"]
-    amount = float(found[0].recoverable_ms_per_step or 0) if found else 0.0
+    findings = [finding for finding in analysis.findings if finding.code == "communication-bound"]
+    amount = float(findings[0].recoverable_ms_per_step or 0) if findings else 0.0
     assert amount == pytest.approx(cost_ms(name), rel=0.15, abs=1.0)
 
 

@@ -28,7 +28,8 @@ JOB = case_of(Job(ranks=4, step=(kernels(10), all_reduce(10, megabytes=100), upd
 
 
 def exchanging(operation: str, enqueue: str, around: str = "") -> Case:
-    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within `around`."""
+    """Make two ranks on CPUs that compute for 20 ms and then wait 20 ms for a collective, enqueued within the range
+    `around`."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -67,7 +68,7 @@ def test_advice_for_recorded_ddp_jobs(name: str, said: str) -> None:
 
 
 def test_compression_is_not_advised_for_tiny_transfers() -> None:
-    """Use a small network on two CPU processes."""
+    """The job trains a small network on two CPU processes."""
     advice = communication_advice(case_of(read_traces([TRACES / "gloo_dataloader"])), by_calls=False)
     assert len(advice) == 1
     assert "compression saves nothing" in str(advice[0])
@@ -100,7 +101,7 @@ def test_one_device_alone_has_no_communication_bound_finding() -> None:
 @pytest.mark.parametrize(("probe_us", "checked"), [(9_900.0, False), (5_000.0, True)])
 def test_links_at_the_probed_rate_are_not_blamed(probe_us: float, *, checked: bool) -> None:
     case = replace(JOB, facts=probed(*curve("nccl", (100, probe_us))))
-    found = next(found for found in diagnose(case).findings if found.code == "communication-bound")
+    found = next(finding for finding in diagnose(case).findings if finding.code == "communication-bound")
     assert (LINKS in found.advice) == checked
 
 
@@ -170,7 +171,7 @@ def several(*calls: tuple[str, int], packed: bool = False, own: int = 1, hooked:
     return words(case_of([trace.build() for trace in ranks]))
 
 
-def test_strategy_is_where_most_of_the_time_is_spent() -> None:
+def test_advice_is_for_the_strategy_with_most_communication_time() -> None:
     assert "reshard_after_forward" in several(("all_gather", 6000), ("reduce_scatter", 4001), ("all_reduce", 10_000))
     assert "reshard_after_forward" not in several(
         ("all_gather", 6000), ("reduce_scatter", 4000), ("all_reduce", 10_000)

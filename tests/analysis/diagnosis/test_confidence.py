@@ -21,7 +21,7 @@ Gone = frozenset[str]
 
 
 class Steps:
-    """Replace the what-if simulation: the cost of each cause in each step, in ms, and profiler overhead."""
+    """Replace the what-if simulation by the cost of each cause in each step, in ms, and profiler overhead."""
 
     corrected: Gone = frozenset()
     per_event_ns = 1000.0
@@ -39,7 +39,7 @@ class Steps:
 
     def savings_ms(self, many: Iterable[Gone], base: Gone = corrected) -> list[float]:
         before, *after = self.steps_ms([base, *many])
-        return [max(float(np.mean(before - one)), 0.0) for one in after]
+        return [max(float(np.mean(before - costs)), 0.0) for costs in after]
 
     def saving_ms(self, costs: Gone, base: Gone = corrected) -> float:
         return self.savings_ms([costs], base)[0]
@@ -75,7 +75,8 @@ def test_single_step_gives_no_confidence() -> None:
 
 @pytest.mark.parametrize(("odd", "share"), [(26.6, 1.0), (26.7, 0.8), (0, 1.0)])
 def test_cost_of_a_single_step_lowers_confidence(odd: float, share: float) -> None:
-    """The other four steps cost 10 ms each: without the step of 26.7 ms their mean falls by a quarter."""
+    """The loader costs 10 ms in four steps and 26.7 ms in the fifth. Without the fifth step the mean falls by a
+    quarter."""
     job = Steps({"loader": [10, 10, 10, 10, odd], "rest": [90] * 5})
     assert shares(job, scored_finding("loader", (40 + odd) / 5)) == pytest.approx([share])
 
@@ -108,7 +109,7 @@ def test_launch_overhead_is_varied_without_waste() -> None:
     [(9.79, (), 1.0), (9.81, (), 0.8), (9.81, ("loader",), 1.0)],
 )
 def test_reversed_tie_counts_as_a_variation(second: float, instead: tuple[str, ...], share: float) -> None:
-    """A tie with reversed order adds a variation, so the first finding stays first in four of five variations."""
+    """If two findings tie, their reversed order is a fifth variation, in which the first finding is not first."""
     job = Steps({"loader": [10] * 4, "stall": [second] * 4, "rest": [80] * 4})
     assert shares(
         job, scored_finding("loader", 10.0), scored_finding("stall", second, instead=instead)

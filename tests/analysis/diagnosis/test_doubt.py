@@ -23,7 +23,8 @@ EVEN = (100.0,) * 6
 
 
 class Replay:
-    """Replace the what-if simulation: steps of 100 ms, recorded as 120, and steps after edits at higher overhead."""
+    """Replace the what-if simulation. A step takes 100 ms (recorded: 120 ms), and at higher overhead the given times
+    after edits."""
 
     corrected_ms = 100.0
     simulated_ms = 120.0
@@ -88,16 +89,16 @@ def test_statistics_of_the_example_steps() -> None:
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(4.9, False), (5.0, True), (13.3, True), (13.35, False)])
 def test_savings_in_the_median_step_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
-    found = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
-    assert ("may be chance" in found) == doubted
+    reason = doubt(significance(Replay(), [EVEN], rank(0, step_ms=PAUSED)), gain_ms)
+    assert ("may be chance" in reason) == doubted
     if doubted:
-        assert f"would save {gain_ms:.1f} ms" in found
-        assert "21.4 ms may be chance" in found
+        assert f"would save {gain_ms:.1f} ms" in reason
+        assert "21.4 ms may be chance" in reason
 
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(21.3, True), (21.5, False)])
 def test_savings_above_the_interval_are_not_chance(gain_ms: float, *, doubted: bool) -> None:
-    """The limit is the interval's half-width, which here is smaller than the skew plus 5 % of the step (13 ms)."""
+    """Savings are not chance if they exceed the interval's half-width of 21.4 ms."""
     simulation = Replay()
     simulation.corrected_ms = 270.0
     only = significance(simulation, [EVEN], rank(0, step_ms=PAUSED))
@@ -137,13 +138,13 @@ def test_only_findings_about_host_work_are_doubted(code: str, cause: str | None,
 @pytest.mark.parametrize(("left_ms", "doubted"), [(95.0, False), (94.9, True), (80.0, True)])
 def test_finding_without_unprofiled_steps_must_survive_higher_overhead(left_ms: float, *, doubted: bool) -> None:
     simulation = Replay({frozenset(): left_ms, frozenset({"it"}): 90.0})
-    found = doubt(significance(simulation), 10.0)
+    reason = doubt(significance(simulation), 10.0)
     assert simulation.asked == [1300.0]
-    assert bool(found) == doubted
+    assert bool(reason) == doubted
     if doubted:
-        assert found.startswith("If the profiler adds 1.3 µs per event, fixing launch-bound (launch) saves only ")
-        assert f"only {max(left_ms - 90, 0):.1f} ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
-        assert found.endswith("as `gpudiag profile` does.")
+        assert reason.startswith("If the profiler adds 1.3 µs per event, fixing launch-bound (launch) saves only ")
+        assert f"only {max(left_ms - 90, 0):.1f} ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in reason
+        assert reason.endswith("as `gpudiag profile` does.")
 
 
 def test_smaller_finding_must_survive_higher_overhead() -> None:
@@ -151,9 +152,9 @@ def test_smaller_finding_must_survive_higher_overhead() -> None:
     of = significance(simulation, [EVEN], *TIMED)
     assert doubt(of, 10.0) == ""
     assert simulation.asked == []
-    found = doubt(of, 10.0, before=["waste"])
-    assert "saves only 2.0 ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in found
-    assert found.endswith("Fix the larger findings and record again.")
+    reason = doubt(of, 10.0, before=["waste"])
+    assert "saves only 2.0 ms per step; otherwise, at the estimated 1.0 µs, 10.0 ms." in reason
+    assert reason.endswith("Fix the larger findings and record again.")
     enough = Replay({frozenset({"waste"}): 60.0, frozenset({"waste", "it"}): 55.0})
     assert doubt(significance(enough, [EVEN], *TIMED), 10.0, before=["waste"]) == ""
 
@@ -175,24 +176,25 @@ ALIKE = hosts(([40, 40], [400, 400]), ([48, 48], [400, 400]), ([41, 41], [400, 4
 
 @pytest.mark.parametrize(("gain_ms", "doubted"), [(19.9, True), (20.0, True), (20.1, False)])
 def test_slower_host_may_have_higher_overhead(gain_ms: float, *, doubted: bool) -> None:
-    """Profiler overhead is 20 ms per step."""
+    """Profiler overhead takes 20 ms per step, and more on the slower host if its overhead per event is higher."""
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
-    found = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
-    assert bool(found) == doubted
+    result = doubt(significance(Replay(left, **ALIKE)), gain_ms, finding("straggler", "launch", gain_ms))
+    assert bool(result) == doubted
     if doubted:
         assert (
-            f"1.0 µs per event on every rank, fixing straggler (launch) saves {gain_ms:.1f} ms per step; oth" in found
+            f"1.0 µs per event on every rank, fixing straggler (launch) saves {gain_ms:.1f} ms per step; oth" in result
         )
-        assert "more (it adds 20.0 ms in all), 0.0 ms: its CPU does no more work than the others." in found
+        assert "more (it adds 20.0 ms in all), 0.0 ms: its CPU does no more work than the others." in result
 
 
 @pytest.mark.parametrize(
     ("late", "doubted"),
     [
-        # The usual host takes 41 ms for 400 events per step, 0.1025 ms per event: 5 ms are 48.8 events.
+        # The usual host takes 0.1025 ms per event (41 ms for 400 events). Half of the savings, 5 ms, equals 48.8
+        # events.
         (([48, 48], [448, 448]), True),
         (([48, 48], [449, 449]), False),
-        # A host that takes half as long again probably lost its CPU core.
+        # A host that takes 1.5 times as long as the usual host probably lost its CPU core.
         (([61.4, 61.4], [400, 400]), True),
         (([61.6, 61.6], [400, 400]), False),
         (([20, 20], [10, 10]), True),
@@ -209,7 +211,7 @@ def test_host_with_more_events_or_a_lost_core_is_not_doubted(
 
 @pytest.mark.parametrize(("events", "doubted"), [(2.45, True), (2.47, False)])
 def test_events_and_times_are_per_step(events: float, *, doubted: bool) -> None:
-    """41 ms and 2 events per step are 20.5 ms per event, so half of the savings, 9.5 ms, is 0.46 events."""
+    """The usual host takes 20.5 ms per event (41 ms for 2 events). Half of the savings, 9.5 ms, equals 0.46 events."""
     graph = hosts(([40, 40], [2, 2]), ([48, 48], [events, events]), ([41, 41], [2, 2]))
     left = {frozenset[str](): 100.0, frozenset({"it"}): 80.0}
     assert bool(doubt(significance(Replay(left, **graph)), 19.0, finding("straggler", "launch", 19.0))) == doubted
@@ -223,20 +225,20 @@ def test_hosts_without_events_have_no_time_per_event() -> None:
 
 @pytest.mark.parametrize(("late_ms", "doubted"), [(55.0, False), (54.9, True)])
 def test_hosts_that_differ_in_unprofiled_steps_are_not_doubted(late_ms: float, *, doubted: bool) -> None:
-    """The difference must be at least half of the finding's 10 ms."""
+    """Hosts differ if one takes longer than the others by half of the finding's 10 ms."""
     timed = (
         rank(0, step_ms=EVEN, host_ms=(50.0, 50.0)),
         rank(1, step_ms=EVEN, host_ms=(late_ms, late_ms)),
         rank(2, step_ms=EVEN, host_ms=(51.0, 49.0)),
     )
-    found = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
-    assert found.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
-    assert bool(found) == doubted
-    # The savings are unknown.
+    result = doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", 10.0))
+    assert result.endswith("the ranks' CPUs differ less in the unprofiled steps.") == doubted
+    assert bool(result) == doubted
+    # The savings of this finding are unknown.
     assert not doubt(significance(Replay(**ALIKE), [EVEN], *timed), 10.0, finding("straggler", "launch", None))
 
 
-def test_only_awaited_host_is_not_doubted() -> None:
+def test_host_that_alone_is_waited_for_is_not_doubted() -> None:
     timed = tuple(
         rank(number, step_ms=EVEN, host_ms=(50.0, 50.0), lead_ms=(lead, lead))
         for number, lead in enumerate((45, 0, 45))

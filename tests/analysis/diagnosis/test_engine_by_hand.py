@@ -54,10 +54,12 @@ def test_simulation_within_a_quarter_of_the_recorded_step_is_used(simulated: flo
 
 @pytest.mark.parametrize(("corrected", "told"), [(95.0, True), (95.1, False)])
 def test_overhead_is_reported_from_five_percent_on(corrected: float, *, told: bool) -> None:
-    found = _overhead(job(), simulation(100.0, corrected))
-    assert [one.code for one in found] == (["profiler-overhead"] if told else [])
+    warnings = _overhead(job(), simulation(100.0, corrected))
+    assert [warning.code for warning in warnings] == (["profiler-overhead"] if told else [])
     if told:
-        assert "takes 100.0 ms while profiling and about 95.0 ms without, assuming 1.5 µs overhead" in found[0].message
+        assert (
+            "takes 100.0 ms while profiling and about 95.0 ms without, assuming 1.5 µs overhead" in warnings[0].message
+        )
         (timed,) = _overhead(job(unprofiled=94.0), simulation(100.0, corrected))
         assert "; 94.0 ms were measured without profiling" in timed.message
 
@@ -78,8 +80,8 @@ def sure(
     finding = Finding(
         code=code, severity="info", cause=cause, recoverable_ms_per_step=gain, confidence=confidence, evidence=evidence
     )
-    found = _weakened(job(slowest, unprofiled), simulation(simulated, corrected, unprofiled), finding, {*codes})
-    return str(found.confidence)
+    weaker = _weakened(job(slowest, unprofiled), simulation(simulated, corrected, unprofiled), finding, {*codes})
+    return str(weaker.confidence)
 
 
 def test_each_data_problem_lowers_confidence_by_one_grade() -> None:
@@ -145,7 +147,8 @@ def tracks(*devices: tuple[int, dict[str, Sequence[float]]]) -> Any:
 
 
 def case(attribution: Any, **timeline: Any) -> Case:
-    return Case(timeline=SimpleNamespace(**timeline), attribution=attribution)  # type: ignore[arg-type]  # in place of both
+    fake: Any = SimpleNamespace(**timeline)
+    return Case(timeline=fake, attribution=attribution)
 
 
 def test_step_of_a_case_is_the_mean_or_the_slowest_device() -> None:
@@ -164,7 +167,9 @@ def test_exposed_time_of_a_rank_is_from_its_slowest_device() -> None:
 
 
 def collectives(*calls: tuple[int, int, int, float]) -> Any:
-    """Make a device's collectives: (instance, ranks in its group or 0, last arrival or -1, end); each starts at 10."""
+    """Make a device's collectives from (instance, ranks in the group or 0, last arrival or -1, end).
+
+    Every collective starts at 10 ns."""
     instance, ranks, arrival, end = np.array(calls, np.int64).T
     kinds = sorted({*ranks.tolist()})
     table = SimpleNamespace(
@@ -214,16 +219,16 @@ def shares(*, world: int = 1, track: Any = None, unit: str = "step", **buckets: 
 )
 def test_large_buckets_are_likely_causes(ms: float, codes: list[str]) -> None:
     of = shares(compute=96 - ms, input=ms, copy=4)
-    found = {finding.code: finding for finding in likely_causes(of, "why")}
-    assert list(found) == codes
-    if "input-bound" in found:
-        likely = found["input-bound"]
+    causes = {finding.code: finding for finding in likely_causes(of, "why")}
+    assert list(causes) == codes
+    if "input-bound" in causes:
+        likely = causes["input-bound"]
         assert (likely.confidence, likely.evidence) == ("low", {"reason": "why", "exposed_ms": ms, "bucket": "input"})
         assert likely.title == f"waiting for data: up to {ms:.1f} ms ({ms:.0f} % of a step)"
         assert likely.recoverable_ms_per_step is None
         assert (likely.cause, likely.ranks) == ("loader", (0,))
-    if "compute-bound" in found:
-        assert found["compute-bound"].title.startswith(f"compute-bound ({96 - ms:.0f} %)")
+    if "compute-bound" in causes:
+        assert causes["compute-bound"].title.startswith(f"compute-bound ({96 - ms:.0f} %)")
     assert likely_causes(case(tracks(), ranks_present=(), world_size=1), "") == ()
 
 
@@ -321,7 +326,7 @@ def test_findings_of_inference_mention_no_training() -> None:
     assert _in_recorded_terms(found, timeline).title == "the main thread stalls"
 
 
-def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
+def test_findings_without_savings_precede_findings_that_save_less_than_half_of_their_share() -> None:
     def finding(code: str, **known: Any) -> Finding:
         return Finding(code=code, severity="info", **known)
 
@@ -342,7 +347,7 @@ def test_shares_precede_findings_that_save_less_than_half_of_them() -> None:
         ((), False, True, False),
     ],
 )
-def test_conclusions_need_undoubted_findings(
+def test_doubted_findings_prevent_conclusions(
     monkeypatch: pytest.MonkeyPatch, told: tuple[str, ...], doubted: bool, unexplained: bool, conclusive: bool
 ) -> None:
     asked: list[bool] = []
@@ -363,16 +368,16 @@ def test_conclusions_need_undoubted_findings(
     of: Any = job()
     of.what_if, of.outlier_steps = simulation(100.0), "uneven" if told else ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
-    found = engine.diagnose(of)
+    diagnosis = engine.diagnose(of)
     assert asked == [conclusive]
     codes = [
         *(["x"] if doubted else []),
         *(["unexplained"] if unexplained else []),
         *(["uneven-steps"] if told else []),
     ]
-    assert [warning.code for warning in found.validity] == codes
+    assert [warning.code for warning in diagnosis.validity] == codes
     if unexplained:
-        assert found.validity[-1].message == "sync takes 7.0 ms of a step: so it is"
+        assert diagnosis.validity[-1].message == "sync takes 7.0 ms of a step: so it is"
 
 
 @pytest.mark.parametrize("told", [(), ("mixed-runs",)])
@@ -401,8 +406,8 @@ def test_mixed_runs_disable_rules_between_ranks(monkeypatch: pytest.MonkeyPatch,
     of: Any = job()
     of.what_if, of.outlier_steps = simulation(100.0), ""
     of.timeline = SimpleNamespace(validity=[Validity(code=code, message="") for code in told], unit="step")
-    found = {warning.code: warning.message for warning in engine.diagnose(of).validity}
+    messages = {warning.code: warning.message for warning in engine.diagnose(of).validity}
     assert proposed == (["host-stall"] if told else ["straggler", "host-stall", "communication-bound"])
-    assert found["cannot-tell:host-stall"] == "of host-stall"
+    assert messages["cannot-tell:host-stall"] == "of host-stall"
     for code in ("straggler", "communication-bound"):
-        assert (found[f"cannot-tell:{code}"] == f"of {code}") != bool(told)
+        assert (messages[f"cannot-tell:{code}"] == f"of {code}") != bool(told)

@@ -34,7 +34,7 @@ def case_of(*devices: dict[str, float], queued: float = 0.0) -> Any:
 
 
 class Job:
-    """Replace the what-if simulation: a scenario is a set of removed causes, and a step takes at least `least` ms."""
+    """Replace the what-if simulation. A scenario is a set of removed causes, and a step takes at least `least` ms."""
 
     corrected: Gone = frozenset()
     recorded: Gone = frozenset({"measured"})
@@ -73,7 +73,8 @@ def explanation_of(
     queued: float = 0.0,
     weighed: tuple[str, ...] = (),
 ) -> Explained | None:
-    """Return the explanation of a bucket; `weighed` are scored findings that remove the cause of their name."""
+    """Return the explanation of a bucket; `weighed` are the codes of scored findings, each of which removes the cause
+    of this name."""
     codes, _ = explained._BY[bucket]
     monkeypatch.setitem(explained._BY, bucket, (codes, (gone("bucket"),)))
     found: Any = [
@@ -93,10 +94,10 @@ def test_the_device_that_waits_least_sets_the_pace() -> None:
 
 def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert explanation_of(monkeypatch, "input", 4.9) is None
-    found = explanation_of(monkeypatch, "input", 5.0)
-    assert found is not None
-    assert (found.ms, found.by, found.unexplained_ms) == (5, (), 0)
-    assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # in place of a replay
+    explanation = explanation_of(monkeypatch, "input", 5.0)
+    assert explanation is not None
+    assert (explanation.ms, explanation.by, explanation.unexplained_ms) == (5, (), 0)
+    assert explain(case_of({}), Job(rest=100), [], []) == ()  # type: ignore[arg-type]  # a fake what-if
 
 
 @pytest.mark.parametrize(
@@ -105,72 +106,75 @@ def test_bucket_needs_an_explanation_from_five_percent_on(monkeypatch: pytest.Mo
 def test_bucket_is_explained_if_the_remainder_is_small(
     monkeypatch: pytest.MonkeyPatch, ms: float, gain: float, left: float
 ) -> None:
-    found = explanation_of(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
-    assert found is not None
-    assert found.unexplained_ms == pytest.approx(left)
-    assert found.by == (("input-bound",) if gain > 1 else ())
+    explanation = explanation_of(monkeypatch, "input", ms, finding("input-bound", gain), finding("host-stall", 50.0))
+    assert explanation is not None
+    assert explanation.unexplained_ms == pytest.approx(left)
+    assert explanation.by == (("input-bound",) if gain > 1 else ())
 
 
 def test_explaining_findings_are_summed_and_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     both = finding("straggler", 8.0), finding("input-bound", 8.0), finding("straggler", 8.0)
-    found = explanation_of(monkeypatch, "input", 30, *both)
-    assert found is not None
-    assert (found.by, found.unexplained_ms) == (("straggler", "input-bound"), 0)
+    explanation = explanation_of(monkeypatch, "input", 30, *both)
+    assert explanation is not None
+    assert (explanation.by, explanation.unexplained_ms) == (("straggler", "input-bound"), 0)
 
 
 def test_gaps_between_queued_kernels_are_explained_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = explanation_of(monkeypatch, "idle", 20, queued=15.0)
-    assert found is not None
-    assert (found.unexplained_ms, found.note) == (0, "15.0 ms of it are gaps between kernels that were already queued")
-    found = explanation_of(monkeypatch, "idle", 20, queued=14.9)
-    assert found is not None
-    assert found.unexplained_ms == pytest.approx(5.1)
-    found = explanation_of(monkeypatch, "input", 20, queued=15.0)
-    assert found is not None
-    assert found.unexplained_ms == 20
+    explanation = explanation_of(monkeypatch, "idle", 20, queued=15.0)
+    assert explanation is not None
+    assert (explanation.unexplained_ms, explanation.note) == (
+        0,
+        "15.0 ms of it are gaps between kernels that were already queued",
+    )
+    explanation = explanation_of(monkeypatch, "idle", 20, queued=14.9)
+    assert explanation is not None
+    assert explanation.unexplained_ms == pytest.approx(5.1)
+    explanation = explanation_of(monkeypatch, "input", 20, queued=15.0)
+    assert explanation is not None
+    assert explanation.unexplained_ms == 20
 
 
-def test_profiler_overhead_explains_what_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
-    assert found is not None
-    assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 0)
-    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
-    assert found is not None
-    assert (found.by, found.unexplained_ms) == (("profiler-overhead",), 10)
-    found = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
-    assert found is not None
-    assert (found.by, found.unexplained_ms) == ((), 20)
+def test_profiler_overhead_explains_the_time_that_it_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    explanation = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=15))
+    assert explanation is not None
+    assert (explanation.by, explanation.unexplained_ms) == (("profiler-overhead",), 0)
+    explanation = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=10))
+    assert explanation is not None
+    assert (explanation.by, explanation.unexplained_ms) == (("profiler-overhead",), 10)
+    explanation = explanation_of(monkeypatch, "launch", 20, job=Job(rest=100, added=0.9))
+    assert explanation is not None
+    assert (explanation.by, explanation.unexplained_ms) == ((), 20)
     # If a finding explains enough, profiler overhead is not considered.
-    found = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
-    assert found is not None
-    assert found.by == ("launch-bound",)
+    explanation = explanation_of(monkeypatch, "launch", 20, finding("launch-bound", 16.0), job=Job(rest=100, added=15))
+    assert explanation is not None
+    assert explanation.by == ("launch-bound",)
 
 
 @pytest.mark.parametrize(("hidden", "left"), [(12.0, 8.0), (20.0, 5.5), (0.0, 20.0)])
 def test_device_bucket_is_explained_by_its_effect_on_the_recorded_step(
     monkeypatch: pytest.MonkeyPatch, hidden: float, left: float
 ) -> None:
-    found = explanation_of(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
-    assert found is not None
-    assert found.unexplained_ms == pytest.approx(left)
+    explanation = explanation_of(monkeypatch, "copy", 20, job=Job(rest=100, added=14.5, hidden=hidden))
+    assert explanation is not None
+    assert explanation.unexplained_ms == pytest.approx(left)
 
 
 @pytest.mark.parametrize(("least", "behind"), [(90.1, True), (90.0, False)])
 def test_bucket_hidden_behind_findings_is_explained_by_them(
     monkeypatch: pytest.MonkeyPatch, least: float, *, behind: bool
 ) -> None:
-    """Without the bucket a step takes `least` ms, so that removing it saves less than half of it, or half."""
+    """Without the bucket a step takes `least` ms, so removing the bucket saves half of the bucket or less."""
     job = Job(least, other=80, bucket=20)
-    found = explanation_of(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
-    assert found is not None
+    explanation = explanation_of(monkeypatch, "input", 20, job=job, weighed=("host-sync",))
+    assert explanation is not None
     if behind:
-        assert (found.by, found.unexplained_ms) == (("host-sync",), 0)
-        assert found.note == (
+        assert (explanation.by, explanation.unexplained_ms) == (("host-sync",), 0)
+        assert explanation.note == (
             "hidden behind host-sync: removing it would save 9.9 ms per step now, and 9.9 ms once these are fixed"
         )
     else:
-        assert (found.by, found.unexplained_ms) == ((), 20)
-        assert found.note.startswith("no finding explains 20.0 ms of it")
+        assert (explanation.by, explanation.unexplained_ms) == ((), 20)
+        assert explanation.note.startswith("no finding explains 20.0 ms of it")
     alone = explanation_of(monkeypatch, "input", 20, job=job)
     assert alone is not None
     assert alone.unexplained_ms == 20

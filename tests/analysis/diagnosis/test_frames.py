@@ -1,4 +1,4 @@
-"""Test user's functions in the evidence, if the profiler recorded stacks."""
+"""Test the user's functions in the evidence of findings, if the profiler recorded stacks."""
 
 from __future__ import annotations
 

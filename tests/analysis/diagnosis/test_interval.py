@@ -78,7 +78,7 @@ class Job:
             process=np.array(process),
             events=np.array(events),
         )
-        graph = SimpleNamespace(host=host, steps=of_steps, ranks={one: one for one in sorted({*process})})
+        graph = SimpleNamespace(host=host, steps=of_steps, ranks={number: number for number in sorted({*process})})
         busy = host.busy - np.array([profiler, 0.0]) * NS_PER_MS
         left = SimpleNamespace(corrected_ms=dear, host_corrected=SimpleNamespace(busy=busy))
         self.asked: list[float] = []
@@ -136,7 +136,7 @@ def test_interval_includes_unprofiled_steps_of_the_slowest_rank() -> None:
 
 
 def test_interval_includes_input_of_unprofiled_steps() -> None:
-    timed = (119.9, 120.0, 120.1)  # scatters less than 2 % of the step, which is 120
+    timed = (119.9, 120.0, 120.1)  # these steps scatter by less than 2 % of 120 ms
     assert Job(timed=[timed], input_not_recorded=20).interval() == (117.6, 122.4)
 
 
@@ -154,14 +154,14 @@ def test_interval_covers_profiler_overhead_without_unprofiled_steps() -> None:
 def test_interval_covers_speed_changes_of_hosts() -> None:
     job = Job(at_other_times=(80, 130))
     assert job.interval() == around(20, 30)
-    # Host work, and waits except for devices, vary by a factor of 1.3 in both directions.
+    # Host work varies by a factor of 1.3 in both directions, and so do waits, except waits for devices.
     (fast, waits), (slow, longer) = job.paces
     assert (fast, waits) == (pytest.approx([20, 10]), pytest.approx([1, 0]))
     assert (slow, longer) == (pytest.approx([33.8, 16.9]), pytest.approx([1.69, 0]))
     assert Job(at_other_times=(80, 130), chance=15, dear=40).interval() == around(
         math.hypot(15, 20, 60), math.hypot(15, 30)
     )
-    # A step that is not shorter sets no bound, and unprofiled steps need none.
+    # A simulated step of a faster host that is not shorter sets no lower bound. Unprofiled steps need no such bounds.
     assert Job(at_other_times=(101, 99)).interval() == around(0)
     assert Job(at_other_times=(80, 130), timed=[(100.0, 100.0)]).interval() == around(0, timed=True)
 
@@ -169,11 +169,12 @@ def test_interval_covers_speed_changes_of_hosts() -> None:
 @pytest.mark.parametrize(
     ("per_event_ns", "busy", "costs"),
     [
-        (1270, 4000, (635, 4000)),  # half of 4 µs is 2 µs: from half of the estimate to twice the measured limit
-        (1270, 2000, (500, 2540)),
+        # The measured limit is half of the time per event. The overhead may be half or twice the estimate or the limit.
+        (1270, 4000, (635, 4000)),  # half of the estimate, and twice the limit of 2 µs
+        (1270, 2000, (500, 2540)),  # half of the limit of 1 µs, and twice the estimate
         (1270, 0, (635, 2540)),  # the time per event is unknown
-        (3000, 4000, (1000, 5000)),  # at most 5 µs
-        (6000, 4000, (1000, 6000)),  # unless the estimate is higher
+        (3000, 4000, (1000, 5000)),  # the upper bound is at most 5 µs
+        (6000, 4000, (1000, 6000)),  # the upper bound is the estimate if that is above 5 µs
     ],
 )
 def test_overhead_may_be_half_or_twice_the_estimate(
@@ -192,7 +193,7 @@ def test_hosts_without_events_have_the_estimated_overhead() -> None:
 
 
 def test_untraced_communication_time_scales_with_host_work() -> None:
-    """The profiler takes half of the 100 ms, so it may also take 5 ms per step of 20 ms communication in two steps."""
+    """The profiler takes half of the step, so it may take half of the 10 ms of communication per step too."""
     of: dict[str, Any] = {"profiler": 50, "dear": 100}
     assert Job(tracks=[track(transfer=((0, 20),))], **of).interval() == around(5, 0)
     seen = track(transfer=((0, 20),), ops=((2, 6),), collectives=((4, 10),))
@@ -207,14 +208,14 @@ def test_untraced_communication_time_scales_with_host_work() -> None:
 
 
 def test_slow_calls_scale_with_host_work() -> None:
-    # The profiler takes 45 of the 90 ms that are not slow calls.
+    # The profiler takes 45 ms, which is half of the 90 ms outside of slow calls.
     assert Job(profiler=45, slow=[10, 0]).interval() == around(2.5, 0)
     assert Job(profiler=45, slow=[10, 0], dear=98).interval() == around(4.5, 0)
-    # The process with the longest slow calls counts; a call is at most as long as the host was busy.
+    # The process with the longest slow calls counts. Slow calls take at most as long as the host was busy.
     assert Job(profiler=25, slow=[10, 40], process=[0, 1]).interval() == around(10, 0)
     assert Job(profiler=30, slow=[80, 0]).interval() == around(20, 0)
     assert Job(profiler=45, slow=[10, 0], of_steps=0).interval() == around(5, 0)
-    # The result is at most the whole time.
+    # The overhead is at most the whole time.
     assert Job(profiler=400, slow=[10, 0]).interval() == around(5, 0)
 
 
@@ -223,8 +224,8 @@ def test_slow_calls_scale_with_host_work() -> None:
     [
         ((99.0, 101.0, 99.0, 101.0, 99.0, 101.0), 6 * 1.0954 / 100),
         ((99.0, 101.0) * 4, 6 * 1.0690 / 100),
-        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # three steps give a less certain estimate
-        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # at most a factor of e
+        ((99.0, 100.0, 101.0), 6 * 4.3027 / 2.5706 * 1.0 / 100),  # with three steps the estimate is less certain
+        ((50.0, 150.0, 50.0, 150.0, 50.0, 150.0), 1.0),  # the drift is at most a factor of e
     ],
 )
 def test_cpu_processes_drift_by_a_multiple_of_their_scatter(steps: tuple[float, ...], drift: float) -> None:

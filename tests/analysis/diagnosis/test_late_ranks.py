@@ -51,7 +51,11 @@ def cause(
     throughout: float = 0.0,
     few: bool = True,
 ) -> str:
-    """Return the cause, given the savings of each component, of all but the largest (`others`), and of a slow host."""
+    """Return the cause of lateness, given the savings (ms) of removing each component.
+
+    `others` are the savings of all components but the largest, and `throughout` the savings of a host that is slow in
+    the whole step.
+    """
     best = max(alone, key=lambda part: alone[part])
 
     def gained(parts: frozenset[str]) -> float:
@@ -69,7 +73,7 @@ def cause(
         corrected=None,
         corrected_ms=100.0,
         graph=SimpleNamespace(ranks={0: 0, 1: 1}),
-        savings_ms=lambda many: [gained(one) for one in many],
+        savings_ms=lambda many: [gained(scenario) for scenario in many],
         saving_ms=gained,
     )
     found, by_part = cause_of(SimpleNamespace(), what_if, gain, False)  # type: ignore[arg-type]  # looks at none of it
@@ -80,17 +84,17 @@ def cause(
 def test_component_with_half_of_the_savings_is_the_cause(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 4.0}) == "input"
     assert cause(monkeypatch, 10, {"input": 4.9, "compute": 4.0}) == "unknown"
-    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # only this component differs
+    assert cause(monkeypatch, 10, {"input": 1.0}, differ="input") == "input"  # ranks differ in this component only
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="input copy") == "input"
     assert cause(monkeypatch, 10, {"input": 5.0, "compute": 8.0}, differ="") == "compute"
 
 
-def test_component_without_which_half_is_lost_is_the_cause(monkeypatch: Patch) -> None:
+def test_component_is_the_cause_if_all_others_save_at_most_half(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.0) == "compute"
     assert cause(monkeypatch, 10, {"compute": 4.0}, others=5.1) == "unknown"
 
 
-def test_slow_host_is_the_cause_if_its_components_together_are(monkeypatch: Patch) -> None:
+def test_slow_host_is_the_cause_if_its_components_together_save_half(monkeypatch: Patch) -> None:
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"operators": 4.0}, throughout=5.0) == "launch"
     assert cause(monkeypatch, 10, {"launch": 4.0}, throughout=4.9) == "unknown"
@@ -104,7 +108,7 @@ def test_slow_host_is_the_cause_if_its_components_together_are(monkeypatch: Patc
 def test_ranks_differ_by_a_percent_in_the_mean_or_in_each_step(
     monkeypatch: Patch, most: float, *, each_step: bool
 ) -> None:
-    """The ranks are late in turns: by 2 ms each time, which is 1 ms in the mean."""
+    """The ranks are late in turn by 2 ms, which is 1 ms per rank in the mean."""
     for step_ms, differs in ((100 * most, True), (100.1 * most, False)):
         excess = SimpleNamespace(by_rank={0: 1e6, 1: 1e6}, by_step={0: (2e6, 0.0), 1: (0.0, 2e6)})
         monkeypatch.setattr(late_cause, "excess_of", lambda *_, excess=excess: excess)
@@ -261,7 +265,7 @@ def test_additional_pauses_and_their_location_are_reported(monkeypatch: Patch) -
     )
 
 
-def test_clock_is_the_cause_if_it_slows_late_ranks(monkeypatch: Patch) -> None:
+def test_clock_is_the_cause_if_clocks_of_late_ranks_are_held_down(monkeypatch: Patch) -> None:
     one = finding_of(monkeypatch, "compute", held=True)
     assert (one.cause, one.evidence["clock"]) == ("clock", {"1": ["throttled"]})
     assert "peers' clocks" in one.advice[0]
@@ -327,10 +331,10 @@ def proposed(
         one_of_many=lambda: False,
         tracks=[SimpleNamespace(collectives=[1] if meet else [])],
     )
-    found = [*Straggler().examine(case, what_if)]
-    if not found:
+    findings = [*Straggler().examine(case, what_if)]
+    if not findings:
         return None
-    (one,) = found
+    (one,) = findings
     assert not isinstance(one, CannotTell)
     return bool(one.edit.keywords["each_step"])  # type: ignore[attr-defined]  # a partial
 
@@ -381,9 +385,9 @@ def gain(
 
 def test_cause_costs_its_share_or_the_remainder_of_a_faster_unprofiled_step() -> None:
     assert gain(100, 70, 100) == 30
-    assert gain(100, 70, 80) == pytest.approx(24)  # its share, because the remainder is only 10
+    assert gain(100, 70, 80) == pytest.approx(24)  # 30 % of the unprofiled 80 ms, because the remainder is only 10 ms
     assert gain(100, 20, 90) == pytest.approx(72)
-    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs only the remainder
+    assert gain(100, 70, 80, exchanged=False) == 10  # on GPUs the remainder counts
     assert gain(100, 70, 80, exchanged=False, is_cpu=True) == pytest.approx(24)
     assert gain(100, 70, 60, exchanged=False) == 0
     assert gain(100, 70, 80, base=True) == 30
@@ -413,10 +417,10 @@ def test_simulation_is_fitted_to_unprofiled_steps(
     monkeypatch.setattr(what_if_module, "fit_host_time", lambda of, _, ms: noting(of, "hosts", ms))
     monkeypatch.setattr(what_if_module, "limit_each_host", lambda of, _, ms: noting(of, "each", ms))
     trace = TraceBuilder().steps(5, 1000, lambda trace: trace.operator(0, 500).compute(100, 900, launch=(50, 60)))
-    found = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
+    what_if = build_what_if(build_timeline([trace.build()]), timed, host_ms=host_ms, devices_set_pace=devices_set_pace)
     assert noted == asked
-    assert found is not None
-    assert found.unprofiled_ms == timed
+    assert what_if is not None
+    assert what_if.unprofiled_ms == timed
     nothing = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 900, launch=None))
     assert build_what_if(build_timeline([nothing.build()])) is None
 
@@ -431,9 +435,9 @@ def simulated() -> WhatIf:
             trace.collective(400 if rank else 100, 900, ranks=(0, 1), launch=(20, 22))
             trace.compute(950, 1900, "gemm", stream=7, launch=(30, 32))
         traces.append(trace.build())
-    found = build_what_if(build_timeline(traces))
-    assert found is not None
-    return found
+    what_if = build_what_if(build_timeline(traces))
+    assert what_if is not None
+    return what_if
 
 
 def test_scenarios_simulated_together_equal_separate_simulations() -> None:

@@ -13,7 +13,7 @@ from tests.timeline_builder import TraceBuilder
 
 
 def late_rank(*, own: bool) -> list[TraceBuilder]:
-    """Make rank 1 sort for 30 ms in three calls, or take 50 ms for a matrix product of 20 ms."""
+    """Make rank 1 sort for 30 ms in three calls, or make its matrix product take 50 instead of 20 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -42,7 +42,7 @@ def test_additional_operators_of_a_late_rank_are_named(*, own: bool) -> None:
 
 
 def pausing(*, own: bool) -> Job:
-    """Make rank 0 pause for 1 ms 30 times: between copies that only it makes, or between launches that both make."""
+    """Make rank 0 pause 30 times for 1 ms, between copies that only rank 0 makes or launches that both ranks make."""
     if own:
         return Job(ranks=2, step=DDP, extra={0: (read_back(0.02, megabytes=0.5), silence(1)) * 30})
     pauses = (kernels(0.1, count=1), silence(1)) * 30
@@ -97,7 +97,7 @@ def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
     twice = (("a", 0, 1000), ("b", 3000, 4000), ("a", 4001, 5000), ("b", 6000, 17_800))
     assert pauses_of(once, OFTEN_TOGETHER) == {}
     assert pauses_of(twice, OFTEN_TOGETHER) == {"after a and before b": pytest.approx(3)}
-    # The mean over peers and over late ranks counts; time within a nested call does not.
+    # The means over peers and over late ranks are compared. Time within a nested call does not count.
     assert pauses_of(once, OFTEN_TOGETHER, (("c", 0, 17_800),)) == {"after a and before b": pytest.approx(2)}
     inner = (("c", 0, 17_800), ("a", 10, 1000), ("b", 1001, 2000))
     assert pauses_of(once, inner) == {"after a and before b": pytest.approx(2)}
@@ -108,6 +108,6 @@ def test_pause_is_additional_if_its_calls_follow_twice_as_often() -> None:
 
 def test_pauses_are_named_by_surrounding_calls_longest_first() -> None:
     calls = (("a", 0, 1000), ("a", 1600, 2000), ("b", 4000, 5000), ("b", 8000, 17_800))
-    found = pauses_of(calls, (("c", 0, 17_800),))
-    assert list(found) == ["between calls of b", "after a and before b", "between calls of a"]
-    assert list(found.values()) == pytest.approx([3, 2, 0.6])
+    pauses = pauses_of(calls, (("c", 0, 17_800),))
+    assert list(pauses) == ["between calls of b", "after a and before b", "between calls of a"]
+    assert list(pauses.values()) == pytest.approx([3, 2, 0.6])

@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from gpudiag.model.analysis import Analysis, Finding
 
-#: A checkpoint after the update: copies to the host, waits for them, and Python code between them.
+#: A checkpoint after the update has copies to the host, waits for these copies, and Python code in between.
 SAVING = (read_back(2, megabytes=40), silence(6), read_back(2, megabytes=40), silence(6))
 
 
-#: The model's work in a step ends with a range.
+#: A range separates the model's work from the rest of the step.
 MODEL = (kernels(10), update(1), collection(0.01))
 
 
@@ -52,10 +52,10 @@ def test_checkpoint_in_each_step_is_one_finding() -> None:
     assert first.recoverable_ms_per_step == pytest.approx(costs, rel=0.25)
     assert sum(first.parts_ms.values()) == pytest.approx(first.recoverable_ms_per_step)
     assert len(first.evidence["ms_by_finding_alone"]) >= 2
-    assert not {"host-sync", "slow-copy"} & {one.code for one in found}
+    assert not {"host-sync", "slow-copy"} & {finding.code for finding in found}
 
 
-def test_stall_alone_is_unchanged() -> None:
+def test_stall_without_other_causes_is_unchanged() -> None:
     (stall,) = [finding for finding in findings(fetch(0.2), *MODEL, silence(20)) if finding.code == "host-stall"]
     assert "ms_by_finding_alone" not in stall.evidence
 
@@ -64,9 +64,9 @@ def test_wait_elsewhere_in_the_step_is_a_separate_finding() -> None:
     found = findings(
         fetch(0.2), kernels(5), item(), silence(0.2), kernels(5), item(), update(1), collection(0.01), silence(8)
     )
-    stall = next(one for one in found if one.code == "host-stall")
+    stall = next(finding for finding in found if finding.code == "host-stall")
     assert "host-sync" not in stall.evidence.get("ms_by_finding_alone", {})
-    assert "host-sync" in [one.code for one in found]
+    assert "host-sync" in [finding.code for finding in found]
 
 
 @pytest.mark.long

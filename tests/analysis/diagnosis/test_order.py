@@ -43,19 +43,19 @@ def test_waste_precedes_work_with_similar_savings(gains: list[tuple[str, int]]) 
     ("amounts", "instead", "stays"),
     [
         ((10.0, 9.0), (), [True, True]),
-        ((9.0, 9.1), (), [True, True]),  # as good as the first
+        ((9.0, 9.1), (), [True, True]),  # the second finding saves about as much as the first
         ((8.0, 10.0), (), [False, True]),  # the second finding has by far the largest savings
-        ((8.0, 10.0), ("waste",), [True, True]),  # but the first is an alternative to it
-        ((5.0, 4.0), (), [False, False]),  # different amounts
+        ((8.0, 10.0), ("waste",), [True, True]),  # the first finding is an alternative to the second
+        ((5.0, 4.0), (), [False, False]),  # the findings save different amounts
     ],
 )
-def test_finding_keeps_its_amount_and_the_first_its_location(
+def test_finding_is_confirmed_if_it_keeps_its_amount_and_first_place(
     amounts: tuple[float, float], instead: tuple[str, ...], stays: list[bool]
 ) -> None:
-    found = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
-    assert _stays(found, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
+    weighted = [weighed("waste", 10.0), weighed("communication", 9.0, instead)]
+    assert _stays(weighted, np.array([10.0, 9.0]), np.array(amounts)).tolist() == stays
 
 
 def test_first_waste_may_save_less_than_later_work() -> None:
-    found = [weighed("waste", 5.0), weighed("launching", 10.0)]
-    assert _stays(found, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]
+    weighted = [weighed("waste", 5.0), weighed("launching", 10.0)]
+    assert _stays(weighted, np.array([5.0, 10.0]), np.array([5.0, 10.0])).tolist() == [True, True]

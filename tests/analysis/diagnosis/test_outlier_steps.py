@@ -34,8 +34,8 @@ def test_pause_does_not_change_the_findings(step: int) -> None:
     case = without_outlier_steps(paused_in(step))
     for track in case.attribution.tracks:
         track.check()
-    found = diagnose(case)
-    findings, doubts = found.findings, found.validity
+    diagnosis = diagnose(case)
+    findings, doubts = diagnosis.findings, diagnosis.validity
     assert findings[0].code == "straggler"
     assert findings[0].ranks == (1,)
     assert findings[0].recoverable_ms_per_step == pytest.approx(usual(), rel=0.05)

@@ -34,10 +34,10 @@ def case_of(*ranks: Sequence[float], first: int = 0, cpu: bool = False) -> Case:
 
 def kept(case: Case) -> list[int]:
     """Return the remaining steps, which are the same on all tracks."""
-    found = without_outlier_steps(case)
-    steps = {tuple(track.window_steps.tolist()) for track in found.tracks}
+    kept_case = without_outlier_steps(case)
+    steps = {tuple(track.window_steps.tolist()) for track in kept_case.tracks}
     assert len(steps) == 1
-    for track in found.attribution.tracks:
+    for track in kept_case.attribution.tracks:
         track.check()
     return list(*steps)
 
@@ -55,7 +55,7 @@ def unlike(**at: float) -> list[float]:
     [
         (EIGHT, range(1, 9)),
         (unlike(s1=15), range(1, 9)),
-        # The step after the pause is left out too, because the host may have prepared it before; the one before is
+        # The step after the pause is left out too, because the pause may delay its start. The step before the pause is
         # kept.
         (unlike(s1=15.1), range(3, 9)),
         (unlike(s8=15.1), range(1, 8)),
@@ -72,13 +72,14 @@ def test_longest_run_of_similar_steps_is_kept(steps: list[float], left: range) -
     case = case_of(steps)
     assert kept(case) == list(left)
     assert kept(case_of(EIGHT, steps)) == list(left)
-    assert [one - 5 for one in kept(case_of(steps, first=5))] == list(left)
+    assert [step - 5 for step in kept(case_of(steps, first=5))] == list(left)
     if steps is EIGHT or max(steps) == 15:
         assert without_outlier_steps(case) is case
 
 
 def test_usual_step_is_the_median_of_the_others() -> None:
-    # Of 10, 10, 20 and 16 ms the usual step is 10 ms; of 10, 20 and 16 it is 15.
+    # For steps of 10, 10, 20 and 16 ms the usual step of the others is 10 ms. For steps of 10, 20 and 23 ms the usual
+    # step is 15 ms.
     assert without_outlier_steps(case_of([10, 10, 20, 16])).outlier_steps.startswith("step 3 (and 1 more like it) took")
     assert without_outlier_steps(case_of([10, 20, 22])).outlier_steps == ""
     assert (
@@ -106,11 +107,12 @@ def test_cpu_processes_keep_all_steps() -> None:
 
 
 def test_unprofiled_steps_decide_between_outliers_and_others() -> None:
-    """The mean with three steps of 30 ms is 17.5 ms: they stay if unprofiled steps are nearer to it than to 10."""
+    """The mean with three steps of 30 ms is 17.5 ms. These steps stay if unprofiled steps are nearer to 17.5 than to 10
+    ms."""
     case = case_of(unlike(s4=30, s6=30, s8=30))
     assert kept(case) == list(range(1, 9))
     assert kept(run_of(case, [13.7, 13.8])) == [1, 2, 3]
-    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # nearer to 17.5
+    assert kept(run_of(case, [13.74, 13.77])) == list(range(1, 9))  # nearer to 17.5 ms than to 10 ms
     assert kept(run_of(case, [9.0, 9.1])) == [1, 2, 3]
 
 
@@ -120,8 +122,8 @@ def likely(share: float, *, world: int = 1) -> str:
     for number in range(6):
         trace.step(number * 10_000).compute(0, 10_000 - round(share * 100)).copy(10_000 - round(share * 100), 10_000)
     timeline = build_timeline([trace.build()])
-    found = likely_causes(Case(timeline=timeline, attribution=attribute(timeline)), "why")
-    return found[0].title if found else ""
+    causes = likely_causes(Case(timeline=timeline, attribution=attribute(timeline)), "why")
+    return causes[0].title if causes else ""
 
 
 def test_bucket_is_a_likely_cause_from_five_percent_on() -> None:

@@ -39,7 +39,9 @@ def test_range_around_a_stall_names_it() -> None:
 
 
 def two_ranks(own: tuple[int, ...], shared: tuple[int, ...]) -> list[TraceBuilder]:
-    """Make steps of 100 ms on two CPUs: an operator of 2 ms before each pause of these µs; rank 0 has more pauses."""
+    """Make steps of two CPU processes with pauses of these µs, each after an operator of 2 ms.
+
+    Only rank 0 has the `own` pauses."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):
@@ -91,7 +93,7 @@ def test_cores_are_advised_if_threads_waited_for_them(share: float, *, lost: boo
 
 
 def test_time_before_a_marked_fetch_is_no_input() -> None:
-    """The ranges are of the update: rank 0 saves for 30 ms after it, and then both ranks fetch for 2 ms."""
+    """After the update rank 0 saves for 30 ms, and then both ranks fetch for 2 ms."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for rank, trace in enumerate(ranks):
         for step in range(6):

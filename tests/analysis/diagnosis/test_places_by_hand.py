@@ -44,8 +44,9 @@ def job(*ranks: Sequence[Call]) -> Case:
 
 
 def pausing(*until: int) -> list[Call]:
-    """Call `a`, then pause until each of these times, at which `b`, `c`, … begin; the last lasts until the step's
-    end."""
+    """Make calls `a`, `b`, `c`, … with a pause before each of these start times.
+
+    The last call lasts until the step's end."""
     calls = [("a", 0, 1000)]
     for place, at in enumerate(until):
         calls.append(("bcdef"[place], at, at + 500 if place < len(until) - 1 else 19_990))
@@ -59,9 +60,9 @@ def pauses_of(case: Case, *ranks: int, common: bool = False) -> list[tuple[str, 
 def test_pauses_are_named_by_the_calls_around_them_longest_first() -> None:
     case = job(pausing(2000, 5500), pausing(4000))
     assert pauses_of(case, 0) == [("after b and before c", 3.0), ("after a and before b", 1.0)]
-    # By default each pause has the length of the rank where it is longest.
+    # By default the length of a pause is its longest length on any rank.
     assert pauses_of(case, 0, 1) == [("after a and before b", 3.0), ("after b and before c", 3.0)]
-    # With `common`, it has the lower median of the ranks; a rank without the pause counts as zero.
+    # With `common`, the length of a pause is its lower median over the ranks; a rank without the pause counts as zero.
     assert pauses_of(case, 0, 1, common=True) == [("after a and before b", 1.0)]
     three = job(pausing(2000, 5500), pausing(4000, 6500), pausing(3000))
     assert pauses_of(three, 0, 1, 2, common=True) == [("after a and before b", 2.0), ("after b and before c", 2.0)]
@@ -137,10 +138,10 @@ def test_slow_calls_are_few_if_two_names_have_half_of_their_time(
 ) -> None:
     slow = {"a": (3.0, 1.0), "b": (1.0, 1.0), "c": (rest, 1.0), "d": (2.0, 1.0)}
     monkeypatch.setattr(places, "slow_operators", lambda *_: slow)
-    assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # not looked at
+    assert few_slow_calls(SimpleNamespace(), ()) == (slow if few else {})  # type: ignore[arg-type]  # unused
 
 
-def test_each_process_of_the_ranks_counts_once() -> None:
+def test_several_devices_of_a_process_count_once() -> None:
     tracks = [
         SimpleNamespace(trace=trace, rank=rank, window_steps=[1]) for trace, rank in ((1, 1), (0, 0), (1, 1), (2, 2))
     ]

@@ -22,11 +22,11 @@ MOST_UNLAWFUL = 0
 
 @pytest.mark.long
 def test_random_jobs_are_diagnosed_correctly() -> None:
-    """Check everything in one test, so that the jobs are judged once."""
+    """Check all requirements in one test, so that each job is judged once."""
     jobs = [judged(seed) for seed in range(JOBS)]
     right = Share(sum(job.verdict.right for job in jobs), JOBS)
     wrong = [(job.recipe.seed, job.verdict.expected, job.verdict.got, job.verdict.why) for job in jobs]
-    assert right.count >= LEAST_RIGHT * JOBS, (str(right), [one for one in wrong if one[-1]])
+    assert right.count >= LEAST_RIGHT * JOBS, (str(right), [verdict for verdict in wrong if verdict[-1]])
     loaders = [job.recipe.seed for job in jobs if job.verdict.loader_as_launching]
     assert len(loaders) <= MOST_LOADERS_AS_LAUNCHING, loaders
     unlawful = {job.recipe.seed: job.unlawful for job in jobs if job.unlawful}

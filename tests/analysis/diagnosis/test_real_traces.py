@@ -1,4 +1,6 @@
-"""Test the diagnosis of recorded traces whose truth was measured by ablation: fault on minus fault off, unprofiled.
+"""Test the diagnosis of recorded traces whose true costs were measured by ablation.
+
+An ablation is the unprofiled step with the fault minus the unprofiled step without it.
 
 The small traces lack nested operators and therefore the profiler overhead, so amounts are checked on the full
 recordings.
@@ -56,10 +58,11 @@ def test_cause_and_ranks_match_the_truth(
         assert code in diagnosed
         assert diagnosed[code].ranks == ranks
         assert diagnosed[code].cause == cause
-        # The workloads compute in fp32, eagerly: that is no fault which was put in.
+        # `slow-compute` is right, because the workloads compute in fp32 without compilation, but it is not the injected
+        # fault.
         faults = [f for f in diagnosed.values() if f.code not in {code, "slow-compute"}]
         others = [f for f in faults if (f.recoverable_percent or 0.0) >= 5]
-        assert not others, "one fault was put in"
+        assert not others, "the job has only one fault"
 
 
 #: The unprofiled step of each job, from its truth.json.
@@ -112,7 +115,7 @@ def test_interval_contains_the_unprofiled_step(
     interval = interval_ms(Significance(recorded, recorded.what_if))
     assert interval is not None
     assert interval[0] <= unprofiled_ms <= interval[1]
-    assert interval[1] - interval[0] < 1.2 * unprofiled_ms, "an interval that says something"
+    assert interval[1] - interval[0] < 1.2 * unprofiled_ms, "the interval is wider than the step"
 
 
 #: Rows of the table in docs/accuracy.md.
@@ -146,7 +149,7 @@ def test_unchanged_simulation_reproduces_the_recording(name: str, whole_recordin
 
 def test_trace_of_2021_with_four_loader_workers_is_diagnosed(whole_recording: Callable[[str], Path]) -> None:
     where = whole_recording("kineto_2021_resnet50_workers4")
-    assert top(where).code == "launch-bound", "the loader keeps up, the V100 waits for the host"
+    assert top(where).code == "launch-bound", "the loader keeps up, and the V100 waits for launches"
     assert findings(where)["slow-copy"].cause == "pageable memory"
 
 

@@ -1,8 +1,8 @@
 """Test faults of known cost in real jobs on a slow host, with kernel-only traces, full traces and unprofiled steps.
 
 The cost of each fault is the unprofiled step with the fault minus the step without it, in alternation (`gpudiag
-selftest`, 2 H200). On these hosts a kernel-only trace makes the step half as long again, and a full trace twice as
-long.
+selftest`, 2 H200). On these hosts a step takes 1.5 times as long with a kernel-only trace, and twice as long with a
+full trace.
 """
 
 from __future__ import annotations

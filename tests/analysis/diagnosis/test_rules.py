@@ -53,7 +53,7 @@ def test_rule_fires_on_its_example(code: str, job: Job) -> None:
         assert set(findings) == {code, "compute-bound"}
     elif code != "compute-bound":
         assert finding.severity in {"warning", "critical"}
-        assert next(iter(findings)) == code, "an example shows its own cause first"
+        assert next(iter(findings)) == code, "the first finding of an example is its own"
 
 
 @pytest.mark.parametrize(("code", "job"), played("SILENT"))
@@ -66,7 +66,7 @@ def test_rule_is_silent_on_its_example(code: str, job: Job) -> None:
 @pytest.mark.parametrize(("code", "job"), played("ABSTAINS"))
 def test_abstaining_rule_says_what_to_record(code: str, job: Job) -> None:
     findings, validity = diagnosis_of(job.traces())
-    if code in findings:  # a share of the step, without savings
+    if code in findings:  # the finding reports a share of the step, but no savings
         assert findings[code].recoverable_ms_per_step is None
         assert "or waiting in it" in findings[code].title
     assert "give the traces of all ranks" in validity[f"cannot-tell:{code}"]
@@ -111,12 +111,13 @@ def test_straggler_savings_equal_the_difference_without_it(
 
 
 def test_generally_slow_host_launches_slowly() -> None:
-    """Of 20 ms, launches take 9, operators 6 and pauses 5: no component is most of it."""
+    """Of the additional 20 ms, launches take 9 ms, operators 6 ms and pauses 5 ms, so no component takes most of the
+    time."""
     usual = (kernels(4, count=100, launch_us=60), python(2), silence(1), kernels(4, count=100, launch_us=60))
     slow = (kernels(4, count=100, launch_us=105), python(8), silence(6), kernels(4, count=100, launch_us=105))
     end = (all_reduce(2), update(1))
-    found = diagnosis_of(Job(ranks=2, step=(*usual, *end), own={1: (*slow, *end)}, steps=8).traces())[0]
-    late = found["straggler"]
+    findings = diagnosis_of(Job(ranks=2, step=(*usual, *end), own={1: (*slow, *end)}, steps=8).traces())[0]
+    late = findings["straggler"]
     assert (late.ranks, late.cause) == ((1,), "launch")
     by_part = sorted(late.evidence["savings_ms_by_part"].values())
     assert by_part[-1] < 0.5 * (late.recoverable_ms_per_step or 0.0)
@@ -124,9 +125,9 @@ def test_generally_slow_host_launches_slowly() -> None:
 
 def test_rank_that_alone_waits_for_its_device_is_late() -> None:
     alone = (item(), *(python(0.3),) * 40)
-    found = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
-    assert "host-sync" not in found
-    assert found["straggler"].ranks == (0,)
+    findings = diagnosis_of(Job(ranks=2, step=DDP, extra={0: alone}).traces())[0]
+    assert "host-sync" not in findings
+    assert findings["straggler"].ranks == (0,)
 
 
 def test_rotating_late_rank_is_jitter_with_its_distribution() -> None:
@@ -160,7 +161,7 @@ def test_single_step_cannot_be_simulated() -> None:
     findings, validity = diagnosis_of(Job(ranks=4, step=DDP, steps=1).traces())
     (finding,) = findings.values()
     assert (finding.code, finding.confidence, finding.recoverable_ms_per_step) == ("compute-bound", "medium", 0)
-    assert "cannot-tell" not in validity, "that compute sets the pace needs no savings"
+    assert "cannot-tell" not in validity, "a compute-bound step needs no simulation"
     findings, validity = diagnosis_of(Job(ranks=1, step=(kernels(5), python(30), kernels(5)), steps=1).traces())
     assert next(iter(findings.values())).recoverable_ms_per_step is None
     assert "five or more marked steps" in validity["cannot-tell"]

@@ -62,10 +62,10 @@ def timed(
     [
         ([[5.0] * 9], 100.0, 5.0),
         ([[4.9] * 9], 100.0, None),
-        ([[5.0]], 100.0, None),  # a single step
+        ([[5.0]], 100.0, None),  # a single step is not enough
         ([[5.0] * 9], None, None),
-        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # may be chance
-        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # the common wait
+        ([[0.0, 30.0, 0.0, 0.0, 0.0, 6.0]], 100.0, None),  # waits in two of six steps may be chance
+        ([[8.0] * 9, [6.0] * 9], 100.0, 6.0),  # both ranks wait 6 ms
         ([[8.0] * 9, [7.0] * 9, [1.0] * 9], 100.0, 7.0),
         ([], 100.0, None),
     ],
@@ -73,7 +73,9 @@ def timed(
 def test_unprofiled_steps_show_input_that_costs_five_percent(
     waits: list[list[float]], step_ms: float | None, gain: float | None
 ) -> None:
-    assert [one.recoverable_ms_per_step for one in timed(*waits, step_ms=step_ms)] == ([] if gain is None else [gain])
+    assert [finding.recoverable_ms_per_step for finding in timed(*waits, step_ms=step_ms)] == (
+        [] if gain is None else [gain]
+    )
 
 
 def test_unprofiled_input_names_the_ranks_that_wait_for_half_of_it() -> None:
@@ -98,7 +100,7 @@ def test_unprofiled_input_wait_replaces_a_shorter_recorded_wait(not_recorded_ms:
 
 def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
     def codes(*findings: Finding) -> list[tuple[str, float | None]]:
-        return [(one.code, one.recoverable_ms_per_step) for one in timed([8.0] * 9, findings=findings)]
+        return [(finding.code, finding.recoverable_ms_per_step) for finding in timed([8.0] * 9, findings=findings)]
 
     assert codes(finding("input-bound", 4.0)) == [("input-bound", 4.0)]
     assert codes(finding("input-bound", 3.9)) == [("input-bound", 8.0)]
@@ -111,7 +113,7 @@ def test_unprofiled_input_wait_replaces_an_equal_recorded_wait() -> None:
 
 
 @pytest.mark.parametrize(("marked", "known"), [(6.0, True), (5.0, True), (4.9, False)])
-def test_mostly_marked_input_is_the_loaders(marked: float, *, known: bool) -> None:
+def test_mostly_marked_input_has_the_cause_loader(marked: float, *, known: bool) -> None:
     nodes = SimpleNamespace(input=np.array([2 * marked, 2 * marked]) * 1e6, before_first_op=np.array([20.0, 0.0]) * 1e6)
     what_if: Any = SimpleNamespace(graph=SimpleNamespace(host=nodes, steps=2, ranks={0: 0, 1: 1}))
     case: Any = SimpleNamespace(
@@ -125,8 +127,9 @@ def test_mostly_marked_input_is_the_loaders(marked: float, *, known: bool) -> No
 
 
 def test_blocking_calls_are_counted_by_outermost_operator() -> None:
-    """Rank 0 reads twice in `outer`, and rank 1 once outside; an operator of a different thread contains none of
-    them."""
+    """Rank 0 reads twice inside the operator `outer`, and rank 1 reads once outside of operators.
+
+    An operator of a different thread contains none of these reads."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -202,7 +205,7 @@ def copies(pageable: int, pinned: int) -> Finding:
     return SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
 
 
-def test_copies_count_as_pageable_if_those_take_longer() -> None:
+def test_copies_count_as_pageable_if_pageable_copies_take_longer() -> None:
     one, other = copies(2000, 1000), copies(1000, 1000)
     assert one.evidence == pytest.approx(
         {"pageable_ms_per_step": 2, "pinned_ms_per_step": 1, "copied_bytes_per_step": 2000, "achieved_gb_per_s": 0.0005}
@@ -220,8 +223,8 @@ def test_copies_of_unknown_size_have_no_rate() -> None:
     )
     case = case_of([trace.build()])
     assert case.what_if is not None
-    found = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
-    assert found.evidence["copied_bytes_per_step"] == 3000
+    description = SlowCopy()._describe(case, case.what_if, 5.0, 50.0)
+    assert description.evidence["copied_bytes_per_step"] == 3000
     alone = case_of([TraceBuilder().steps(6, 10_000, lambda trace: trace.copy(100, 2000).compute(8000, 9000)).build()])
     assert alone.what_if is not None
     assert "achieved_gb_per_s" not in SlowCopy()._describe(alone, alone.what_if, 5.0, 50.0).evidence
@@ -304,9 +307,9 @@ def stacks(*functions: dict[str, int]) -> Case:
 
 def test_functions_slower_on_late_ranks_are_named() -> None:
     case = stacks({"log": 100, "load": 900}, {"log": 1100, "load": 900, "save": 300}, {"log": 500, "tiny": 10})
-    found = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
-    assert found == pytest.approx({"log": 0.6, "save": 0.3})
-    assert list(found) == ["log", "save"]
+    frames_ms = {name.rpartition(" ")[2]: ms for name, ms in _frames_ms(case, (1,)).items()}
+    assert frames_ms == pytest.approx({"log": 0.6, "save": 0.3})
+    assert list(frames_ms) == ["log", "save"]
     assert {name.rpartition(" ")[2] for name in _frames_ms(case, (0, 1))} == {"log", "load", "save"}
     assert _frames_ms(case, (0, 1, 2)) == {}
     many = stacks({}, {f"f{'x' * at}": 1000 - 100 * at for at in range(7)})
@@ -314,7 +317,9 @@ def test_functions_slower_on_late_ranks_are_named() -> None:
 
 
 def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, world: int = 4) -> Any:
-    """Return the largest of the collectives (operation, bytes, ns of each from the last arrival; -1 if unknown)."""
+    """Return the largest of these kinds of collectives.
+
+    A kind is (operation, bytes, transfer time of each collective in ns or -1 if unknown)."""
     times = [(index, ns) for index, (_, _, each) in enumerate(kinds) for ns in each]
     arrival = np.array([UNKNOWN if ns < 0 else 50 for _, ns in times])
     table = SimpleNamespace(
@@ -331,9 +336,11 @@ def largest(*kinds: tuple[str, int | None, Sequence[float]], ranks: int = 0, wor
 
 
 def test_largest_collective_has_the_most_transfer_time() -> None:
-    found = largest(("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900]))
-    assert (found.operation, found.size_bytes, found.median_ns) == ("all_reduce", 4000, 400)
-    assert found.busbw_gb_per_s == 4000 / 400 * 1.5
+    collective = largest(
+        ("broadcast", 100, [1000]), ("all_reduce", 4000, [200, 400, 500, -1]), ("all_reduce", 9, [900])
+    )
+    assert (collective.operation, collective.size_bytes, collective.median_ns) == ("all_reduce", 4000, 400)
+    assert collective.busbw_gb_per_s == 4000 / 400 * 1.5
     assert largest(("all_reduce", 4000, [400]), ranks=2).busbw_gb_per_s == 10
     assert largest(("all_reduce", 10, [100]), ("all_reduce", 20, [100])).size_bytes == 10
 
@@ -365,7 +372,7 @@ def test_common_garbage_collection_is_advised(*, collecting: bool | None, world:
 
 def test_main_location_has_half_of_the_time_and_savings() -> None:
     def main(*ms: float, gain: float = 0.0) -> bool:
-        return main_place([Place(words="", ms_per_step=one) for one in ms], gain) is not None
+        return main_place([Place(words="", ms_per_step=amount) for amount in ms], gain) is not None
 
     assert [main(5, 5), main(5, 3, 3), main(5, gain=10), main(5, gain=10.1), main()] == [
         True,

@@ -71,7 +71,7 @@ def test_nothing_saves_more_than_the_recorded_step_if_the_simulated_step_is_long
 
 
 def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> None:
-    """The recording says that input takes 95 ms; the simulated step is a fifth longer than the recorded step."""
+    """Input takes 95 ms of the recorded step, but the simulated step is longer than the recorded step."""
     timeline = build_timeline([late_input()])
     case = Case(timeline=timeline, attribution=attribute(timeline))
     free = case.what_if
@@ -85,7 +85,7 @@ def test_findings_save_no_more_than_the_shortest_step_that_the_data_allow() -> N
     assert f"{after.recoverable_ms_per_step:.1f} ms" in after.title
 
 
-def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_shown() -> None:
+def test_savings_are_limited_if_steps_of_devices_differ_by_a_factor_of_1000() -> None:
     """A damaged trace had 38 devices, most of which were busy for microseconds of a step of 11 ms."""
     builder = TraceBuilder(unit_ns=1000)
     for step in range(4):
@@ -94,13 +94,13 @@ def test_devices_whose_steps_differ_by_a_thousand_save_no_more_than_the_step_sho
             if step == 1:
                 builder.on(ordinal).compute(20 + 100 * ordinal, 40 + 100 * ordinal, launch=(5, 6))
         builder.on(0).compute(20, 9_000, launch=(3, 4)).collective(9_000, 11_400, launch=(7, 8))
-    told = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
-    assert told.findings
-    assert any((finding.recoverable_ms_per_step or 0.0) > told.steps.mean_ms for finding in told.findings), (
-        "of all devices"
+    analysis = analysis_of_traces([builder.build()], [], world_size=None, unused=()).analysis
+    assert analysis.findings
+    assert any((finding.recoverable_ms_per_step or 0.0) > analysis.steps.mean_ms for finding in analysis.findings), (
+        "savings are not limited by the mean step of all devices"
     )
-    for finding in told.findings:
-        assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(told)
+    for finding in analysis.findings:
+        assert (finding.recoverable_ms_per_step or 0.0) <= real_step_ms(analysis)
         assert 0.0 <= (finding.recoverable_percent or 0.0) <= 100.0
 
 

@@ -1,4 +1,4 @@
-"""Test how findings that save the same time share it, in toy jobs whose step time is a formula.
+"""Test how findings that save the same time share this time, in toy jobs whose step time is a formula.
 
 A toy job's scenario is the set of causes that are removed.
 """
@@ -38,7 +38,7 @@ class Toy:
 
 
 class Doubting:
-    """Doubt findings of these codes, and record how many edits were applied before each was checked."""
+    """Doubt findings of these codes, and record how many edits were applied before each finding was checked."""
 
     def __init__(self, *codes: str) -> None:
         self.codes = codes
@@ -113,7 +113,7 @@ def test_launch_overhead_never_saves_more_than_in_the_recorded_job() -> None:
 @pytest.mark.parametrize(
     ("launch", "wire", "communication"), [(20, 0, 0), (19.9, 0, 10), (30, 1.0, 11.0), (30, 0.9, 0), (0, 0, 10)]
 )
-def test_communication_of_host_calls_only_counts_as_launch_overhead_if_that_saves_twice_as_much(
+def test_communication_calls_count_as_launch_overhead_if_that_saves_twice_as_much(
     launch: float, wire: float, communication: float
 ) -> None:
     job = summed(other=90 - launch - wire, launch=launch, calls=10, wire=wire)
@@ -124,7 +124,7 @@ def test_communication_of_host_calls_only_counts_as_launch_overhead_if_that_save
 def test_finding_reports_the_step_time_before_and_after_the_fix() -> None:
     job = summed(10, loader=30, launch=15, tiny=0.1)
     found, doubts = scored(job, [LAUNCH, cause("tiny"), LOADER])
-    assert {one.finding.code: one.savings_ms for one in found} == pytest.approx({"loader": 30, "launch": 5.1})
+    assert {result.finding.code: result.savings_ms for result in found} == pytest.approx({"loader": 30, "launch": 5.1})
     assert found[0].finding.code == "loader"
     assert found[0].finding.evidence == {
         "of": "loader", "step_ms_now": pytest.approx(45.1), "step_ms_if_fixed": pytest.approx(15.1)
@@ -145,7 +145,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
     doubting = Doubting("stall")
     found, doubts = scored(job, [cause("stall"), LOADER, LAUNCH, COMMUNICATION], doubting)
     assert doubting.before == {"loader": 0, "stall": 0, "launch": 1}
-    assert [one.finding.code for one in found] == ["loader", "launch"]
+    assert [result.finding.code for result in found] == ["loader", "launch"]
     assert [(doubt.code, doubt.message) for doubt in doubts] == [("cannot-tell:stall", "chance")]
     # The stall may be chance, so it does not reduce the savings of launch overhead.
     assert found[1].savings_ms == 15
@@ -153,7 +153,7 @@ def test_launch_overhead_is_scored_after_significant_waste() -> None:
 
 def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
     found, doubts = scored(summed(loader=30, launch=15), [LOADER, LAUNCH], Doubting("launch"))
-    assert [one.finding.code for one in found] == ["loader"]
+    assert [result.finding.code for result in found] == ["loader"]
     assert [doubt.code for doubt in doubts] == ["cannot-tell:launch"]
 
 
@@ -163,7 +163,7 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
         (20, 20, 80, True),
         (20, 20, 78.1, True),
         (20, 20, 78, False),  # removing both saves 2 % more than either alone
-        (20, 10, 79, False),  # fixing the first is enough, but not the second
+        (20, 10, 79, False),  # fixing only the first is enough, and fixing only the second is not
         (5, 5, 95, True),
         (4.9, 4.9, 95.1, False),  # neither is worth fixing
     ],
@@ -171,7 +171,7 @@ def test_insignificant_launch_overhead_is_reported_as_doubt() -> None:
 def test_interchangeable_waste_findings_name_each_other(a: float, b: float, device: float, *, instead: bool) -> None:
     job = summed(device, other=100 - a - b, a=a, b=b)
     found, _ = scored(job, [cause("a"), cause("b")])
-    assert {one.finding.code: one.finding.instead for one in found} == (
+    assert {result.finding.code: result.finding.instead for result in found} == (
         {"a": ("b",), "b": ("a",)} if instead else {"a": (), "b": ()}
     )
 
@@ -179,7 +179,7 @@ def test_interchangeable_waste_findings_name_each_other(a: float, b: float, devi
 def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
     job = summed(80, other=30, a=20, b=20, c=20, launch=10)
     found, _ = scored(job, [cause("a"), cause("b"), cause("c"), LAUNCH])
-    assert {one.finding.code: one.finding.instead for one in found} == {
+    assert {result.finding.code: result.finding.instead for result in found} == {
         "a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")
     }  # fmt: skip
 
@@ -188,8 +188,8 @@ def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
     ("waste", "fields", "order"),
     [
         (10.0, {}, ["waste", "launch"]),
-        (9.9, {}, ["launch", "waste"]),  # less than a quarter of launch overhead
-        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # not worth fixing
+        (9.9, {}, ["launch", "waste"]),  # waste saves less than a quarter of launch overhead
+        (10.0, {"recoverable_percent": 4.9}, ["launch", "waste"]),  # waste below 5 % of the step is not worth fixing
         (10.0, {"recoverable_percent": None}, ["launch", "waste"]),
         (10.0, {"recoverable_percent": 5.0}, ["waste", "launch"]),
         (39.0, {"cause": "launch"}, ["launch", "waste"]),
@@ -199,11 +199,11 @@ def test_each_of_three_interchangeable_findings_names_the_other_two() -> None:
 def test_waste_worth_fixing_precedes_launch_overhead(waste: float, fields: dict[str, Any], order: list[str]) -> None:
     job = summed(other=100 - 40 - waste, launch=40, waste=waste)
     found, _ = scored(job, [LAUNCH, cause("waste", **fields)])
-    assert [one.finding.code for one in found] == order
+    assert [result.finding.code for result in found] == order
     assert [scored.finding.code for scored in in_order(found[::-1])] == order
 
 
 def test_waste_precedes_similar_communication_and_launch_overhead() -> None:
     job = summed(waste=20, other=100, launch=60, exchange=20.1)
     found, _ = scored(job, [LAUNCH, COMMUNICATION, cause("waste")])
-    assert [one.finding.code for one in found] == ["waste", "launch", "exchange"]
+    assert [result.finding.code for result in found] == ["waste", "launch", "exchange"]

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 #: Number of random jobs.
 JOBS = 20
-#: 100 kernels take 10 ms and their launches 11 ms, so the host sets the pace by a tenth.
+#: 100 kernels take 10 ms and their launches 11 ms, so the host needs a tenth more time and sets the pace.
 SLIGHTLY_BOUND = Job(ranks=1, step=(kernels(10, count=100, launch_us=110),), steps=10)
 
 
 def findings_and_warnings(case: Case) -> tuple[set[str], dict[str, str]]:
-    found = diagnose(case)
-    findings, doubts = found.findings, found.validity
+    diagnosis = diagnose(case)
+    findings, doubts = diagnosis.findings, diagnosis.validity
     return {finding.code for finding in findings}, {doubt.code: doubt.message for doubt in doubts}
 
 
@@ -53,7 +53,9 @@ def test_small_finding_is_reported_if_steps_scatter_little() -> None:
 
 def test_loss_in_few_steps_is_no_finding() -> None:
     codes, doubts = findings_and_warnings(timed(SLIGHTLY_BOUND, slow_times=1.8))
-    assert not codes & {"launch-bound", "compute-bound"}, "nor is it said that nothing is wrong"
+    assert not codes & {"launch-bound", "compute-bound"}, (
+        "the job must be called neither launch-bound nor compute-bound"
+    )
     assert "chance" in doubts["cannot-tell:launch-bound"]
 
 
@@ -109,7 +111,7 @@ def test_interval_contains_the_true_step_of_random_jobs(*, is_timed: bool) -> No
         halves.append((high - low) / 2 / true_ms)
     assert held >= 0.95 * JOBS
     # Without unprofiled steps, hosts may be a third slower or faster at other times.
-    assert statistics.median(halves) < (0.1 if is_timed else 0.3), "an interval that says something"
+    assert statistics.median(halves) < (0.1 if is_timed else 0.3), "the interval is too wide"
 
 
 def test_interval_includes_faster_unprofiled_steps() -> None:

@@ -100,9 +100,7 @@ def made(batch_ms: float, *, workers: int = 1, batches: int = 4) -> LoaderPace:
         (made(100, batches=1), 100),
     ],
 )
-def test_loader_step_time_is_what_the_workers_need_for_one_batch(
-    loader: LoaderPace | None, step_ms: float | None
-) -> None:
+def test_loader_time_is_the_time_of_the_workers_per_batch(loader: LoaderPace | None, step_ms: float | None) -> None:
     assert loader_step_ms(UnprofiledSteps(host_ms=(1.0,) * 4, loader=loader)) == step_ms
     assert loader_step_ms(UnprofiledSteps(host_ms=(), loader=loader)) is None
 
@@ -122,7 +120,7 @@ def test_input_above_most_ranks_is_the_excess_over_the_usual_wait() -> None:
     assert input_ms_above_most(steady) == {0: 0, 1: pytest.approx(2.5), 2: 0, 3: 0}
     # The ranks take turns in waiting longer, so that the difference may be chance.
     assert input_ms_above_most(fetched((0, 9, 0, 9, 0, 9), (9, 0, 9, 0, 9, 1))) == {0: 0, 1: 0}
-    # A rank counts as waiting for input from 5 % of the slowest rank's 11 ms on: 0.55 ms, but not 0.54 ms.
+    # A rank waits for input if its wait is at least 5 % of the slowest rank's step of 11 ms: 0.55 ms, but not 0.54 ms.
     assert input_ms_above_most(fetched((0.55,) * 4, (9,) * 4)) == {0: 0, 1: pytest.approx(8.45)}
     assert input_ms_above_most(fetched((0.54,) * 4, (9,) * 4)) is None
 
@@ -169,7 +167,7 @@ def test_later_host_is_the_excess_over_the_lower_median_of_hosts() -> None:
     assert later_host_ms(of, range(4), (2,)) == 6
     assert later_host_ms(of, range(4), (3, 1)) == 5
     assert later_host_ms(of, range(4), (9,)) == 0
-    # Every rank of the run must have been timed, and a single rank has no peers.
+    # There is no result if a rank was not timed, and none for a single rank, which has no peers.
     assert later_host_ms(of, range(5), (2,)) is None
     assert later_host_ms(of, [2], (2,)) is None
     assert later_host_ms(of, [1, 2], (2,)) == 6
@@ -188,8 +186,8 @@ def test_exposed_input_is_the_fetch_time_beyond_the_queued_device_work() -> None
 
 
 def leads(*ahead: str) -> RunRecord:
-    """Return a run with a letter per step and host: `a` if it is 2.5 ms ahead of its device, `b` if 2.4 ms."""
-    return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if one == "a" else 2.4 for one in of)) for of in ahead))
+    """Return a run with a letter per step and host: `a` for a lead of 2.5 ms over the device, `b` for 2.4 ms."""
+    return run(*(host(*[50.0] * len(of), lead=tuple(2.5 if letter == "a" else 2.4 for letter in of)) for of in ahead))
 
 
 @pytest.mark.parametrize(
@@ -198,7 +196,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "bbbb"), (1,), True),
         (("aaab", "bbbb"), (1,), True),
         (("aabb", "bbbb"), (1,), False),
-        (("aaab", "bbba"), (1,), False),  # in reverse order in one step
+        (("aaab", "bbba"), (1,), False),  # in one step rank 0 is the late rank
         (("aaaa", "bbba"), (1,), True),
         (("aaa", "bbbb"), (1,), True),  # only steps timed on all ranks count
         (("aaaa", "bbbb", "abab"), (1, 2), False),
@@ -209,7 +207,7 @@ def leads(*ahead: str) -> RunRecord:
         (("aaaa", "aaaa"), (), False),
     ],
 )
-def test_stragglers_alone_are_waited_for_in_most_steps(
+def test_only_stragglers_are_waited_for_in_most_steps(
     ahead: tuple[str, ...], late: tuple[int, ...], alone: bool
 ) -> None:
     assert alone_waited_for(leads(*ahead), range(len(ahead)), late) == alone
@@ -228,7 +226,9 @@ def test_stragglers_alone_are_waited_for_in_most_steps(
 def test_devices_set_the_pace_if_every_host_is_half_a_step_ahead_in_most_steps(
     ahead: tuple[str, ...], set_pace: bool
 ) -> None:
-    of = run(*(host(*[50.0] * len(one), lead=tuple(25.0 if at == "a" else 24.9 for at in one)) for one in ahead))
+    of = run(
+        *(host(*[50.0] * len(letters), lead=tuple(25.0 if at == "a" else 24.9 for at in letters)) for letters in ahead)
+    )
     assert devices_set_pace(of) == set_pace
 
 
@@ -268,7 +268,7 @@ def test_recording_cost_uses_inner_steps_of_the_slowest_rank() -> None:
     assert (cost.unprofiled_ms, cost.light_ms, cost.full_ms) == (11, 27, None)
     cost = recording_cost(run(None, None, light=[times(20.0, 40.0), None]))
     assert cost is not None
-    assert cost.light_ms == 30  # with two steps none is omitted
+    assert cost.light_ms == 30  # of two steps, no step is omitted
     assert recording_cost(run(None)) is recording_cost(None) is None
 
 

@@ -35,9 +35,9 @@ STEPS = 40
 
 
 def timed(job: Job, share: float | Sequence[float], *, device: str = "cuda", lead: float = 0.0) -> Case:
-    """Return the job with unprofiled steps that are longer by this share, by rank, spent in fetching.
+    """Return the job with unprofiled steps in which each rank fetches for longer, by its share of a recorded step.
 
-    The host runs ahead of its device by `lead` of a recorded step, and fetches for that much longer.
+    `lead` is the host's lead as a share of a recorded step; fetching is longer by the lead too.
     """
     case = case_of(job.traces())
     shares = [share] * job.ranks if isinstance(share, float) else list(share)
@@ -136,7 +136,7 @@ def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
     alike = findings_of(on_cpus((30, 30)))
     assert "straggler" not in alike
     assert alike["input-bound"].recoverable_ms_per_step == pytest.approx(38.2, rel=0.01)
-    # Rank 1 also waited longer in unprofiled steps, but less than in recorded ones.
+    # Rank 1 also waited longer in unprofiled steps, but less than in recorded steps.
     later = findings_of(on_cpus((30, 40)))
     assert (later["straggler"].ranks, later["straggler"].cause) == ((1,), "input")
     assert later["straggler"].recoverable_ms_per_step == pytest.approx(10)
@@ -144,7 +144,8 @@ def test_loader_late_in_few_recorded_steps_is_no_straggler() -> None:
 
 
 def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> None:
-    """A recorded step takes 28 ms and its loader keeps up; an unprofiled step takes 20 ms and waits for 30."""
+    """The loader keeps up with recorded steps of 28 ms. Unprofiled steps work for 20 ms and wait 30 ms for the
+    loader."""
     slow_host = Job(ranks=1, step=(fetch(0.1), kernels(15, count=2000, launch_us=14)))
     case = run_of(case_of(slow_host.traces()), [50.0] * STEPS)
     assert case.run is not None
@@ -163,7 +164,7 @@ def test_other_findings_are_relative_to_the_step_without_unrecorded_input() -> N
 
 def test_equally_slow_workers_make_no_rank_late() -> None:
     slow = findings_of(on_cpus((1, 40), (59.0, 59.5)))
-    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59
+    assert slow["straggler"].recoverable_ms_per_step == pytest.approx(1)  # the workers of rank 0 need 59 ms too
     assert next(iter(slow)) == "input-bound"
     late = findings_of(on_cpus((1, 40), (10.0, 59.5)))
     assert (late["straggler"].ranks, late["straggler"].cause) == ((1,), "input")
@@ -181,7 +182,8 @@ def test_rank_with_slow_workers_is_named_even_without_a_wait() -> None:
 def test_savings_of_input_exclude_overlapped_device_work() -> None:
     rank = RankRecord(rank=0, local_rank=0, host="", pid=1, device="cuda:0", device_name="")
     steps = UnprofiledSteps(input_ms=(9.0, 8.0, 2.0, 7.0), host_ms=(1.0,) * 4, lead_ms=(5.0, 5.0, 0.0, 9.0))
-    # The first step is unknown; the others are 8 minus a lead of 5, 2 after a lead of 5, and 7 after none.
+    # The first step has no previous lead. The others expose 8 minus 5 ms, nothing (2 ms after a lead of 5), and 7 ms
+    # (no lead).
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=steps)) == (3.0, 0.0, 7.0)
     on_cpu = msgspec.structs.replace(steps, lead_ms=None)
     assert exposed_input_ms(msgspec.structs.replace(rank, timed=on_cpu, device="cpu")) == (9.0, 8.0, 2.0, 7.0)
@@ -203,7 +205,7 @@ def test_means_and_recording_costs_of_a_run() -> None:
     run = msgspec.structs.replace(case.run, ranks=tuple(ranks))
     cost = recording_cost(run)
     assert cost is not None
-    # Without the first and the last step, which the analysis leaves out too, on the slowest rank.
+    # Means on the slowest rank without the first and the last step, as in the analysis.
     assert (cost.light_ms, cost.full_ms) == (13.0, 21.0)
     assert cost.unprofiled_ms == case.unprofiled_ms
     first, second = unprofiled_ranks(run) or ()
@@ -221,10 +223,10 @@ def test_run_record_without_these_fields_gives_no_figures() -> None:
     assert (unprofiled_ranks(None), recording_cost(None), recording_doubts(None)) == (None, None, ())
 
 
-#: Each device takes 26.4 ms, 8 of them for exposed communication; in recorded steps the hosts take 28 ms.
+#: Each device takes 26.4 ms, of which exposed communication takes 8 ms. In recorded steps the hosts take 28 ms.
 HIDDEN_WHILE_RECORDED = Job(ranks=2, step=(kernels(15, count=2000, launch_us=14), all_reduce(8), update(1)))
 DEVICE_MS, COMMUNICATION_MS = 26.4, 8.0
-#: The unprofiled step of such a job if its host is as slow without the profiler.
+#: This is the job's unprofiled step if the profiler does not slow the host.
 HOST_MS = 28.0
 
 
@@ -262,7 +264,7 @@ def test_communication_hidden_only_while_recorded_is_found_by_idle_starts() -> N
     assert exchange_ms(DEVICE_MS, [DEVICE_MS], idle_host_ms=(25.0, 16.0)) == pytest.approx(COMMUNICATION_MS, rel=0.02)
 
 
-#: The same with fast hosts, except for one that recording slows at the start of its step.
+#: The same job with fast hosts, except that recording slows the host of rank 1 at the start of its step.
 _LAST = (all_reduce(8), update(1))
 ONE_SLOWED = Job(
     ranks=2,
@@ -272,8 +274,10 @@ ONE_SLOWED = Job(
 
 
 @pytest.mark.parametrize(("lead_ms", "each"), [(14.0, True), (13.0, False), (None, False)])
-def test_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(lead_ms: float | None, each: bool) -> None:
-    """A host sets no pace if it runs ahead by more than half of the step: 13 of 26.4 ms are less."""
+def test_simulated_hosts_are_not_slower_than_unprofiled_if_devices_set_the_pace(
+    lead_ms: float | None, each: bool
+) -> None:
+    """A host that runs ahead by more than half of the step (13.2 of 26.4 ms) does not set the pace."""
     timed = exchange_ms(DEVICE_MS, [DEVICE_MS], job=ONE_SLOWED, lead_ms=lead_ms, idle_host_ms=(18.0,))
     assert (timed > 0.9 * COMMUNICATION_MS) == each
 
@@ -289,12 +293,13 @@ def test_longer_unprofiled_steps_lower_confidence() -> None:
         findings_of(run_of(case, [case.slowest_ms * times] * STEPS))["communication-bound"] for times in (1.0, 1.3)
     )
     assert as_recorded.confidence == "high"
-    assert longer.confidence == "medium", "a third of a step that no recording explains, beside a gain of half of one"
+    assert longer.confidence == "medium", "0.3 of a step is unexplained, compared with savings of half a step"
     assert longer.recoverable_ms_per_step == pytest.approx(as_recorded.recoverable_ms_per_step, rel=0.01)
 
 
 def fetching(job: Job, input_ms: Sequence[float]) -> Case:
-    """Return the job on CPUs with unprofiled steps as long as recorded, with these ms of each rank in fetching."""
+    """Return the job on CPUs with unprofiled steps as long as recorded steps, in which each rank fetches for these
+    ms."""
     case = case_of(job.traces())
     case = run_of(case, [case.slowest_ms] * STEPS)
     assert case.run is not None
@@ -317,9 +322,9 @@ def test_stall_that_unprofiled_steps_show_as_fetching_is_reported_once_as_input(
     job = Job(ranks=2, step=(*ELSEWHERE, *DDP))
     assert "host-stall" in findings_of(fetching(job, (0.0, 0.0)))
     case = fetching(job, (30.0, 30.0))
-    told = findings_of(case)
-    assert "host-stall" not in told
-    assert told["input-bound"].recoverable_ms_per_step == pytest.approx(30)
+    findings = findings_of(case)
+    assert "host-stall" not in findings
+    assert findings["input-bound"].recoverable_ms_per_step == pytest.approx(30)
     assert "host-stall" not in {fix.code for fix in diagnose(case).next}
 
 
@@ -408,8 +413,8 @@ def test_no_rank_is_reported_as_awaited_if_a_rank_has_no_host_lead() -> None:
     assert not alone_waited_for(msgspec.structs.replace(case.run, ranks=tuple(ranks)), range(2), (1,))
 
 
-def test_host_without_a_core_is_late_if_it_was_late_unprofiled() -> None:
-    """Both hosts took equally long for an unprofiled step: one waited for room in the launch queue."""
+def test_host_without_a_core_is_late_if_unprofiled_steps_confirm_it() -> None:
+    """Both hosts took equally long for an unprofiled step, because one host waited for room in the launch queue."""
     step = (kernels(10, count=200, launch_us=60), all_reduce(2), update(1))
     case = case_of(Job(ranks=2, step=step, host_pace={1: 1.8}, recording_ns=60_000, steps=8).traces())
     told, untold = (findings_of(hosts(case, *leads, host_ms=24.0)) for leads in ([[22.0] * 20, [0.5] * 20], BY_TURNS))

@@ -62,7 +62,7 @@ def test_ranks_on_several_machines_have_no_nvlink_finding() -> None:
     )
     assert unused_nvlink_gb_per_s(replace(H200S, timeline=numbered_alike), LARGE, SLOW) is None
     recorded = run_of(replace(H200S, timeline=numbered_alike), [10.0, 10.0])
-    assert unused_nvlink_gb_per_s(recorded, LARGE, SLOW) is not None, "the record says that they share a host"
+    assert unused_nvlink_gb_per_s(recorded, LARGE, SLOW) is not None, "all ranks of the record have one host"
     assert recorded.run is not None
     apart = [msgspec.structs.replace(rank, host=f"host{rank.rank}") for rank in recorded.run.ranks]
     elsewhere = replace(recorded, run=msgspec.structs.replace(recorded.run, ranks=tuple(apart)))

@@ -52,7 +52,7 @@ def plain(value: Any) -> Any:
         case dict():
             return {str(key): plain(one) for key, one in value.items() if key not in LEFT_OUT}
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [plain(item) for item in value]
     return value
 
 
@@ -61,7 +61,7 @@ def text(value: Any) -> str:
 
 
 def written(value: Any, indent: str = "") -> str:
-    """Write JSON with each object that fits on a line in one line."""
+    """Write JSON; an object that is short enough takes one line."""
     line = json.dumps(value, ensure_ascii=False)
     if len(indent) + len(line) <= LINE or not isinstance(value, dict | list):
         return line
@@ -69,7 +69,7 @@ def written(value: Any, indent: str = "") -> str:
     if isinstance(value, dict):
         parts = [f"{inner}{json.dumps(key)}: {written(one, inner)}" for key, one in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + written(one, inner) for one in value) + f"\n{indent}]"
+    return "[\n" + ",\n".join(inner + written(item, inner) for item in value) + f"\n{indent}]"
 
 
 @pytest.mark.parametrize("rule", DOCUMENTED_RULES, ids=lambda rule: rule.code)

@@ -54,10 +54,10 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 40, depth: int = 0) -> li
 @given(nested(), st.integers(-5, 45), st.integers(-5, 45))
 @examples(100)
 def test_time_belongs_to_the_innermost_function(frames: list[Frame], begin: int, end: int) -> None:
-    told = [frame for frame in frames if frame[0].isupper()]
+    users = [frame for frame in frames if frame[0].isupper()]
     instant_by_instant = Counter[str]()
     for at in range(begin, end):
-        around = [name for name, start, stop in told if start <= at < stop]
+        around = [name for name, start, stop in users if start <= at < stop]
         instant_by_instant.update(around[-1:])
     assert +Counter(time_in(events(*frames), 1, begin, end)) == instant_by_instant
 
@@ -82,7 +82,7 @@ def test_function_around_an_event_is_the_innermost_of_its_thread() -> None:
 
 @pytest.mark.parametrize(("end", "found"), [(16, "B"), (15, "A"), (100, "A")])
 def test_span_belongs_to_the_function_that_covers_most_of_it(end: int, found: str) -> None:
-    """The span lasts from about 10 to 20; it is attributed to the shortest call that covers most of it."""
+    """The shortest call that covers most of a span (here from 10 to 20) gets the span's time."""
     frames = events(("A", 0, 90), ("B", 10, end), ("C", 5, 95))
     assert innermost(frames, np.arange(3), 10, 20) == found
     assert innermost(frames, np.array([1]), 10, 20) == ("" if end == 15 else "B")
@@ -93,7 +93,7 @@ def more(**own_ms: float) -> str:
     return MoreOperators(own_ms=own_ms, calls={}, own_work=True).words()
 
 
-def test_operators_are_named_by_the_one_with_most_time() -> None:
+def test_operators_are_named_by_the_operator_with_most_time() -> None:
     assert more(a=5) == "in a"
     assert more(a=5, b=4) == "in a"
     assert more(a=5, b=5) == "in a, b"
@@ -122,33 +122,33 @@ def near(**values: float) -> Any:
 
 
 def test_excess_of_a_late_rank_is_over_the_mean_of_its_peers() -> None:
-    found = ranks({"mm": (5, 2)}, {"mm": (8, 2), "sort": (3, 1)}, {"mm": (6, 2)})
-    assert found is not None
-    assert found.own_ms == near(mm=5, sort=3)
-    assert found.calls == near(mm=0, sort=1)
-    assert not found.own_work
-    assert list(found.own_ms) == ["mm", "sort"]
+    excess_by_name = ranks({"mm": (5, 2)}, {"mm": (8, 2), "sort": (3, 1)}, {"mm": (6, 2)})
+    assert excess_by_name is not None
+    assert excess_by_name.own_ms == near(mm=5, sort=3)
+    assert excess_by_name.calls == near(mm=0, sort=1)
+    assert not excess_by_name.own_work
+    assert list(excess_by_name.own_ms) == ["mm", "sort"]
 
 
 def test_additional_work_is_called_more_often() -> None:
-    found = ranks({"mm": (5, 2)}, {"mm": (6.4, 2), "sort": (3, 1), "pad": (0.1, 1)})
-    assert found is not None
-    assert (found.own_work, found.own_ms) == (True, near(sort=3, pad=0.1))
-    assert found.calls == near(sort=1, pad=1)
+    excess_by_name = ranks({"mm": (5, 2)}, {"mm": (6.4, 2), "sort": (3, 1), "pad": (0.1, 1)})
+    assert excess_by_name is not None
+    assert (excess_by_name.own_work, excess_by_name.own_ms) == (True, near(sort=3, pad=0.1))
+    assert excess_by_name.calls == near(sort=1, pad=1)
     # Most of the excess is in calls that all ranks make equally often.
-    found = ranks({"mm": (5, 2)}, {"mm": (6.6, 2), "sort": (3, 1), "pad": (0.1, 1)})
-    assert found is not None
-    assert (found.own_work, found.own_ms) == (False, near(mm=3.2, sort=3, pad=0.1))
+    excess_by_name = ranks({"mm": (5, 2)}, {"mm": (6.6, 2), "sort": (3, 1), "pad": (0.1, 1)})
+    assert excess_by_name is not None
+    assert (excess_by_name.own_work, excess_by_name.own_ms) == (False, near(mm=3.2, sort=3, pad=0.1))
     # Calls that the late rank makes less often and that take less time do not count.
-    found = ranks({"mm": (5, 3), "sort": (1, 1)}, {"mm": (4, 2), "sort": (4, 1)})
-    assert found is not None
-    assert found.own_ms == near(sort=3)
+    excess_by_name = ranks({"mm": (5, 3), "sort": (1, 1)}, {"mm": (4, 2), "sort": (4, 1)})
+    assert excess_by_name is not None
+    assert excess_by_name.own_ms == near(sort=3)
 
 
 def test_only_the_first_names_are_listed_and_none_without_peers() -> None:
-    found = ranks({}, {f"op{at}": (8 - at, 1) for at in range(7)})
-    assert found is not None
-    assert list(found.own_ms) == ["op0", "op1", "op2", "op3", "op4"]
+    excess_by_name = ranks({}, {f"op{at}": (8 - at, 1) for at in range(7)})
+    assert excess_by_name is not None
+    assert list(excess_by_name.own_ms) == ["op0", "op1", "op2", "op3", "op4"]
     assert ranks({"mm": (5, 1)}, {"mm": (4, 1)}) is None
     assert (
         more_operators(case_of([TraceBuilder().steps(5, 100, lambda trace: trace.compute(0, 90)).build()]), (0,))
@@ -181,7 +181,7 @@ def test_means_of_several_late_ranks_and_peers_are_compared() -> None:
             for place in range(count):
                 trace.operator(10_000 * place, 10_000 * place + 1000 * ms, "mm")
         traces.append(trace.build())
-    found = more_operators(case_of(traces), (1, 3))
-    assert found is not None
-    assert found.own_ms == near(mm=(18 + 12) / 2 - (5 + 7) / 2)
-    assert found.calls == near(mm=1)
+    operators = more_operators(case_of(traces), (1, 3))
+    assert operators is not None
+    assert operators.own_ms == near(mm=(18 + 12) / 2 - (5 + 7) / 2)
+    assert operators.calls == near(mm=1)

@@ -1,4 +1,4 @@
-"""Logs of line events for tests."""
+"""Build logs of line events for tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CODES = [
 
 
 def events(rows: list[Row]) -> Events:
-    """Return the events as columns, with differences of times."""
+    """Return the events as columns; the column of times has the difference to the previous event."""
     times = [at_ns for at_ns, _, _ in rows]
     return Events(
         [now - before for before, now in zip([0, *times], times, strict=False)],

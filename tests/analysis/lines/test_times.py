@@ -1,4 +1,4 @@
-"""Lines that run too often to be recorded get their time back from the first steps' proportions."""
+"""Test the time of lines: of lines whose events are disabled, in traced steps, and on a trace."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_lines_above_the_loop_are_never_named() -> None:
     stack = [(HOOK, 99), (MAIN, 9)]
     process = ProcessTimes(log_of(rows, stack=stack))
     amounts = np.zeros(len(process.tree.parent))
-    amounts[1] = 5.0  # in line 99, which calls `main`
+    amounts[1] = 5.0  # line 99 of the library calls `main`
     assert main_line(process, amounts) is None
 
 
@@ -92,7 +92,8 @@ def test_traced_steps_are_corrected_by_the_unprofiled_step() -> None:
     assert plain.total_ns[0].mean() == 8 * MS
     assert corrected.total_ns[0].mean() == pytest.approx(4 * MS, rel=0.02)
     line = {corrected.tree.position[node][1]: node for node in range(1, len(corrected.tree.parent))}
-    assert corrected.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.03)  # 900 of 904 calls and events
+    # Line 5 has 900 of the 904 calls and events.
+    assert corrected.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.03)
     assert corrected.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.03)
 
 
@@ -133,7 +134,7 @@ def test_section_is_placed_on_the_trace_by_its_step_marks() -> None:
     by_node = lines.by_node(shift + 20 * MS, shift + 30 * MS)
     helper = next(node for node in by_node if process.tree.position[node][1] == 22)
     assert by_node[helper] == pytest.approx(3 * MS, abs=20)
-    assert lines_on_trace(process, marks * 2) is None  # the steps of another recording
+    assert lines_on_trace(process, marks * 2) is None  # these marks are of another recording
     assert lines_on_trace(process, marks[:1]) is None
 
 

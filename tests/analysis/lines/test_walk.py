@@ -1,4 +1,4 @@
-"""Following line events gives each instant to one line below its callers."""
+"""Test that line events attribute each instant to one line, below the lines that called it."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ BACKWARD, FORWARD = -13, -12
 
 
 def times_of(log: ProcessLines) -> dict[tuple[int, ...], float]:
-    """Return path of line numbers → ns in the line itself, over all steps."""
+    """Return the self time of each line in ns over all steps, by its path of line numbers."""
     process = ProcessTimes(log)
     own = process.self_ns.sum(axis=1)
     paths = [tuple(process.tree.position[above][1] for above in process.tree.path(node)) for node in range(len(own))]
     return {path: float(ns) for path, ns in zip(paths, own, strict=True) if ns}
 
 
-def test_time_belongs_to_current_line_below_its_caller() -> None:
+def test_time_belongs_to_the_current_line_below_the_line_that_called_it() -> None:
     rows = step_rows(0, [(1, MAIN, 3), (1, HELPER, CALL), (2, HELPER, 8), (6, HELPER, LEAVE), (7, MAIN, 4)], 9)
     assert times_of(log_of([*rows, (10, -1, STEP)])) == {(9,): 1, (3,): 2, (3, 8): 4, (4,): 2}
 
@@ -56,7 +56,7 @@ def test_line_has_the_kind_of_work_that_it_calls() -> None:
     assert kinds == {9: "other", 5: "forward", 6: "backward", 7: "other"}
 
 
-def test_calls_of_functions_without_events_are_counted_from_the_event_before() -> None:
+def test_calls_of_functions_without_events_count_at_the_previous_event() -> None:
     rows = step_rows(0, [(1, MAIN, 5), (1, -1, CALLS - 12), (8, MAIN, 6)], 9)
     tree, log = LineTree(), log_of([*rows, (10, -1, STEP)])
     walked = walk(tree, log, log.sections[0])

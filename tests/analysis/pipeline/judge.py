@@ -13,7 +13,7 @@ from tests.analysis.pipeline.random_pipelines import Pipeline, execute, true_cos
 
 #: Findings below this share of the step are neither required nor false alarms.
 NOTABLE = 0.05
-#: A fault must be found if it costs this share: the margin keeps costs near `NOTABLE` from being decided by chance.
+#: A fault must be found if it costs this share. Between `NOTABLE` and this share, chance may decide.
 REQUIRED = 0.07
 #: Two faults whose costs differ by less than this factor may come in any order.
 CLEARLY_MORE = 1.3
@@ -23,7 +23,7 @@ AMOUNT, AMOUNT_OF_STEP = 0.15, 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class JudgedPipeline:
-    """A job with its analysis, its true costs in ms, and what is wrong (empty if nothing is)."""
+    """A job with its analysis, its true costs in ms, and the errors of the analysis (empty if it is right)."""
 
     pipeline: Pipeline
     analysis: PipelineAnalysis

@@ -1,4 +1,4 @@
-"""Random pipeline-parallel jobs with known stragglers, executed by a small simulator of workers.
+"""Draw random pipeline-parallel jobs with known stragglers, and execute them with a small simulator of workers.
 
 The simulator runs each worker's program of computations, sends and receives with a clock, and does not use the graph of
 `gpudiag.analysis.pipeline`. The true cost of a fault is the difference to the same job, with the same random numbers,
@@ -45,19 +45,14 @@ class Pipeline:
         stages, data_ranks, microbatches, steps: sizes.
         schedule: one of `SCHEDULES`.
         chunks: parts of the model per stage; above 1 only if the schedule is interleaved, and then the number of
-            microbatches is a multiple of that of stages.
-        forward_ms, backward_ms: computation of one microbatch on one stage.
-        transfer_ms, collective_ms: time of a send, and of the other communication.
-        gap_ms: the host's time between a computation and the next operation.
-        noise: relative standard deviation of each computation.
-        slow_transfers: share of transfers that take ten times as long.
-        clock_ms: largest error of a worker's clock.
-        early_receives: receives are posted one computation earlier.
-        loss_is_synchronized: the last stages of all data ranks wait for each other, which is not recorded.
-        rank: slow worker (stage, data rank) and its factor; None if there is none.
-        stage: factor of each stage.
-        sequence: relative standard deviation of microbatches.
-        seed: of the random numbers.
+        microbatches is a multiple of the number of stages. forward_ms, backward_ms: computation of one microbatch on
+        one stage. transfer_ms, collective_ms: time of a send, and of the other communication. gap_ms: the host's time
+        between a computation and the next operation. noise: relative standard deviation of each computation.
+        slow_transfers: share of transfers that take ten times as long. clock_ms: largest error of a worker's clock.
+        early_receives: receives are posted one computation earlier. loss_is_synchronized: the last stages of all data
+        ranks wait for each other, which is not recorded. rank: slow worker (stage, data rank) and its factor; None if
+        there is none. stage: factor of the computation of each stage. sequence: relative standard deviation of the
+        lengths of microbatches. seed: seed of the random numbers.
     """
 
     stages: int
@@ -112,7 +107,10 @@ def program(pipeline: Pipeline, stage: int) -> list[tuple[str, int, int]]:
 
 
 def _piece(pipeline: Pipeline, stage: int, number: int, *, last_first: bool) -> tuple[int, int]:
-    """Return chunk and microbatch of a worker's n-th piece: as many microbatches as stages pass each chunk in turn."""
+    """Return the part of the model and the microbatch of a worker's n-th computation.
+
+    In an interleaved schedule, as many microbatches as there are stages pass one chunk before the next chunk.
+    """
     turn, within = divmod(number, pipeline.stages * pipeline.chunks)
     if pipeline.chunks == 1:
         turn, within = 0, number
@@ -150,7 +148,7 @@ def execute(pipeline: Pipeline) -> tuple[OperationTable, float]:
         (pipeline.steps, pipeline.data_ranks, pipeline.microbatches)
     )
     spread = np.exp(pipeline.sequence * lengths)
-    spread /= spread.mean()  # so that equal lengths are the same work
+    spread /= spread.mean()  # so that the total work does not depend on the spread
     times = [_run_step(pipeline, step, spread[step], random, recorder) for step in range(pipeline.steps)]
     step, data_rank, stage, kind, start, duration, chunk, microbatch = zip(*recorder.rows, strict=True)
     order = np.random.default_rng(pipeline.seed).permutation(len(step))
@@ -242,7 +240,7 @@ class _Column:
         return {(stage, self.data_rank): ends[stage][-1] for stage in range(self.pipeline.stages)}
 
     def _execute(self, stage: int, number: int, ends: list[float]) -> bool:
-        """Execute a computation if its input was sent; record it, its receive, and the send at the other end."""
+        """Execute and record a computation if its input was sent, with its receive and the send at the other end."""
         kind, chunk, microbatch = self.programs[stage][number]
         backward = int(kind == BACKWARD)
         source_chunk = chunk + (1 if backward else -1)

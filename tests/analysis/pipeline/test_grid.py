@@ -33,7 +33,7 @@ def rows_where(whole: OperationTable, keep: np.ndarray) -> OperationTable:
     return msgspec.structs.replace(whole, **{name: getattr(whole, name)[keep] for name in COLUMNS})
 
 
-def test_slots_hold_the_times_of_all_steps() -> None:
+def test_grid_slots_contain_the_times_of_all_steps() -> None:
     grid = arrange(table())
     assert grid.starts_ms.shape == grid.durations_ms.shape == (len(grid.slots), 4, 2)
     assert (grid.stages, grid.microbatches, grid.chunks_per_stage) == (3, 4, 1)
@@ -41,7 +41,7 @@ def test_slots_hold_the_times_of_all_steps() -> None:
     assert grid.starts_ms.min() == 0
 
 
-def test_incomplete_steps_are_left_out_and_said() -> None:
+def test_incomplete_steps_are_left_out_and_reported() -> None:
     whole = table()
     lost = np.flatnonzero((whole.step == 2) & (whole.kind == KIND_CODES[FORWARD]))[0]
     analysis = analyse_operations(rows_where(whole, np.arange(len(whole)) != lost))

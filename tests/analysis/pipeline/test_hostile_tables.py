@@ -1,4 +1,4 @@
-"""Test that no table of operations makes the analysis fail other than by a refusal."""
+"""Test that every table of operations is analysed or refused, without other errors."""
 
 from __future__ import annotations
 

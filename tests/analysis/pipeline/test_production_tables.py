@@ -14,7 +14,7 @@ from gpudiag.trace.operation_table import read_operation_table
 pytest.importorskip("pyarrow", reason="needs gpudiag[tables]")
 
 TABLES = Path(__file__).parents[2] / "traces" / "pipelines"
-#: Published: slowdown, cause, ranks, data-parallel and pipeline size, microbatches, ranks per worker.
+#: Published results by job: slowdown, cause, ranks, data-parallel and pipeline size, microbatches, ranks per worker.
 PUBLISHED = {
     "AR": (1.973, "rank", (0,), 4, 4, 32, 4),
     "ST": (1.179, "stage", (6, 7), 2, 4, 4, 1),
@@ -42,7 +42,7 @@ def test_first_finding_has_the_published_cause(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_simulated_steps_are_the_recorded_ones(name: str) -> None:
+def test_simulated_steps_equal_recorded_steps(name: str) -> None:
     assert analysis_of(name).replay_error_percent < 1.0
 
 
@@ -54,7 +54,7 @@ def test_grid_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_bubble_of_the_ideal_step_is_the_theoretical_one(name: str) -> None:
+def test_bubble_of_the_ideal_step_equals_theory(name: str) -> None:
     bubble = analysis_of(name).bubble
     assert bubble is not None
     assert bubble.percent == pytest.approx(bubble.theoretical_percent, rel=0.15)

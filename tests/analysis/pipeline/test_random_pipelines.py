@@ -72,7 +72,7 @@ def test_bubble_is_the_theoretical_share(schedule: str, stages: int, microbatche
     assert bubble.percent == pytest.approx(bubble.theoretical_percent, abs=0.5)
 
 
-def test_twice_as_many_microbatches_save_what_the_bubble_promises() -> None:
+def test_twice_as_many_microbatches_save_as_much_as_the_bubble_finding_predicts() -> None:
     few = dataclasses.replace(CLEAN, transfer_ms=0.001, noise=0.0)
     many = dataclasses.replace(few, microbatches=16, forward_ms=5.0, backward_ms=10.0)
     (table, step_ms), (_, faster_ms) = execute(few), execute(many)
@@ -109,7 +109,7 @@ def test_uneven_sequences_are_named_also_without_a_pipeline(stages: int) -> None
     assert analysis.sequence_correlation > 0.9
 
 
-def test_slow_worker_without_a_pipeline_is_no_matter_of_sequences() -> None:
+def test_slow_worker_without_a_pipeline_is_not_attributed_to_sequences() -> None:
     analysis = analyse_operations(execute(dataclasses.replace(CLEAN, stages=1, rank=(0, 1, 1.8)))[0])
     assert (analysis.findings[0].cause, analysis.findings[0].ranks) == ("rank", (1,))
     assert analysis.bubble is None

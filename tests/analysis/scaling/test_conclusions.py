@@ -24,11 +24,11 @@ from tests.app.scale.points import measured, parts
 def test_efficiency_is_relative_to_one_device_of_the_same_curve() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     other = measured(1, 60.0, precision="fp32")
-    found = {point.id: point for point in with_speedups([four, other, one])}
-    assert found[four.id].baseline == one.id
-    assert found[four.id].speedup == pytest.approx(3.0)
-    assert found[four.id].efficiency == pytest.approx(0.75)
-    low, high = found[four.id].efficiency_ci95 or (0, 0)
+    by_id = {point.id: point for point in with_speedups([four, other, one])}
+    assert by_id[four.id].baseline == one.id
+    assert by_id[four.id].speedup == pytest.approx(3.0)
+    assert by_id[four.id].efficiency == pytest.approx(0.75)
+    low, high = by_id[four.id].efficiency_ci95 or (0, 0)
     assert high - low == pytest.approx(2 * 0.75 * 0.01 * 2**0.5, rel=0.01)
 
 
@@ -42,12 +42,12 @@ def test_different_jobs_give_no_speedup(unlike: dict[str, object]) -> None:
     assert four.baseline is None
 
 
-def test_strong_scaling_compares_the_same_step() -> None:
+def test_strong_scaling_compares_steps_with_the_same_samples() -> None:
     one = measured(1, 40.0, mode="strong", batch_per_device=256, global_batch=256)
     four = measured(4, 12.5, mode="strong", batch_per_device=64, global_batch=256)
-    found = with_speedups([one, four])[1]
-    assert found.speedup == pytest.approx(3.2)
-    assert found.efficiency == pytest.approx(0.8)
+    point = with_speedups([one, four])[1]
+    assert point.speedup == pytest.approx(3.2)
+    assert point.efficiency == pytest.approx(0.8)
 
 
 def test_waterfall_of_the_worked_example() -> None:
@@ -123,13 +123,13 @@ def known(step_ms: float) -> Estimate:
 
 def test_fit_recovers_its_terms() -> None:
     steps = {n: known(30 + 4 * 2 * (n - 1) / n + 0.2 * (n - 1)) for n in (1, 2, 4, 8, 16)}
-    found = fit(steps)
-    assert found.cost.compute_ms == pytest.approx(30, rel=0.01)
-    assert found.cost.transfer_ms == pytest.approx(4, rel=0.1)
-    assert found.cost.latency_ms == pytest.approx(0.2, rel=0.15)
-    assert found.cost.growth == "n - 1"
-    assert found.degrees == 2
-    low, high = found.range_of(lambda cost: cost.step_ms(32))
+    fitted = fit(steps)
+    assert fitted.cost.compute_ms == pytest.approx(30, rel=0.01)
+    assert fitted.cost.transfer_ms == pytest.approx(4, rel=0.1)
+    assert fitted.cost.latency_ms == pytest.approx(0.2, rel=0.15)
+    assert fitted.cost.growth == "n - 1"
+    assert fitted.degrees == 2
+    low, high = fitted.range_of(lambda cost: cost.step_ms(32))
     assert low <= 30 + 4 * 2 * 31 / 32 + 0.2 * 31 <= high
 
 
@@ -160,23 +160,23 @@ def test_too_few_sizes_give_no_fit() -> None:
 
 
 def test_forecast_within_the_machine() -> None:
-    found = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
-    assert found is not None
-    assert [forecast.devices for forecast in found.forecasts] == [8, 16, 32]
-    for one in found.forecasts:
-        assert one.efficiency.low <= one.efficiency.value <= one.efficiency.high <= 1
-    assert found.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
+    outlook = prospect([measured(1, 30.0), measured(2, 34.0), measured(4, 36.0)], None, None)
+    assert outlook is not None
+    assert [forecast.devices for forecast in outlook.forecasts] == [8, 16, 32]
+    for row in outlook.forecasts:
+        assert row.efficiency.low <= row.efficiency.value <= row.efficiency.high <= 1
+    assert outlook.forecasts[0].efficiency.value == pytest.approx(30 / 37, rel=0.03)
 
 
 def test_forecast_over_a_network_ranges_from_no_overlap_to_full_overlap() -> None:
-    # 100 MB over 10 GB/s take 20 ms between many machines, which backward can hide entirely.
-    found = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
-    assert found is not None
-    last = found.forecasts[-1]
+    # Between many machines 100 MB take 20 ms over 10 GB/s. Backward can hide this time entirely.
+    outlook = prospect([measured(1, 30.0), measured(2, 30.0), measured(4, 30.0)], Network(gb_per_s=10.0), 0.5)
+    assert outlook is not None
+    last = outlook.forecasts[-1]
     assert last.devices == 4096
     assert last.efficiency.high > 0.97
     assert last.efficiency.low < 30 / 50
-    values = [forecast.efficiency.value for forecast in found.forecasts]
+    values = [forecast.efficiency.value for forecast in outlook.forecasts]
     assert values == sorted(values, reverse=True)
     assert "10 GB/s" in last.network
 
@@ -228,7 +228,7 @@ def test_odd_gpu_is_named_instead_of_its_pair() -> None:
         links=(Link(a=0, b=1, kind="PIX"), Link(a=2, b=3, kind="PHB")),
     )
     pairs = {pair.link: pair for pair in devices.pairs([*singles, slow, fast], facts)}
-    # The pair with the slow GPU is compared with its two GPUs measured alone, because the faster one waits.
+    # The pair with the slow GPU is compared with its two GPUs alone, because the faster GPU of the pair waits.
     assert pairs["PIX"].efficiency == pytest.approx(3200 / (64e3 / 30 + 64e3 / 40))
     assert pairs["PHB"].efficiency == pytest.approx(30 / 30.3)
     assert [link.link for link in devices.by_link(pairs.values())] == ["PHB", "PIX"]

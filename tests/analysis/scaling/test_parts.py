@@ -22,18 +22,18 @@ def of(name: str, share: float = 1.0, *, fed: bool = True) -> StepParts:
     timeline = build_timeline(read_traces([TRACES / name]), None)
     what_if = build_what_if(timeline)
     assert what_if is not None
-    found = step_parts(timeline, share * what_if.corrected_ms, fed=fed)
-    assert found is not None
-    return found
+    parts = step_parts(timeline, share * what_if.corrected_ms, fed=fed)
+    assert parts is not None
+    return parts
 
 
 @pytest.mark.parametrize("name", ["clean", "slow_loader_rank2", "vgg_p2poff", "gloo_dataloader"])
 def test_parts_sum_to_the_unprofiled_step(name: str) -> None:
-    found = of(name)
-    assert set(found.parts_ms) == set(STEP_PARTS)
-    assert min(found.parts_ms.values()) >= 0
-    assert sum(found.parts_ms.values()) == pytest.approx(found.timed_ms, rel=0.03)
-    assert found.replayed_ms <= found.recorded_ms * 1.01
+    parts = of(name)
+    assert set(parts.parts_ms) == set(STEP_PARTS)
+    assert min(parts.parts_ms.values()) >= 0
+    assert sum(parts.parts_ms.values()) == pytest.approx(parts.timed_ms, rel=0.03)
+    assert parts.replayed_ms <= parts.recorded_ms * 1.01
 
 
 def test_straggler_causes_waiting() -> None:
@@ -43,9 +43,9 @@ def test_straggler_causes_waiting() -> None:
 
 
 def test_exposed_transfer_includes_copies_through_host_memory() -> None:
-    found = of("vgg_p2poff")
-    assert found.parts_ms["exposed_transfer"] > 0.4 * found.replayed_ms
-    assert found.parts_ms["exposed_transfer"] > 10 * found.parts_ms["waiting"]
+    parts = of("vgg_p2poff")
+    assert parts.parts_ms["exposed_transfer"] > 0.4 * parts.replayed_ms
+    assert parts.parts_ms["exposed_transfer"] > 10 * parts.parts_ms["waiting"]
 
 
 def test_loader_is_input_only_if_batches_are_loaded() -> None:
@@ -56,10 +56,10 @@ def test_loader_is_input_only_if_batches_are_loaded() -> None:
 
 
 def test_slower_recorded_steps_are_scaled_with_a_note() -> None:
-    found = of("gloo_dataloader", 0.6)
-    assert found.on_cpu
-    assert found.scaled_by == pytest.approx(found.timed_ms / found.replayed_ms)
-    assert sum(found.parts_ms.values()) == pytest.approx(found.timed_ms)
+    parts = of("gloo_dataloader", 0.6)
+    assert parts.on_cpu
+    assert parts.scaled_by == pytest.approx(parts.timed_ms / parts.replayed_ms)
+    assert sum(parts.parts_ms.values()) == pytest.approx(parts.timed_ms)
 
 
 milliseconds = st.floats(0, 100, allow_subnormal=False)
@@ -70,8 +70,8 @@ def test_scaling_never_makes_parts_longer_than_the_unprofiled_step(
     lengths: tuple[float, ...], timed_ms: float, on_cpu: bool
 ) -> None:
     parts_ms = dict(zip(STEP_PARTS, lengths, strict=True))
-    found = scale_to_timed(parts_ms, timed_ms, on_cpu=on_cpu)
+    scaled = scale_to_timed(parts_ms, timed_ms, on_cpu=on_cpu)
     kernels = 0.0 if on_cpu else parts_ms["compute"] + parts_ms["disturbed"]
-    whole = kernels + found * (sum(lengths) - kernels)
-    assert found >= 0
+    whole = kernels + scaled * (sum(lengths) - kernels)
+    assert scaled >= 0
     assert whole <= max(timed_ms * 1.03, kernels) + 1e-6

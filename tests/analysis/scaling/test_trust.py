@@ -62,7 +62,7 @@ def test_points_without_contention_keep_their_conclusions(uneven: Scaling) -> No
     assert any(r.code == "no-waterfall" and "cpu-reduce" in r.message for r in uneven.remarks)
 
 
-def test_values_of_every_result_are_in_range(uneven: Scaling) -> None:
+def test_efficiencies_and_unexplained_shares_are_in_range(uneven: Scaling) -> None:
     for point in uneven.points:
         assert point.efficiency_ci95 is None or point.efficiency_ci95[0] <= 1.0
     for fall in uneven.waterfalls:
@@ -89,7 +89,7 @@ def started(devices: int, *steps_ms: float, **given: object) -> PointRecord:
 
 
 def test_intervals_cover_the_scatter_of_starts() -> None:
-    """Two starts differ by 1 % on average, and each is known to 1 %."""
+    """Two starts differ by 1 % on average, and the step time of each start is known to 1 %."""
     points = [started(n, 30.0 * n, 30.0 * n * (1 + apart)) for n, apart in ((1, 0.01), (2, -0.01), (4, 0.012))]
     for point in with_scatter(points):
         rates = [start.samples_per_s for start in point.starts]
@@ -113,7 +113,7 @@ def test_every_point_has_the_requested_starts() -> None:
     assert again([measured(1, 30.0), two], 1) == []
 
 
-def test_point_with_two_starts_keeps_both() -> None:
+def test_point_with_two_starts_keeps_both_starts() -> None:
     point = started(2, 40.0, 50.0)
     assert point.starts == tuple(
         StartResult(samples_per_s=rate, ci95=(0.99 * rate, 1.01 * rate)) for rate in (128e3 / 40, 128e3 / 50)
@@ -129,6 +129,6 @@ def test_two_points_give_no_forecast() -> None:
 def test_waterfall_with_strongly_scaled_parts_is_dropped() -> None:
     one, four = measured(1, 30.0), measured(4, 40.0)
     gone = msgspec.structs.replace(parts(compute=40), scaled_by=0.0)
-    found = concluded([one, four], {one.id: parts(compute=30), four.id: gone})
-    assert found.waterfalls == ()
-    assert any(remark.code == "no-waterfall" for remark in found.remarks)
+    scaling = concluded([one, four], {one.id: parts(compute=30), four.id: gone})
+    assert scaling.waterfalls == ()
+    assert any(remark.code == "no-waterfall" for remark in scaling.remarks)

@@ -39,7 +39,7 @@ def without_rank(source: Path, rank: int, target: Path) -> Path:
 
 
 def with_rank_twice(source: Path, rank: int, instead_of: int, target: Path, *, says: int) -> Path:
-    """Replace a rank's trace by the trace of a different rank, with a header that says rank `says`."""
+    """Replace a rank's trace by the trace of a different rank, whose header says rank `says`."""
     without_rank(source, instead_of, target)
     text = gzip.decompress(named(source, rank).read_bytes()).decode()
     head, events = text.split('"traceEvents"', 1)

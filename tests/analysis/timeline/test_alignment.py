@@ -64,7 +64,8 @@ def training(steps: int, buckets: int, noise: np.random.Generator, *, sized: boo
 
 
 def check_pairing(found: Alignment, of_a: np.ndarray, of_b: np.ndarray, *, at_least: float) -> None:
-    """Check that each match is of the same collective, and that almost all collectives recorded by both ranks match."""
+    """Check that each match joins recordings of the same collective, and that almost all collectives recorded by both
+    ranks match."""
     assert (of_a[found.a] == of_b[found.b]).all()
     assert len(found.a) >= at_least * len(np.intersect1d(of_a, of_b))
 
@@ -89,11 +90,11 @@ def test_captures_with_different_start_and_end(
     most = count // 4
     of_a = np.arange(min(cut[0], most), count - min(cut[1], most))
     of_b = np.arange(min(cut[2], most), count - min(cut[3], most))
-    found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
-    # A few equal collectives may match in several ways if the clocks differ; the result must then be ambiguous.
-    if abs(offset) < NS_PER_MS or not found.ambiguous:
-        check_pairing(found, of_a, of_b, at_least=0.99)
-        assert abs(found.offset_ns - offset) <= JITTER_NS
+    alignment = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
+    # If the clocks differ, a few equal collectives may match in several ways, and the result must be ambiguous.
+    if abs(offset) < NS_PER_MS or not alignment.ambiguous:
+        check_pairing(alignment, of_a, of_b, at_least=0.99)
+        assert abs(alignment.offset_ns - offset) <= JITTER_NS
 
 
 @given(seed=st.integers(0, 2**32), offset=st.sampled_from([3 * NS_PER_MS, -5 * NS_PER_MS]))
@@ -102,9 +103,9 @@ def test_small_clock_offset_is_unambiguous(seed: int, offset: int) -> None:
     noise = np.random.default_rng(seed)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
-    found = align(job.seen(every, 0, noise), job.seen(every, offset, noise), clocks_comparable=True)
-    assert not found.ambiguous
-    assert abs(found.offset_ns - offset) <= JITTER_NS
+    alignment = align(job.seen(every, 0, noise), job.seen(every, offset, noise), clocks_comparable=True)
+    assert not alignment.ambiguous
+    assert abs(alignment.offset_ns - offset) <= JITTER_NS
 
 
 @given(seed=st.integers(0, 2**32), lost=st.integers(1, 6), offset=st.sampled_from([0, 40 * NS_PER_US, 2 * NS_PER_MS]))
@@ -114,8 +115,8 @@ def test_collectives_lost_in_the_middle_are_skipped(seed: int, lost: int, offset
     job = training(6, 5, noise)
     of_a = np.arange(len(job.end))
     of_b = np.delete(of_a, noise.choice(np.arange(1, len(of_a) - 1), lost, replace=False))
-    found = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
-    check_pairing(found, of_a, of_b, at_least=0.9)
+    alignment = align(job.seen(of_a, 0, noise), job.seen(of_b, offset, noise), clocks_comparable=True)
+    check_pairing(alignment, of_a, of_b, at_least=0.9)
 
 
 @given(seed=st.integers(0, 2**32), origin=st.integers(-(10**12), 10**12), cut=st.tuples(*[st.integers(0, 3)] * 4))
@@ -126,10 +127,10 @@ def test_clocks_without_a_common_origin_are_aligned(seed: int, origin: int, cut:
     job = training(6, 4, noise)
     count = len(job.end)
     of_a, of_b = np.arange(cut[0], count - cut[1]), np.arange(cut[2], count - cut[3])
-    found = align(
+    alignment = align(
         job.seen(of_a, 0, noise, TYPICAL_NS), job.seen(of_b, origin, noise, TYPICAL_NS), clocks_comparable=False
     )
-    check_pairing(found, of_a, of_b, at_least=0.99)
+    check_pairing(alignment, of_a, of_b, at_least=0.99)
 
 
 @pytest.mark.parametrize("origin", [0, 10**9])
@@ -140,13 +141,13 @@ def test_long_captures_are_aligned(origin: int) -> None:
     every = np.arange(len(job.end))
     of_a, of_b = every[:-100], every[100:]
     a, b = job.seen(of_a, 0, noise, TYPICAL_NS), job.seen(of_b, origin, noise, TYPICAL_NS)
-    found = align(a, b, clocks_comparable=origin == 0)
-    check_pairing(found, of_a, of_b, at_least=0.99)
-    assert abs(found.offset_ns - origin) <= TYPICAL_NS
+    alignment = align(a, b, clocks_comparable=origin == 0)
+    check_pairing(alignment, of_a, of_b, at_least=0.99)
+    assert abs(alignment.offset_ns - origin) <= TYPICAL_NS
 
 
 def test_uneven_steps_are_rarely_ambiguous_without_a_common_origin() -> None:
-    """Two steps may be so similar by chance that a correct match is reported as ambiguous."""
+    """Steps that are similar by chance may make a correct match ambiguous."""
     doubted = 0
     for seed in range(100):
         noise = np.random.default_rng(seed)
@@ -172,10 +173,10 @@ def test_periodic_collectives_on_one_clock_pair_where_they_end_together() -> Non
     same, all_leave = np.zeros(20, np.int64), np.ones(20, np.bool_)
     a = CollectiveSequence(start=end - 1000, end=end, signature=same, symmetric=all_leave)
     b = CollectiveSequence(start=end[3:], end=end[3:] + 5_000, signature=same[3:], symmetric=all_leave[3:])
-    found = align(a, b, clocks_comparable=True)
-    assert (found.a - found.b).tolist() == [3] * 17
-    assert found.offset_ns == 5_000
-    assert not found.ambiguous
+    alignment = align(a, b, clocks_comparable=True)
+    assert (alignment.a - alignment.b).tolist() == [3] * 17
+    assert alignment.offset_ns == 5_000
+    assert not alignment.ambiguous
 
 
 @pytest.mark.parametrize("comparable", [True, False])
@@ -186,8 +187,8 @@ def test_single_collectives_match(comparable: bool) -> None:
         signature=np.zeros(1, np.int64),
         symmetric=np.ones(1, np.bool_),
     )
-    found = align(one, one, clocks_comparable=comparable)
-    assert (found.a.tolist(), found.b.tolist(), found.offset_ns) == ([0], [0], 0)
+    alignment = align(one, one, clocks_comparable=comparable)
+    assert (alignment.a.tolist(), alignment.b.tolist(), alignment.offset_ns) == ([0], [0], 0)
 
 
 @pytest.mark.parametrize("comparable", [True, False])
@@ -197,14 +198,14 @@ def test_rank_without_symmetric_collectives_matches_nothing(comparable: bool) ->
     every = np.arange(len(job.end))
     whole, rooted = job.seen(every, 0, noise), job.seen(np.flatnonzero(~job.symmetric), 0, noise)
     for a, b in ((whole, rooted), (rooted, whole), (rooted, rooted)):
-        found = align(a, b, clocks_comparable=comparable)
-        assert (len(found.a), len(found.b), found.offset_ns, found.ambiguous) == (0, 0, 0, False)
+        alignment = align(a, b, clocks_comparable=comparable)
+        assert (len(alignment.a), len(alignment.b), alignment.offset_ns, alignment.ambiguous) == (0, 0, 0, False)
 
 
 @given(seed=st.integers(0, 2**32))
 @examples(50)
 def test_unrelated_collectives_give_no_clock_offset(seed: int) -> None:
-    """Groups with the same name but different collectives end at unrelated times, which must not give an offset."""
+    """Two groups with the same name have different collectives, whose unrelated ends must not give a clock offset."""
     noise = np.random.default_rng(seed)
     count = 40
     one, other = (
@@ -226,16 +227,16 @@ def test_only_collectives_of_one_signature_match(seed: int, *, comparable: bool)
     job = training(6, 4, noise)
     every = np.arange(len(job.end))
     a, b = job.seen(every, 0, noise), job.seen(every, 0, noise)
-    # Next to each collective of one rank, the other rank has one of a different size that ends in the same nanosecond.
+    # For each collective of one rank, the other rank has a collective of a different size with the same end.
     beside = CollectiveSequence(
         start=np.repeat(b.start, 2),
         end=np.stack([a.end, b.end], axis=1).reshape(-1),
         signature=np.stack([b.signature + 50, b.signature], axis=1).reshape(-1),
         symmetric=np.repeat(b.symmetric, 2),
     )
-    found = align(a, beside, clocks_comparable=comparable)
-    assert (a.signature[found.a] == beside.signature[found.b]).all()
-    assert len(found.a) == len(every)
+    alignment = align(a, beside, clocks_comparable=comparable)
+    assert (a.signature[alignment.a] == beside.signature[alignment.b]).all()
+    assert len(alignment.a) == len(every)
 
 
 @given(seed=st.integers(0, 2**32), steps=st.integers(3, 6), lost=st.integers(0, 2))
@@ -253,9 +254,9 @@ def test_scattered_ends_match_by_overlap_on_one_clock(seed: int, steps: int, los
             start=seen.start - NS_PER_MS, end=seen.end + late, signature=seen.signature, symmetric=seen.symmetric
         )
 
-    found = align(loose(of_a), loose(of_b), clocks_comparable=True)
-    check_pairing(found, of_a, of_b, at_least=0.9)
-    assert found.offset_ns == 0
+    alignment = align(loose(of_a), loose(of_b), clocks_comparable=True)
+    check_pairing(alignment, of_a, of_b, at_least=0.9)
+    assert alignment.offset_ns == 0
 
 
 def test_empty_captures_match_nothing() -> None:

@@ -42,7 +42,7 @@ def seen(
     of: Several[int] | None = None,
     rooted: Several[int] = (),
 ) -> CollectiveSequence:
-    """Make collectives with these ends; `of` are their signatures, and ranks leave the `rooted` ones separately."""
+    """Make collectives with these ends and the signatures `of`; ranks leave the `rooted` collectives separately."""
     end = (np.array(ends, np.float64) * NS_PER_US).astype(np.int64)
     start = end - 50 * NS_PER_US if starts is None else (np.array(starts, np.float64) * NS_PER_US).astype(np.int64)
     signature = np.zeros(len(end), np.int64) if of is None else np.array(of, np.int64)
@@ -66,8 +66,8 @@ def fit(a: CollectiveSequence, b: CollectiveSequence, offset: float = 0) -> _Fit
 @given(st.lists(st.integers(-9, 9), min_size=1), st.lists(st.integers(-9, 9), min_size=1))
 @examples(50)
 def test_nearest_value_with_ties_to_the_lower(points: list[int], among: list[int]) -> None:
-    found = _nearest(np.array(points), np.array(among))
-    for point, at in zip(points, found.tolist(), strict=True):
+    nearest = _nearest(np.array(points), np.array(among))
+    for point, at in zip(points, nearest.tolist(), strict=True):
         assert (abs(among[at] - point), among[at]) == min((abs(value - point), value) for value in among)
 
 
@@ -85,53 +85,55 @@ def test_matches_are_symmetric_and_of_one_signature() -> None:
     assert near(seen([0, 1000], of=[1, 2]), seen([0, 1000], of=[2, 1])) == []
     assert near(seen([0, 1000, 2000], rooted=[1]), seen([0, 1000, 2000], rooted=[0])) == [(2, 2)]
     assert near(seen([0, 1000], rooted=[0, 1]), seen([0, 1000])) == near(seen([0]), seen([0], rooted=[0])) == []
-    # The other signature's ends are far before the first and after the last, and must not count as neighbours.
+    # The ends of the other signature are far away, and must not count as neighbours.
     ends = [-5_000, 0, 1000, 2000, 7_000]
     assert near(seen([0, 1000, 2000], of=[1, 2, 3]), seen(ends, of=[3, 1, 2, 3, 1])) == [(0, 1), (1, 2), (2, 3)]
 
 
 def shifted(fitting: int, count: int, *, bend: int = 0) -> list[float]:
-    """Return `count` ends at increasing distances of about 1000; all except `good` differ by more than the
-    tolerance."""
+    """Return `count` ends about 1000 µs apart. The number of ends within the tolerance of regular ends is `fitting`.
+
+    With a `bend` the distances increase.
+    """
     return [at * 1000 + bend * at * at + (500 if 1 <= at <= count - fitting else 0) for at in range(count)]
 
 
 @pytest.mark.parametrize(("fitting", "offset", "believable"), [(6, 0, True), (5, 0, False), (6, 100, True)])
-def test_half_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
-    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
-    assert (len(found.a), found.offset, found.spread) == (fitting, offset * NS_PER_US, 0)
-    assert found.coverage == fitting / 12
-    assert found.believable == believable
+def test_half_of_the_collectives_must_fit_on_one_clock(fitting: int, offset: float, *, believable: bool) -> None:
+    fitted = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert (len(fitted.a), fitted.offset, fitted.spread) == (fitting, offset * NS_PER_US, 0)
+    assert fitted.coverage == fitting / 12
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(
     ("fitting", "offset", "believable"),
     [(9, FAR, True), (8, FAR, False), (8, 101, False), (9, 101, True), (9, -FAR, True)],
 )
-def test_moving_a_clock_needs_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
-    found = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
-    assert found.believable == believable
+def test_moving_a_clock_needs_a_fit_of_three_quarters(fitting: int, offset: float, *, believable: bool) -> None:
+    fitted = fit(seen(shifted(12, 12)), seen([at + offset for at in shifted(fitting, 12)]), offset)
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(("apart", "believable"), [(100, True), (101, False)])
 def test_moving_a_clock_needs_a_close_fit(apart: float, *, believable: bool) -> None:
-    """Return ends that are alternately early and late by this much, and one on time."""
+    """Ten ends are alternately early and late by `apart` µs, and one end is on time."""
     ends = [at * 1000 + FAR + (apart, -apart)[at % 2] * (at < 10) for at in range(11)]
-    found = fit(seen(shifted(11, 11)), seen(ends), FAR)
-    assert (found.offset, found.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
-    assert found.believable == believable
+    fitted = fit(seen(shifted(11, 11)), seen(ends), FAR)
+    assert (fitted.offset, fitted.spread) == (FAR * NS_PER_US, apart * NS_PER_US)
+    assert fitted.believable == believable
 
 
 @pytest.mark.parametrize(("overlap", "believable"), [(5, True), (4, False)])
 def test_moving_a_clock_needs_half_of_the_shorter_capture(overlap: int, *, believable: bool) -> None:
     ends = [FAR + at * 1000 for at in range(overlap - 10, overlap)]
-    found = fit(seen(shifted(20, 20)), seen(ends), FAR)
-    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
-    found = fit(seen(ends), seen(shifted(20, 20)), -FAR)
-    assert (len(found.a), found.coverage, found.believable) == (overlap, 1.0, believable)
+    fitted = fit(seen(shifted(20, 20)), seen(ends), FAR)
+    assert (len(fitted.a), fitted.coverage, fitted.believable) == (overlap, 1.0, believable)
+    fitted = fit(seen(ends), seen(shifted(20, 20)), -FAR)
+    assert (len(fitted.a), fitted.coverage, fitted.believable) == (overlap, 1.0, believable)
 
 
-def test_collectives_of_one_capture_need_not_fit() -> None:
+def test_collectives_that_one_rank_did_not_record_need_not_fit() -> None:
     """The other rank recorded the last three of eleven ends, and a further end between them."""
     one, other = seen(shifted(11, 11)), seen([8000, 8500, 9000, 10_000, 10_301])
     assert fit(one, other).coverage == fit(other, one).coverage == 1.0
@@ -150,7 +152,7 @@ def fitting(count: int, offset: float, spread: float = 0, coverage: float = 1.0)
 
 
 def offsets(*fits: _Fit) -> list[float]:
-    return [one.offset / NS_PER_US for one in _equally_good([*fits])]
+    return [alignment.offset / NS_PER_US for alignment in _equally_good([*fits])]
 
 
 def test_equally_good_alignments_have_half_the_matches_and_nearly_full_coverage() -> None:
@@ -166,7 +168,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     best = fitting(20, 2000, spread=10)
     assert offsets(best, fitting(15, 5000, spread=40)) == [2000, 5000]
     assert offsets(best, fitting(15, 5000, spread=40.1)) == [2000]
-    # On one clock, ranks may leave at different times.
+    # On one clock (offsets up to 100 µs) the spread does not decide, because ranks may leave at different times.
     assert offsets(best, fitting(15, 100, spread=41)) == [2000, 100]
     assert offsets(best, fitting(15, 101, spread=41)) == [2000]
     # A spread below the clock's resolution does not decide.
@@ -174,7 +176,7 @@ def test_equally_good_alignments_have_at_most_four_times_the_spread() -> None:
     assert offsets(fitting(20, 2000, spread=1), fitting(15, 5000, spread=20.1)) == [2000]
 
 
-def test_few_matches_do_not_set_the_spread() -> None:
+def test_offsets_with_few_matches_do_not_limit_the_spread() -> None:
     assert offsets(fitting(8, 2000), fitting(6, 5000, spread=90)) == [2000]
     assert offsets(fitting(7, 2000), fitting(6, 5000, spread=90)) == [2000, 5000]
     assert offsets(fitting(16, 2000, spread=90), fitting(12, 5000)) == [5000]
@@ -191,10 +193,11 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
         return one.offset_ns / NS_PER_US, len(one.a), one.ambiguous
 
     assert alignment_of(fitting(20, 5000), fitting(15, -100)) == (-100, 15, False)
-    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)  # the second offset matches more
+    # The larger offset matches more collectives.
+    assert alignment_of(fitting(20, -5000), fitting(15, 101)) == (101, 15, True)
     assert alignment_of(fitting(15, -5000), fitting(15, 101)) == (101, 15, False)
     assert alignment_of(fitting(15, 202), fitting(15, 101)) == (101, 15, False)
-    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # or is hardly larger
+    assert alignment_of(fitting(15, -201), fitting(15, 101)) == (101, 15, True)  # the other offset is hardly larger
     assert alignment_of(fitting(15, 101)) == (101, 15, False)
     # If clocks are not comparable, the size of the offset does not decide.
     assert alignment_of(fitting(15, 100), fitting(20, 5000), comparable=False) == (5000, 20, True)
@@ -204,7 +207,7 @@ def test_smaller_offset_is_preferred_on_comparable_clocks() -> None:
 
 
 def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
-    """Return the matches of rooted collectives (letters) between the matched ones (`*`) of two ranks."""
+    """Return the matches of rooted collectives (letters), given matched collectives (`*`) of two ranks."""
     one, other = (
         seen(range(len(of)), of=[ord(c) for c in of], rooted=[at for at, c in enumerate(of) if c != "*"])
         for of in (a, b)
@@ -217,7 +220,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
     ("a", "b", "found"),
     [
         ("*xy*", "*xy*", [(1, 1), (2, 2)]),
-        ("*xy*", "*x*", []),  # it is unknown which one is missing
+        ("*xy*", "*x*", []),  # the second rank lacks a collective, which may be x or y
         ("*xy*", "*xz*", []),
         ("*x*y*", "*z*y*", [(3, 3)]),
         ("*x**", "***", []),
@@ -225,7 +228,7 @@ def rooted_between(a: str, b: str) -> list[tuple[int, int]]:
         ("xy*", "y*", [(1, 0)]),  # matches proceed outwards from a matched collective
         ("y*", "xy*", [(0, 1)]),
         ("xy*", "zy*", [(1, 1)]),
-        ("xy*", "xz*", []),  # the signatures agree
+        ("xy*", "xz*", []),  # the last collectives have different signatures
         ("*xy", "*x", [(1, 1)]),
         ("*x", "*xy", [(1, 1)]),
         ("*xyz", "*xaz", [(1, 1)]),
@@ -238,14 +241,14 @@ def test_rooted_collectives_match_between_matched_ones(a: str, b: str, found: li
 
 
 def overlap(a: CollectiveSequence, b: CollectiveSequence) -> tuple[list[tuple[int, int]], float, float, bool]:
-    found = _by_overlap(a, b)
-    return pairs((found.a, found.b)), found.spread / NS_PER_US, found.coverage, found.believable
+    alignment = _by_overlap(a, b)
+    return pairs((alignment.a, alignment.b)), alignment.spread / NS_PER_US, alignment.coverage, alignment.believable
 
 
 def test_overlapping_collectives_match_on_one_clock() -> None:
     a = seen([1000, 3000, 5000], starts=[0, 2000, 4000])
     assert overlap(a, seen([1900, 3500, 4100], starts=[1000, 3000, 3600])) == ([(0, 0), (1, 1), (2, 2)], 900, 1.0, True)
-    # A collective that begins after the other has ended is a different one.
+    # Two calls do not belong to the same collective if one of them begins after the other has ended.
     assert overlap(a, seen([1900, 3500], starts=[1001, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(a, seen([-1, 3500], starts=[-100, 3000])) == ([(1, 1)], 500, 1.0, True)
     assert overlap(seen([10], starts=[5]), seen([4], starts=[1])) == ([], 0, 0, False)
@@ -261,13 +264,14 @@ def test_overlap_matches_each_signature_in_order() -> None:
 
 
 @pytest.mark.parametrize(("others", "believable"), [(3, True), (4, False)])
-def test_three_quarters_must_overlap(others: int, *, believable: bool) -> None:
-    """Nine collectives match; both ranks have as many others without overlap, all but the last within both captures."""
+def test_three_quarters_of_the_collectives_must_overlap(others: int, *, believable: bool) -> None:
+    """Nine collectives match. Each rank has `others` further collectives, which do not overlap, within both
+    captures."""
     nine = [at * 1000 for at in range(1, 9)] + [20_000]
     between = [10_000 + at * 1000 for at in range(others)]
     a, b = seen(sorted(nine + between)), seen(sorted(nine + [at + 500 for at in between]))
-    found = _by_overlap(a, b)
-    assert (len(found.a), found.coverage, found.believable) == (9, 9 / (9 + others), believable)
+    alignment = _by_overlap(a, b)
+    assert (len(alignment.a), alignment.coverage, alignment.believable) == (9, 9 / (9 + others), believable)
 
 
 @pytest.mark.parametrize(("begin", "coverage"), [(20_000, 9 / 10), (20_001, 1.0)])
@@ -286,7 +290,7 @@ def test_offsets_that_many_collectives_share_come_first() -> None:
 
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     assert of(a, b, comparable=True) == [0, 5_000, -5_000, 15_000, -15_000, 25_000]
-    # The four unmatched collectives of one rank are fewer than half.
+    # An offset is omitted if it matches fewer than half as many collectives as the best offset.
     a, b = seen([0, 10_000, 20_000, 30_000]), seen([5_000, 15_000, 25_000, 35_000])
     assert of(a, b, comparable=False) == [5_000, -5_000, 15_000, -15_000, 25_000]
     # Ends within the tolerance are merged to their median.
@@ -312,15 +316,21 @@ def test_overlap_is_used_if_it_matches_more() -> None:
         return len(one.a), one.residual_ns / NS_PER_US
 
     assert alignment_of(12) == (12, 0)
-    assert alignment_of(9) == (9, 0)  # three quarters match, so the rest are different collectives
+    assert alignment_of(9) == (9, 0)  # three quarters match by their ends, so the others are different collectives
     assert alignment_of(8) == (12, 0)
     assert alignment_of(5) == (12, 500)
     assert len(align(loose(12), loose(4), clocks_comparable=False).a) == 0
-    # Without overlap the collectives are unrelated, and only the matching ones count.
+    # Collectives without overlap are unrelated, and only the collectives with matching ends count.
     ends = shifted(8, 12, bend=400)
     assert len(align(seen(shifted(12, 12, bend=400)), seen(ends), clocks_comparable=True).a) == 8
 
 
 def test_unfitting_sequences_are_not_aligned() -> None:
-    found = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
-    assert (len(found.a), len(found.b), found.offset_ns, found.residual_ns, found.ambiguous) == (0, 0, 0, 0, False)
+    alignment = align(seen([0, 1000, 2500]), seen([], of=[]), clocks_comparable=True)
+    assert (len(alignment.a), len(alignment.b), alignment.offset_ns, alignment.residual_ns, alignment.ambiguous) == (
+        0,
+        0,
+        0,
+        0,
+        False,
+    )

@@ -31,7 +31,7 @@ from tests.timeline_builder import TraceBuilder
 
 FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
-#: Constants elsewhere: limits of time and memory, and of the number of drawn spans.
+#: Constants that may be elsewhere: limits of time, memory, and the number of drawn spans.
 BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_ORDINARY_ROLE", "_THREE"}
 DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
@@ -88,7 +88,7 @@ def repeated(at: int) -> object:
 
 @CASES.of("PERIOD_APART", 20 / 1000, 21 / 1000)
 def pattern(at: float) -> object:
-    """Make a launch that recurs after a thousand others, the third time slightly later."""
+    """Repeat one launch after every 1000 launches, except that its last repetition is slightly later."""
     count = 3500 + round(1000 * at)
     names = np.arange(1, count + 1)
     names[[0, 1000, 2000, 3000 + round(1000 * at)]] = 0
@@ -149,7 +149,7 @@ def represented_share(at: float) -> object:
 
 
 def three_steps(ops_of_last: int, latency_ns: int) -> list[int]:
-    """Return the steps with a window, for three steps with 100 device ops each, except the last."""
+    """Return the steps that have a window. Of three steps, the first two have 100 device ops each."""
     counts = (100, 100, ops_of_last)
     step = np.repeat(np.arange(3), counts)
     start = np.concatenate([1_000_000 * number + 1_000 * np.arange(count) for number, count in enumerate(counts)])
@@ -221,7 +221,7 @@ def late_capture(at: float) -> object:
 
 
 @pytest.mark.parametrize("name", CASES.known)
-def test_threshold_separates_its_cases(name: str) -> None:
+def test_outcomes_just_below_and_just_above_a_threshold_differ(name: str) -> None:
     assert CASES.differ(name)
 
 

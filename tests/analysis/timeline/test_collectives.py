@@ -57,7 +57,7 @@ def test_all_ranks_wait_for_the_last_arrival(clocks_ns: list[int] | None) -> Non
 
 
 def test_separate_components_of_clocks_are_aligned() -> None:
-    """There are two groups of two ranks; the clock of rank 3 is 4 ms ahead, which only rank 2's collectives show."""
+    """Two groups have two ranks each. The clock of rank 3 is 4 ms ahead; only collectives with rank 2 show this."""
     traces = []
     for rank in range(4):
         ranks = (0, 1) if rank < 2 else (2, 3)
@@ -114,7 +114,7 @@ def test_several_groups_of_one_process_are_matched_separately() -> None:
 
 
 def test_root_of_a_broadcast_may_leave_early() -> None:
-    """The root does not wait for other ranks; they wait for a late root."""
+    """The root does not wait for other ranks, but other ranks wait for a late root."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -129,7 +129,7 @@ def test_root_of_a_broadcast_may_leave_early() -> None:
     assert other.waits_ns[0].tolist() == [0, 1_000 * NS_PER_US, 0, 1_000 * NS_PER_US]
 
 
-def test_group_of_one_rank_has_no_wait() -> None:
+def test_collectives_of_a_single_rank_have_no_wait() -> None:
     trace = TraceBuilder(0, world_size=1).steps(4, 100, lambda s: s.collective(10, 60, ranks=(0,)))
     (track,) = attribute(build_timeline([trace.build()])).tracks
     assert track.buckets_ns[:, BUCKETS.index("compute")].tolist() == [50 * NS_PER_US] * 2
@@ -191,7 +191,7 @@ def test_clocks_of_unknown_origin_are_aligned() -> None:
 
 
 def test_gloo_order_differs_between_worker_threads() -> None:
-    """Two threads run the collectives in either order."""
+    """Two threads run the collectives, in a different order on each rank."""
     traces = []
     for rank in range(2):
         trace = TraceBuilder(rank, world_size=2)
@@ -221,7 +221,7 @@ def test_waits_name_the_right_rank(arrivals: list[int], jitter: int, offset: int
     attribution = attribute(build_timeline([builder.build() for builder in builders]))
     ranked = sorted(arrivals)
     if ranked[-1] - ranked[-2] < 200:
-        return  # the residual of the clocks is too large to say who arrived last
+        return  # the residual of the clocks is too large to say which rank arrived last
     last = arrivals.index(ranked[-1])
     for track in attribution.tracks:
         total = sum(int(share.sum()) for share in track.waits_ns.values())

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import DeviceTrack, Timeline
 
 STEP_US = 10_000
-#: Communication needs two ranks, although only the first rank's trace is given.
+#: The world size is 2, because a job of one rank has no communication. Only the trace of rank 0 is given.
 ONE_OF_TWO = {"rank": 0, "world_size": 2}
 
 
 def copy(kind: str, start_us: float, length_us: float, correlation: int, stream: int = 7) -> dict[str, Any]:
-    told = {"device": 0, "stream": stream, "correlation": correlation, "bytes": 1000}
-    return event("gpu_memcpy", f"Memcpy {kind}", start_us, length_us, pid=0, tid=stream, args=told)
+    facts = {"device": 0, "stream": stream, "correlation": correlation, "bytes": 1000}
+    return event("gpu_memcpy", f"Memcpy {kind}", start_us, length_us, pid=0, tid=stream, args=facts)
 
 
 def copy_call(start_us: float, correlation: int, **more: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def test_enqueue_of_zero_length_does_not_wait(tmp_path: Path) -> None:
 
 
 def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Path) -> None:
-    found = timeline(
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
@@ -79,37 +79,37 @@ def test_copies_launched_in_a_communication_range_are_communication(tmp_path: Pa
         copy_call(2000, 3),
         copy("HtoD (Pinned -> Device)", 2100, 300, 3),
     )
-    assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
-    spent = buckets(found)
-    # The range began at 1100, when the device had no more compute, and its copy ended within the range.
+    assert classes(built.tracks[0]) == ["COMPUTE", "COMMUNICATION", "COPY"]
+    spent = buckets(built)
+    # The whole range of 500 µs is transfer, because the device computes nothing during the range.
     assert (spent["communication_transfer"], spent["copy"]) == (500, 300)
 
 
 def test_copy_between_devices_is_always_communication(tmp_path: Path) -> None:
-    found = timeline(tmp_path, launch(10, 1), kernel("gemm", 20, 50, 1), copy_call(80, 2), copy("PtoP", 100, 30, 2))
-    assert classes(found.tracks[0]) == ["COMPUTE", "COMMUNICATION"]
+    built = timeline(tmp_path, launch(10, 1), kernel("gemm", 20, 50, 1), copy_call(80, 2), copy("PtoP", 100, 30, 2))
+    assert classes(built.tracks[0]) == ["COMPUTE", "COMMUNICATION"]
 
 
 def test_copies_of_library_threads_belong_to_their_streams_range(tmp_path: Path) -> None:
-    told = {"device": 0, "stream": 28}
-    found = timeline(
+    facts = {"device": 0, "stream": 28}
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
-        event("gpu_user_annotation", "gpudiag.exchange", 1100, 500, pid=0, tid=28, args=told),
+        event("gpu_user_annotation", "gpudiag.exchange", 1100, 500, pid=0, tid=28, args=facts),
         copy("DtoH (Device -> Pinned)", 1200, 300, 77, stream=28),
         copy("DtoH (Device -> Pinned)", 1800, 300, 78, stream=28),
     )
-    track = found.tracks[0]
+    track = built.tracks[0]
     on_it = track.ops.stream == 28
     assert [OpClass(c).name for c in track.ops.op_class[on_it][:2]] == ["COMMUNICATION", "COPY"]
 
 
 @pytest.mark.parametrize("launches", [False, True])
 def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, launches: bool) -> None:
-    """An update on the device is not communication, because it would happen without communication too."""
+    """An update on the device is not communication, because a job without communication has this update too."""
     update = [launch(1700, 5), kernel("multi_tensor_apply", 1750, 10, 5)] if launches else []
-    found = timeline(
+    built = timeline(
         tmp_path,
         launch(10, 1),
         kernel("gemm", 20, 1000, 1),
@@ -119,14 +119,14 @@ def test_update_in_host_memory_is_part_of_its_communication(tmp_path: Path, laun
         event("cpu_op", "aten::add_", 1210, 600),
         *update,
     )
-    (spans,) = found.tracks[0].communication.values()
+    (spans,) = built.tracks[0].communication.values()
     per_step = int((spans.end - spans.start).sum()) / 1e3 / 5
     assert per_step == (90 if launches else 900)
 
 
 def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
-    """The wait lasts from the end of a hook's last range to the update; a later pause has a different cause."""
-    found = timeline(
+    """The thread waits from the end of its operators after the hook's range until the update."""
+    built = timeline(
         tmp_path,
         event("cpu_op", "aten::mm", 10, 1000),
         event("user_annotation", "gpudiag.exchange", 1100, 10),
@@ -134,14 +134,14 @@ def test_wait_for_communication_of_an_unrecorded_thread(tmp_path: Path) -> None:
         event("user_annotation", "Optimizer.step#SGD.step", 6000, 500),
         event("cpu_op", "aten::add_", 6010, 480),
     )
-    (spans,) = found.tracks[0].communication.values()
+    (spans,) = built.tracks[0].communication.values()
     assert (spans.start[:2] / 1e3).tolist() == [1100, 2000]
     assert (spans.end[:2] / 1e3).tolist() == [1110, 6000]
-    assert buckets(found)["communication_transfer"] == 4010
+    assert buckets(built)["communication_transfer"] == 4010
 
 
 def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
-    found = timeline(
+    built = timeline(
         tmp_path,
         event("user_annotation", "DataParallel.forward", 100, 5000),
         event("cpu_op", "Broadcast", 200, 300),
@@ -150,8 +150,8 @@ def test_replica_threads_are_not_communication(tmp_path: Path) -> None:
         launch(2200, 2) | {"tid": 99},
         kernel("gemm", 2210, 100, 2),
     )
-    (spans,) = found.tracks[0].communication.values()
-    # The replica's thread was busy from 2000 to 2202, including the pause between its two launches.
+    (spans,) = built.tracks[0].communication.values()
+    # The replica's thread is busy from 2000 to 2202 µs, including the pause between its two launches.
     assert (spans.start[:2] / 1e3).tolist() == [100, 2202]
     assert (spans.end[:2] / 1e3).tolist() == [2000, 5100]
 
@@ -204,8 +204,8 @@ def test_communication_is_recognized_by_name(tmp_path: Path, category: str, name
     assert Role(int(trace.events.role[0])) is role
 
 
-def test_gradient_copied_by_ddp_only_has_no_hook(tmp_path: Path) -> None:
-    """DDP's ranges contain everything that the engine runs for DDP."""
+def test_gradient_accumulated_by_ddp_alone_is_no_communication_hook(tmp_path: Path) -> None:
+    """All operators that autograd runs for this gradient are within DDP's ranges, so the user has no hook."""
     trace = read_one(
         tmp_path,
         document(

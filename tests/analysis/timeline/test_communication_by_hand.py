@@ -29,7 +29,7 @@ def spans(trace: TraceBuilder | Trace, *, calls: bool = False) -> Spans:
 
 
 def stepping(*, silent_until: int = 2000, begin: int = 1000, **ranges: tuple[int, int]) -> TraceBuilder:
-    """Build a step of 5 ms: work until `begin`, communication on thread 9 from 100 to 600, then an update."""
+    """Build a step of 5 ms: work until `begin` µs, communication on thread 9 from 100 to 600 µs, then an update."""
     first, last = ranges.get("range", (100, 600))
     trace = (
         TraceBuilder(world_size=2).step(0).operator(0, begin).by(9).annotation(first, last, COMMUNICATION).by(TRAINING)
@@ -89,7 +89,8 @@ def test_range_around_launching_threads_counts_only_while_they_idle() -> None:
         .operator(340, 500)
     )
     assert spans(trace.by(TRAINING).step(2000)) == {TRAINING: [(0, 300), (500, 1000)]}
-    # A thread's work does not belong to other threads, nor to threads that launch nothing.
+    # Work of one thread does not interrupt the communication of another thread, not even of a thread that launches
+    # nothing.
     trace = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -110,8 +111,8 @@ def test_update_in_host_memory_launches_no_kernels(launch: tuple[int, int], *, a
         .annotation(210, 220, COMMUNICATION)
         .compute(720, 730, launch=launch)
     )
-    found = spans(trace.step(2000))[TRAINING]
-    assert found == ([(200, 700)] if around else [(210, 220)])
+    intervals = spans(trace.step(2000))[TRAINING]
+    assert intervals == ([(200, 700)] if around else [(210, 220)])
     without = (
         TraceBuilder(world_size=2)
         .step(0)
@@ -123,7 +124,7 @@ def test_update_in_host_memory_launches_no_kernels(launch: tuple[int, int], *, a
     assert spans(without)[TRAINING] == [(210, 220)]
 
 
-def test_row_holds_events_that_begin_inside_it_on_its_thread() -> None:
+def test_event_contains_events_that_begin_inside_it_on_the_same_thread() -> None:
     events = TraceBuilder().operator(10, 20).operator(10, 11).operator(20, 30).by(2).operator(15, 16).build().events
     (row,) = np.flatnonzero(events.end_ns == 20_000).tolist()
     others = {int(events.start_ns[at] // 1000): np.array([at]) for at in range(len(events)) if at != row}
@@ -131,10 +132,10 @@ def test_row_holds_events_that_begin_inside_it_on_its_thread() -> None:
 
 
 def test_launched_within_uses_half_open_spans_of_the_thread() -> None:
-    found = launched_within(
+    launched = launched_within(
         {1: as_set([(10, 20)]), 2: as_set([(0, 5)])}, np.array([1, 1, 1, 1, 2, 3]), np.array([9, 10, 19, 20, 10, 10])
     )
-    assert found.tolist() == [False, True, True, False, False, False]
+    assert launched.tolist() == [False, True, True, False, False, False]
 
 
 def test_copies_belong_to_a_range_on_their_stream() -> None:

@@ -87,11 +87,11 @@ def test_below_seventy_percent_the_outside_work_is_reported() -> None:
     (message,) = partial(recording(60))
     assert "hold 41.0 ms of the recorded device work; 20.0 ms are before them and 69.0 ms after" in message
     assert "apply to 63 % of the recording" in message
-    assert partial(recording(47)) == []  # covers 82 of 117 ms
-    assert len(partial(recording(48))) == 1  # covers 82 of 118 ms
+    assert partial(recording(47)) == []  # the steps cover 82 of 117 ms
+    assert len(partial(recording(48))) == 1  # the steps cover 82 of 118 ms
 
 
-def test_least_covered_rank_decides() -> None:
+def test_least_covered_rank_decides_about_the_warning() -> None:
     traces = [TraceBuilder(rank, world_size=2, unit_ns=NS_PER_MS) for rank in range(2)]
     for trace in traces:
         for at in range(100, 600, 100):

@@ -56,7 +56,7 @@ def test_device_work_is_missing_if_most_launches_led_to_none() -> None:
     assert activity(TraceBuilder().operator(0, 5)) == (0, 0, False)
     used = replace(TraceBuilder().operator(0, 5).build(), uses_devices=True)
     assert device_activities([used])[0].missing
-    # Or a different rank's trace says that it communicated with this rank on devices.
+    # Device work is missing too if another rank's trace shows communication with this rank on devices.
     other = TraceBuilder(1).collective(5, 9, ranks=(0, 1)).build()
     silent = TraceBuilder(0).operator(0, 5).build()
     assert [activity.missing for activity in device_activities([silent, other])] == [True, False]
@@ -82,7 +82,7 @@ def test_lost_launches_are_summed_over_lossy_ranks() -> None:
 
 
 @pytest.mark.parametrize(("covered", "thin"), [(100, False), (99, True)])
-def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
+def test_a_recording_is_thin_if_it_covers_less_than_a_tenth_of_the_steps(covered: int, *, thin: bool) -> None:
     traces = []
     for rank, length in enumerate((covered, 900)):
         trace = TraceBuilder(rank, world_size=2)
@@ -95,7 +95,7 @@ def test_a_recording_is_thin_below_a_tenth(covered: int, *, thin: bool) -> None:
         assert "cover 9.9 % of the steps of rank 0:" in messages["thin-recording"]
 
 
-def test_step_marks_do_not_count_as_recorded() -> None:
+def test_step_marks_do_not_count_as_covered_time() -> None:
     trace = TraceBuilder().steps(5, 1000, lambda trace: trace.compute(0, 50).operator(200, 250))
     assert "thin-recording" not in warnings_of(trace.build())
     assert "thin-recording" in warnings_of(
@@ -104,7 +104,7 @@ def test_step_marks_do_not_count_as_recorded() -> None:
 
 
 @pytest.mark.parametrize(("steps", "few"), [(5, False), (4, True)])
-def test_fewer_than_three_steps_are_few(steps: int, *, few: bool) -> None:
+def test_fewer_than_three_analysed_steps_give_a_warning(steps: int, *, few: bool) -> None:
     messages = warnings_of(TraceBuilder().steps(steps, 100, lambda trace: trace.compute(0, 90)).build())
     assert ("few-steps" in messages) == few
     if few:
@@ -154,10 +154,10 @@ def test_clocks_within_a_tenth_of_a_millisecond_agree(residual: int, *, skewed: 
         ClockAlignment(rank=rank, offset_ns=0, residual_ns=ns, matched=5)
         for rank, ns in ((1, 50_000), (2, residual), (3, 60_000))
     ]
-    found = _clocks(Matching([], [], clocks, set(), False))
-    assert [one.code for one in found] == (["clock-skew"] if skewed else [])
+    warnings = _clocks(Matching([], [], clocks, set(), False))
+    assert [warning.code for warning in warnings] == (["clock-skew"] if skewed else [])
     if skewed:
-        assert "±0.10 ms (worst: rank 2)" in found[0].message
+        assert "±0.10 ms (worst: rank 2)" in warnings[0].message
     assert len(_clocks(Matching([], [], clocks, set(), True))) == 1 + skewed
 
 

@@ -48,18 +48,18 @@ def test_thread_is_busy_during_short_pauses() -> None:
 
 def test_training_threads_work_or_wait_for_data() -> None:
     trace = TraceBuilder().operator(0, 10).by(2).runtime(5, 9).by(3).loader(1, 4).by(4).annotation(0, 50, "mine")
-    found = threads_of(trace)
-    assert found.keys() == {1, 2, 3}
-    assert us(found[3].input) == [(1, 4)]
-    assert len(found[3].busy) == len(found[1].input) == 0
+    threads = threads_of(trace)
+    assert threads.keys() == {1, 2, 3}
+    assert us(threads[3].input) == [(1, 4)]
+    assert len(threads[3].busy) == len(threads[1].input) == 0
 
 
 def test_synchronization_and_waits_for_communication_block() -> None:
     trace = TraceBuilder().operator(0, 10).sync(20, 50).runtime(60, 90, "cudaLaunchKernel").by(2).sync(70, 80)
-    found = threads_of(trace)
-    assert us(found[1].blocked) == [(20, 50)]
-    assert us(found[2].blocked) == [(70, 80)]
-    assert us(found[1].busy) == [(0, 90)]
+    threads = threads_of(trace)
+    assert us(threads[1].blocked) == [(20, 50)]
+    assert us(threads[2].blocked) == [(70, 80)]
+    assert us(threads[1].busy) == [(0, 90)]
     # An executor's call that communicates is a wait rather than work.
     built = TraceBuilder(world_size=2).operator(0, 10).runtime(600, 900, "CollectiveReduceV2").build()
     role = built.events.role.copy()
@@ -72,7 +72,7 @@ def test_synchronization_and_waits_for_communication_block() -> None:
     ("name", "start", "call", "blocked"),
     [
         (PAGEABLE, 39, "cudaMemcpyAsync", True),
-        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # deferred by the driver: the copy starts after its call returned
+        (PAGEABLE, 40, "cudaMemcpyAsync", False),  # the driver defers this copy, which starts after its call returned
         ("Memcpy HtoD (Pinned -> Device)", 39, "cudaMemcpyAsync", False),
         (PAGEABLE, 39, "cudaGraphLaunch", False),
     ],
@@ -203,7 +203,7 @@ def test_world_size_is_stated_or_follows_from_ranks() -> None:
     assert world(trace(0, 2), told=8) == 8
 
 
-def test_devices_have_work_or_else_the_host_counts() -> None:
+def test_host_is_the_track_if_no_device_has_work() -> None:
     def devices(build: Callable[[TraceBuilder], TraceBuilder]) -> list[int]:
         return [track.device for track in build_timeline([build(TraceBuilder()).build()]).tracks]
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import ClockAlignment
 
 Call = tuple[float, float]
-#: The distances differ, so that only one offset fits.
+#: Ends of collectives; their distances differ, so that only one clock offset fits.
 ENDS = (1000, 2100, 3500, 4200, 6000, 9900)
 
 
@@ -51,7 +51,7 @@ def track(
 
 
 def entering(before: float, *, ends: Sequence[float] = ENDS, ahead: float = 0) -> list[Call]:
-    """Make collectives that start this long before their ends, on a clock that is ahead."""
+    """Make collectives that start `before` µs before their ends, on a clock that is `ahead` µs ahead."""
     return [(end - before + ahead, end + ahead) for end in ends]
 
 
@@ -67,43 +67,43 @@ def test_last_arrival_is_the_same_for_all_ranks() -> None:
         track(1, entering(100), ranks=(0, 1, 2)),
         track(2, entering(200), ranks=(0, 1, 2)),
     ]
-    found = match_collectives(tracks, {0, 1, 2})
+    matching = match_collectives(tracks, {0, 1, 2})
     for index in range(3):
-        assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
-        assert found.collectives[index].instance.tolist() == [0, 1, 2, 3, 4, 5]
-    assert (found.offsets, found.missing_ranks, found.ambiguous) == ([0, 0, 0], set(), False)
+        assert arrivals(matching, index) == [(1, end - 100) for end in ENDS]
+        assert matching.collectives[index].instance.tolist() == [0, 1, 2, 3, 4, 5]
+    assert (matching.offsets, matching.missing_ranks, matching.ambiguous) == ([0, 0, 0], set(), False)
 
 
 def test_unmatched_collective_has_no_wait() -> None:
-    found = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
-    assert arrivals(found, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
-    assert found.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
-    assert found.collectives[1].instance.tolist() == [1, 2, 3, 4, 5]
-    (clock,) = found.clocks
+    matching = match_collectives([track(0, entering(300)), track(1, entering(100, ends=ENDS[1:]))], {0, 1})
+    assert arrivals(matching, 0) == [(UNKNOWN, UNKNOWN / 1000), *((1, end - 100) for end in ENDS[1:])]
+    assert matching.collectives[0].instance.tolist() == [UNKNOWN, 1, 2, 3, 4, 5]
+    assert matching.collectives[1].instance.tolist() == [1, 2, 3, 4, 5]
+    (clock,) = matching.clocks
     assert (clock.rank, clock.matched) == (1, 5)
     (clock,) = match_collectives([track(0, entering(300, ends=ENDS[1:])), track(1, entering(100))], {0, 1}).clocks
     assert clock.matched == 5
 
 
 def test_single_collective_matches() -> None:
-    found = match_collectives(
+    matching = match_collectives(
         [track(0, [(0, 100)]), track(1, [(50, 100)]), track(2, [(20, 100)], group="b", ranks=(2,))], {0, 1}
     )
-    assert [arrivals(found, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
+    assert [arrivals(matching, index) for index in range(3)] == [[(1, 50)], [(1, 50)], [(2, 20)]]
 
 
 def test_collectives_of_different_sizes_do_not_match() -> None:
     tracks = [
         track(rank, entering(100 * (rank + 1)), ranks=(0, 1, 2), sizes=[8 if rank == 1 else 4] * 6) for rank in range(3)
     ]
-    found = match_collectives(tracks, {0, 1, 2})
-    assert [{rank for rank, _ in arrivals(found, index)} for index in range(3)] == [{0}, {UNKNOWN}, {0}]
-    assert [clock.rank for clock in found.clocks] == [2]
+    matching = match_collectives(tracks, {0, 1, 2})
+    assert [{rank for rank, _ in arrivals(matching, index)} for index in range(3)] == [{0}, {UNKNOWN}, {0}]
+    assert [clock.rank for clock in matching.clocks] == [2]
     assert match_collectives(tracks[:2], {0, 1}).clocks == []
 
 
 def test_instances_are_unique_across_groups() -> None:
-    found = match_collectives(
+    matching = match_collectives(
         [
             track(0, entering(300), group="a"),
             track(1, entering(100), group="a"),
@@ -112,27 +112,27 @@ def test_instances_are_unique_across_groups() -> None:
         ],
         {0, 1, 2},
     )
-    assert [of.instance.min() for of in found.collectives] == [0, 0, 6, 6]
-    assert arrivals(found, 2) == [(3, end - 200) for end in ENDS]
-    assert found.missing_ranks == {3}
+    assert [of.instance.min() for of in matching.collectives] == [0, 0, 6, 6]
+    assert arrivals(matching, 2) == [(3, end - 200) for end in ENDS]
+    assert matching.missing_ranks == {3}
     # Each group keeps the clock of its first rank.
-    assert [clock.rank for clock in found.clocks] == [1, 3]
+    assert [clock.rank for clock in matching.clocks] == [1, 3]
 
 
-def test_groups_of_one_and_sends_do_not_wait() -> None:
-    found = match_collectives([track(1, entering(300), ranks=(1,)), track(0, entering(300), ranks=(1,))], {0, 1})
+def test_groups_of_one_rank_and_sends_do_not_wait() -> None:
+    matching = match_collectives([track(1, entering(300), ranks=(1,)), track(0, entering(300), ranks=(1,))], {0, 1})
     assert arrivals(match_collectives([track(1, entering(300), ranks=(1,))], {1}), 0) == [
         (1, end - 300) for end in ENDS
     ]
     assert arrivals(match_collectives([track(1, entering(300), ranks=(0,))], {1}), 0)[0][0] == UNKNOWN
-    assert len(found.clocks) == 1
+    assert len(matching.clocks) == 1
     sent = match_collectives([track(0, entering(300), "send"), track(1, entering(300), "send")], {0, 1})
     assert {rank for index in range(2) for rank, _ in arrivals(sent, index)} == {UNKNOWN}
     assert sent.clocks == []
 
 
 def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
-    """The root leaves each all-reduce at 500; the other rank arrives at that time, or a µs later."""
+    """The root leaves each all-reduce at 500 µs. The other rank arrives at the same time, or a µs later."""
     for late, expected in ((0, [1, 1]), (1, [0, 1])):
         tracks = []
         for rank in range(2):
@@ -148,39 +148,39 @@ def test_rank_that_arrived_after_departure_was_not_waited_for() -> None:
                     row=np.arange(12), calls=tuple((*reduced.calls, *sent.calls)[at] for at in order),
                 )
             )  # fmt: skip
-        found = match_collectives(tracks, {0, 1})
-        assert [found.collectives[rank].last_rank[1] for rank in range(2)] == expected
+        matching = match_collectives(tracks, {0, 1})
+        assert [matching.collectives[rank].last_rank[1] for rank in range(2)] == expected
 
 
 def clock(a: TrackCalls, b: TrackCalls) -> tuple[list[float], ClockAlignment]:
-    found = match_collectives([a, b], {0, 1})
-    (one,) = found.clocks
-    return [offset / 1000 for offset in found.offsets], one
+    matching = match_collectives([a, b], {0, 1})
+    (one,) = matching.clocks
+    return [offset / 1000 for offset in matching.offsets], one
 
 
 def test_clock_moves_only_by_more_than_the_spread_of_ends() -> None:
-    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=5000)))
-    assert (offsets, found.offset_ns, found.residual_ns) == ([0, -5000], -5_000_000, 0)
-    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
-    assert (offsets, found.residual_ns) == ([0, -101], 0)
-    # A difference too small to move a clock becomes a residual.
-    offsets, found = clock(track(0, entering(300)), track(1, entering(100, ahead=-100)))
-    assert (offsets, found.residual_ns) == ([0, 0], 100_000)
+    offsets, clock_warnings = clock(track(0, entering(300)), track(1, entering(100, ahead=5000)))
+    assert (offsets, clock_warnings.offset_ns, clock_warnings.residual_ns) == ([0, -5000], -5_000_000, 0)
+    offsets, clock_warnings = clock(track(0, entering(300)), track(1, entering(100, ahead=101)))
+    assert (offsets, clock_warnings.residual_ns) == ([0, -101], 0)
+    # If the difference is too small to move a clock, it becomes the residual.
+    offsets, clock_warnings = clock(track(0, entering(300)), track(1, entering(100, ahead=-100)))
+    assert (offsets, clock_warnings.residual_ns) == ([0, 0], 100_000)
 
 
 def test_last_arrival_is_on_the_common_clock() -> None:
-    """Rank 1's clock is 5 ms ahead or behind; the rank arrives 200 later than the other."""
+    """Rank 1's clock is 5 ms ahead or behind, and rank 1 arrives 200 µs later than rank 0."""
     for ahead in (5000, -5000):
-        found = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
+        matching = match_collectives([track(0, entering(300)), track(1, entering(100, ahead=ahead))], {0, 1})
         for index in range(2):
-            assert arrivals(found, index) == [(1, end - 100) for end in ENDS]
+            assert arrivals(matching, index) == [(1, end - 100) for end in ENDS]
 
 
 def test_first_process_keeps_its_clock() -> None:
-    offsets, found = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
+    offsets, clock_warnings = clock(track(0, entering(300, ends=ENDS[1:], ahead=5000)), track(1, entering(100)))
     assert offsets == [0, 5000]
-    assert (found.rank, found.offset_ns) == (1, 5_000_000)
-    # The same holds for clocks of unknown origin; if groups are equally large, the first is the reference.
+    assert (clock_warnings.rank, clock_warnings.offset_ns) == (1, 5_000_000)
+    # Clocks of unknown origin are aligned to the first process too.
     offsets, _ = clock(
         track(0, entering(300), clock_known=False), track(1, entering(100, ahead=1e9), clock_known=False)
     )
@@ -194,16 +194,16 @@ def test_clock_offsets_chain_across_groups() -> None:
     both = [
         track(1, entering(200, ahead=3000), group=group, ranks=ranks) for group, ranks in (("a", (0, 1)), ("b", (1, 2)))
     ]
-    found = match_collectives([first, *both, last], {0, 1, 2})
-    assert [offset / 1000 for offset in found.offsets] == [0, -3000, -3000, -7000]
-    assert {one.rank: one.matched for one in found.clocks} == {1: 12, 2: 6}
+    matching = match_collectives([first, *both, last], {0, 1, 2})
+    assert [offset / 1000 for offset in matching.offsets] == [0, -3000, -3000, -7000]
+    assert {clock.rank: clock.matched for clock in matching.clocks} == {1: 12, 2: 6}
 
 
-def test_tracks_of_one_process_do_not_link_clocks() -> None:
+def test_collectives_between_tracks_of_one_process_align_no_clocks() -> None:
     tracks = [track(0, entering(300), trace=0), track(0, entering(200), trace=0), track(1, entering(100, ahead=5000))]
-    found = match_collectives(tracks, {0, 1})
-    assert [offset / 1000 for offset in found.offsets] == [0, 0, -5000]
-    assert [clock.rank for clock in found.clocks] == [1]
+    matching = match_collectives(tracks, {0, 1})
+    assert [offset / 1000 for offset in matching.offsets] == [0, 0, -5000]
+    assert [clock.rank for clock in matching.clocks] == [1]
 
 
 def test_kinds_of_collectives_differ_by_size() -> None:
@@ -212,17 +212,17 @@ def test_kinds_of_collectives_differ_by_size() -> None:
     assert of.kinds == (("all_reduce", "0", 2, 4), ("all_reduce", "0", 2, 8), ("all_reduce", "0", 2, None))
 
 
-def test_track_calls_are_those_of_its_devices_by_start() -> None:
+def test_calls_of_a_track_are_sorted_by_start() -> None:
     trace = (
         TraceBuilder().gloo(5, 6).on(0).collective(30, 40, ranks=(7,)).collective(10, 20).on(1).collective(1, 2).build()
     )
 
     def of(*devices: int) -> list[tuple[float, float]]:
-        found = track_calls(
+        calls = track_calls(
             trace.events, trace.collectives[::-1], rank=0, trace=0, devices=devices, origin_ns=1000, clock_known=True
         )
-        assert [call.row for call in found.calls] == found.row.tolist()
-        return [(a / 1000, b / 1000) for a, b in zip(found.start.tolist(), found.end.tolist(), strict=True)]
+        assert [call.row for call in calls.calls] == calls.row.tolist()
+        return [(a / 1000, b / 1000) for a, b in zip(calls.start.tolist(), calls.end.tolist(), strict=True)]
 
     assert of(0) == [(11, 21), (31, 41)]
     assert of(0, HOST) == [(6, 7), (11, 21), (31, 41)]

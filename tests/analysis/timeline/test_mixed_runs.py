@@ -91,7 +91,7 @@ def test_ranks_with_different_world_sizes_are_mixed() -> None:
     ("shorter", "reported"),
     [
         ((10, 10, 10), False),
-        ((7, 7, 6), False),  # 10 ms less over three steps, the length of the longest step
+        ((7, 7, 6), False),  # three steps are 10 ms shorter in total, which is the length of the longest step
         ((7, 7, 5.9), True),
     ],
 )
@@ -123,7 +123,7 @@ def test_ranks_with_different_steps_are_not_compared() -> None:
     ).startswith("these traces are not of one run: a step takes 10.0 ms on rank 0 and 1.0 ms on rank 1")
 
 
-def test_only_tracks_of_one_group_and_of_several_traces_are_compared() -> None:
+def test_tracks_are_compared_within_a_group_and_between_traces() -> None:
     short = (1, 1, 1)
     assert warning(Rank(0), Rank(1, steps=short, group=("1", (0, 1)))) == ""
     assert warning(Rank(0), Rank(1, steps=short, group=("0", (1, 2)))) == ""
@@ -156,7 +156,7 @@ def test_fewer_than_four_collectives_are_not_judged() -> None:
     assert warning(Rank(0), Rank(1, ends=(5, 15, 25, 35), matched=False)) != ""
 
 
-def test_collectives_in_one_capture_only_need_not_match() -> None:
+def test_collectives_in_only_one_capture_need_not_match() -> None:
     late = Rank(1, ends=(5, 15, 25, 35, 45, 55, 65, 75), matched=(True, True, False, False, False, False, False, False))
     assert warning(Rank(0), late) == ""
     early = Rank(1, ends=(-35, -25, -15, 5, 15, 25, 35), matched=(False, False, False, True, True, False, False))
@@ -166,7 +166,7 @@ def test_collectives_in_one_capture_only_need_not_match() -> None:
     assert ALONE.format("rank 1") in warning(Rank(0), elsewhere)
 
 
-def test_one_matching_capture_is_enough() -> None:
+def test_collectives_that_any_other_rank_recorded_must_match() -> None:
     group = ("0", (0, 1, 2))
     first, second = Rank(0, ends=(5, 10, 15, 20), group=group), Rank(2, ends=(25, 30, 35, 40), group=group)
     of_both = Rank(1, ends=(15, 20, 25, 30), matched=False, group=group)
@@ -176,7 +176,7 @@ def test_one_matching_capture_is_enough() -> None:
 def test_captures_that_do_not_overlap_match_nothing() -> None:
     later = (105, 115, 125, 135)
     assert ALONE.format("ranks 0, 1") in warning(Rank(0, matched=False), Rank(1, ends=later, matched=False))
-    # One match by a different clock is enough.
+    # A single match of collectives by a different clock is enough.
     assert warning(Rank(0), Rank(1, ends=later, matched=(True, False, False, False))) == ""
     # A rank with too few recorded collectives cannot be judged.
     assert warning(Rank(0, ends=(5, 15, 25)), Rank(1, ends=later, matched=False)) == ""

@@ -59,7 +59,7 @@ def test_single_device_without_world_size_has_no_communication() -> None:
         (0, 2, (0, 1)),
         (0, None, (0, 1)),
         (0, None, ()),  # an unknown group may include ranks without traces
-        (1, None, (1,)),  # if there is a second rank, there is a first
+        (1, None, (1,)),  # rank 1 implies a rank 0
     ],
 )
 def test_trace_that_mentions_other_ranks_keeps_its_communication(

@@ -121,7 +121,7 @@ def view_of(*traces: Trace) -> StepView:
 
 
 def drawn(view: StepView, kind: str, rank: int = 0) -> list[tuple[str, int, int, int, int]]:
-    """Return (name, start and length in µs, colour, depth) of all spans of these rows."""
+    """Return (name, start in µs, length in µs, colour, depth) of all spans of these rows."""
     return [
         (view.names[name], start // 1000, length // 1000, colour, depth)
         for track in view.ranks[rank].tracks
@@ -151,7 +151,7 @@ def test_host_is_drawn_four_deep_without_other_threads() -> None:
     ]
 
 
-def test_each_stream_has_a_row_and_buckets_share_one() -> None:
+def test_each_stream_has_a_row_and_all_buckets_share_a_row() -> None:
     def step(trace: TraceBuilder) -> None:
         trace.compute(0, 40).copy(40, 60).copy(10, 30, stream=9).collective(50, 95, ranks=(0, 1))
 
@@ -186,7 +186,7 @@ def test_depth_counts_enclosing_spans(given_spans: list[tuple[int, int]]) -> Non
     assert _depths(begin, end).tolist() == counted
 
 
-def test_stream_is_named_by_its_longest_class() -> None:
+def test_stream_is_named_by_the_class_with_most_time() -> None:
     assert _contents(np.array([0, 0, 1]), np.array([10, 10, 19])) == "compute"
     assert _contents(np.array([0, 0, 1]), np.array([10, 10, 21])) == "communication"
     assert _contents(np.array([2]), np.array([1])) == "copy"
@@ -206,7 +206,7 @@ def test_shortest_of_very_many_spans_are_omitted() -> None:
     assert set(fewer.depth) == {0}
 
 
-def test_long_names_are_cut_and_known_once() -> None:
+def test_long_names_are_cut_and_stored_once() -> None:
     names = _NameTable()
     assert [names.index(name) for name in ("x" * 160, "y", "x" * 161, "x" * 159, "y")] == [0, 1, 0, 2, 1]
 

@@ -21,18 +21,20 @@ from tests.timeline_builder import TraceBuilder
 
 
 def repeating(launched: str) -> Any:
-    """Return the steps found in launches of kernels with these names, one per 10 ns, from row 5 on; seven on thread
-    3."""
+    """Return the steps found in launches of kernels with these names, one launch per 10 ns.
+
+    Row numbers of the launches start at 5, and each thread has seven successive launches.
+    """
     count = len(launched)
     events: Any = SimpleNamespace(
         start_ns=np.arange(count + 5) * 10, end_ns=np.arange(count + 5) * 10 + 4, thread=3 + np.arange(count + 5) // 7
     )
-    return _repeating(events, np.arange(5, count + 5), np.array([ord(one) for one in launched], np.int32))
+    return _repeating(events, np.arange(5, count + 5), np.array([ord(letter) for letter in launched], np.int32))
 
 
 def starts(launched: str) -> list[int] | None:
-    found = repeating(launched)
-    return None if found is None else [(at - 50) // 10 for at in found.start.tolist()]
+    windows = repeating(launched)
+    return None if windows is None else [(at - 50) // 10 for at in windows.start.tolist()]
 
 
 @pytest.mark.parametrize(
@@ -42,14 +44,14 @@ def starts(launched: str) -> list[int] | None:
         ("xyabcabcabc", [2, 5, 8]),
         ("abxyzxyzxyz", [2, 5, 8]),
         ("ab" * 3, [0, 2, 4]),
-        ("ab" * 2 + "a", None),  # fewer than six launches
+        ("ab" * 2 + "a", None),  # fewer than six launches are no pattern
         ("abcd" * 2, None),  # two repetitions are no pattern
-        ("aaaaaaaa", None),  # nor is a name that never changes
+        ("aaaaaaaa", None),  # a name that never changes is no pattern
         ("aabaabaab", [2, 5, 8]),  # `a` occurs twice per step, at distances of one and two
-        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # here each half of a step starts with `a`
+        ("abcadeabcade" * 3, [1, 7, 13, 19, 25, 31]),  # each half of a step starts with `a`
         ("abcbd" * 3, [0, 5, 10]),
         ("abcdefgabcdefgabcdefg" + "z" * 18, [0, 7, 14]),
-        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # less than half of the capture
+        ("abcdefgabcdefgabcdefg" + "z" * 23, None),  # the pattern covers less than half of the capture
         ("z" * 23 + "abcdefgabcdefgabcdefg", None),
         ("abcdef" + "abcdxxef" + "abcdef" + "abcdef", [0, 6, 14, 20]),  # the period may differ by two launches
         ("abcdef" + "abcdxxxef" + "abcdef" + "abcdef", None),
@@ -95,7 +97,7 @@ def test_tracks_are_cut_to_common_steps() -> None:
     assert cut([1, 2], [3, 4]) == [([10, 20, 30], [1, 2]), ([30, 40, 50], [3, 4])]
     assert cut([1, 2], [], [1]) == [([10, 20, 30], [1, 2]), ([], []), ([10, 20], [1])]
     assert cut([1, 2]) == [([10, 20, 30], [1, 2])]
-    # A track that skips the others' steps is unchanged, and so are the others.
+    # If a track lacks the steps of the other tracks, all tracks stay unchanged.
     assert cut([1, 9], [2, 3, 4]) == [([10, 90, 100], [1, 9]), ([20, 30, 40, 50], [2, 3, 4])]
 
 
@@ -112,15 +114,15 @@ def test_tracks_are_cut_to_common_steps() -> None:
 )
 def test_first_and_last_of_three_steps_are_left_out(start: list[int], bounds: list[int], numbers: list[int]) -> None:
     steps: Any = SimpleNamespace(start=np.array(start), number=np.arange(5, 5 + len(start)), end=99)
-    found = host_windows(steps)
-    assert (found.bounds.tolist(), found.steps.tolist()) == (bounds, numbers)
+    windows = host_windows(steps)
+    assert (windows.bounds.tolist(), windows.steps.tolist()) == (bounds, numbers)
 
 
 def test_device_without_known_launches_has_one_window() -> None:
     ops: Any = SimpleNamespace(step=np.array([-1, -1]), start=np.array([30, 10]), end=np.array([35, 20]))
     steps: Any = SimpleNamespace(number=np.array([4]))
-    found = device_windows(ops, steps)
-    assert (found.bounds.tolist(), found.steps.tolist()) == ([10, 35], [0])
+    windows = device_windows(ops, steps)
+    assert (windows.bounds.tolist(), windows.steps.tolist()) == ([10, 35], [0])
     ops.end = np.array([10, 10])
     assert device_windows(ops, steps).bounds.tolist() == [10, 11]
 

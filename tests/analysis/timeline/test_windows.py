@@ -91,7 +91,7 @@ def test_last_of_three_steps_is_used_if_the_device_works_beyond_its_mark() -> No
 
 
 def test_two_of_three_steps_contain_their_input_waits() -> None:
-    """If cut at their first ops, the first window would contain the second step's wait, and the second window none."""
+    """If windows began at the first op of each step, the first window would contain the second step's wait."""
     trace = TraceBuilder()
     for begin, wait in ((0, 40), (60, 20), (100, 70)):
         trace.step(begin).loader(0, wait).compute(wait, wait + 25, launch=wait)
@@ -108,14 +108,14 @@ def test_last_step_is_left_out_if_its_mark_has_no_length() -> None:
     assert windows(track_of(trace)) == [(0, 10, 110)]
 
 
-def test_last_step_that_is_not_whole_is_left_out() -> None:
+def test_incomplete_last_step_is_left_out() -> None:
     assert windows(few(4, 4, 3)) == [(0, 10, 110), (1, 110, 210)]
     assert windows(few(4, 4, 3, before=True)) == [(1, 110, 210)]
     assert windows(few(3, 4, 3)) == [(1, 110, 210)]
 
 
 def test_first_of_three_steps_is_left_out_if_its_work_was_queued() -> None:
-    """Its first op starts 30 µs after its launch because of work that was not recorded."""
+    """The first op of the first step starts 30 µs after its launch, because of work that was not recorded."""
     trace = TraceBuilder()
     for number, ops in enumerate((2, 2, 1)):
         trace.step(200 * number).compute(50, 70, launch=(10, 20)).operator(91, 150)
@@ -164,7 +164,7 @@ def test_repeating_ranges_are_steps_with_the_work_after_them() -> None:
 
 
 def test_ranges_at_unequal_launches_are_no_steps() -> None:
-    """The ranges are of collectives, of which a step has several, with unequal numbers of launches between them."""
+    """Each step has three ranges of collectives, with unequal numbers of launches between them."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(400 * step, mark=None)
@@ -198,7 +198,7 @@ def test_steps_of_very_different_length_keep_their_length() -> None:
 
 
 def test_step_without_launches_gives_its_time_to_the_previous_step() -> None:
-    """An evaluation step on the host is in the middle."""
+    """The step in the middle evaluates on the host and launches nothing."""
     trace = TraceBuilder()
     for step in range(6):
         trace.step(100 * step)
@@ -224,7 +224,7 @@ def test_marks_without_numbers_get_counts() -> None:
 
 def test_copy_that_overtakes_its_step_does_not_reorder_windows() -> None:
     trace = TraceBuilder().steps(5, 100, lambda s: s.compute(50, 130))
-    trace.step(400, mark=None).copy(-250, -240, launch=1)  # launched in step 4, ran during step 1
+    trace.step(400, mark=None).copy(-250, -240, launch=1)  # this copy was launched in step 4 and ran during step 1
     track = track_of(trace)
     assert (np.diff(track.bounds) > 0).all()
 
@@ -342,8 +342,8 @@ def test_windows_have_no_gaps_and_no_overlaps(steps: list[tuple[int, int, int]],
 
 
 def test_timeline_work_grows_linearly() -> None:
-    """Four times as many steps take the same work per step. Work is counted in calls of Python and NumPy instead of
-    seconds."""
+    """The work per step is the same for four times as many steps. Work is counted in calls of Python and NumPy instead
+    of seconds."""
     import cProfile
     import pstats
 

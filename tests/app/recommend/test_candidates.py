@@ -11,7 +11,7 @@ from tests.probed_machine import four_h200
 
 
 def test_small_dev_shm_excludes_no_candidate() -> None:
-    """Docker gives 64 MB; the processes' shared memory is anonymous and not limited by it."""
+    """Docker limits /dev/shm to 64 MB, but the processes' shared memory is anonymous and not in /dev/shm."""
     facts = four_h200()
     small = msgspec.structs.replace(facts, host=msgspec.structs.replace(facts.host, shm_free_bytes=1 << 20))
     assert why_not(small, candidates(), 4) == {}

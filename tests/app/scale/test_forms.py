@@ -20,7 +20,8 @@ from tests.app.scale.points import measured
 
 @pytest.fixture
 def benchmark(tmp_path: Path) -> Path:
-    """Save points of two strategies, a second batch size, a compiled model, and a volume of two blocks per second."""
+    """Save points of two strategies, a second batch size, a compiled model, and the prediction of a volume at two
+    blocks per second."""
     points = [
         measured(1, 30.0, parameters=25_557_032),
         measured(4, 40.0, parameters=25_557_032),
@@ -74,20 +75,20 @@ def test_training_form_shows_iterations_of_all_devices(benchmark: Path, capsys: 
 
 
 def test_every_form_has_its_columns_and_units(benchmark: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = tables(benchmark, "all", capsys)
-    assert tuple(found) == tuple(FORMS)
-    (volume,) = found["prediction"]
+    forms = tables(benchmark, "all", capsys)
+    assert tuple(forms) == tuple(FORMS)
+    (volume,) = forms["prediction"]
     assert volume["8.1 Tvox [h]"] == pytest.approx(8.1e12 / 17.6e6 / 3600)
-    assert [row["speedup"] for row in found["models"]] == pytest.approx([3.0, 3.75])
-    assert found["medians"][0]["median efficiency"] == pytest.approx(100 * 3.375 / 4)
-    by_batch = next(row for row in found["batches"] if (row["strategy"], row["gpu count"]) == ("nccl", 4))
+    assert [row["speedup"] for row in forms["models"]] == pytest.approx([3.0, 3.75])
+    assert forms["medians"][0]["median efficiency"] == pytest.approx(100 * 3.375 / 4)
+    by_batch = next(row for row in forms["batches"] if (row["strategy"], row["gpu count"]) == ("nccl", 4))
     assert by_batch["64: speedup"] == pytest.approx(3.0)
     assert by_batch["128: efficiency"] == pytest.approx(100 * 60 / 64)
-    rungs = [(row["batch per device"], row["compiled"], row["of the first"]) for row in found["ladder"]]
+    rungs = [(row["batch per device"], row["compiled"], row["of the first"]) for row in forms["ladder"]]
     assert rungs == [(64, "", 1.0), (128, "", pytest.approx(1.25)), (128, "yes", pytest.approx(4.0))]
-    relative = {row["strategy"]: row["of cpu-reduce"] for row in found["relative"]}
+    relative = {row["strategy"]: row["of cpu-reduce"] for row in forms["relative"]}
     assert relative == pytest.approx({"nccl": 80.0, "cpu-reduce": 100.0})
-    assert found["devices"] == found["pairs"] == []
+    assert forms["devices"] == forms["pairs"] == []
 
 
 def test_forms_as_text_and_files(benchmark: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

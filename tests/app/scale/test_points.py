@@ -30,48 +30,48 @@ def names(found: list[Point]) -> list[tuple[str, int]]:
 
 
 def test_largest_point_and_baseline_of_the_first_strategy_come_first() -> None:
-    found = all_points(
+    points = all_points(
         request(workloads=("resnet50",), strategies=("nccl", "cpu-reduce", "independent"), alone=False), GPUS
     )
-    assert names(found)[:2] == [("nccl", 4), ("nccl", 1)]
-    assert names(found)[-1] == ("cpu-reduce", 2)
-    # cpu-reduce needs several devices. On one device it equals the job without communication, which is measured once.
-    assert names(found).count(("independent", 1)) == 1
-    assert ("cpu-reduce", 1) not in names(found)
+    assert names(points)[:2] == [("nccl", 4), ("nccl", 1)]
+    assert names(points)[-1] == ("cpu-reduce", 2)
+    # cpu-reduce needs several devices. On one device `independent` replaces cpu-reduce, and is measured only once.
+    assert names(points).count(("independent", 1)) == 1
+    assert ("cpu-reduce", 1) not in names(points)
 
 
 def test_one_device_is_measured_with_peer_access_only() -> None:
-    found = all_points(request(workloads=("resnet50",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
-    assert names(found).count(("nccl", 1)) == 1
-    assert ("nccl-no-p2p", 1) not in names(found)
-    assert [point.job.p2p for point in found if point.record.strategy == "nccl-no-p2p"] == [False, False]
+    points = all_points(request(workloads=("resnet50",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
+    assert names(points).count(("nccl", 1)) == 1
+    assert ("nccl-no-p2p", 1) not in names(points)
+    assert [point.job.p2p for point in points if point.record.strategy == "nccl-no-p2p"] == [False, False]
 
 
 def test_precisions_batches_and_compiler_are_combined() -> None:
     ladder = {"precisions": ("fp32", "fp16"), "batch_sizes": (64, 128), "compiled": (False, True)}
-    found = all_points(
+    points = all_points(
         request(workloads=("resnet50",), strategies=("nccl",), devices=(1,), alone=False, **ladder), GPUS
     )
-    rungs = {(point.job.precision, point.job.batch_size, point.job.compile) for point in found}
-    assert len(rungs) == len(found) == 8
-    assert {point.record.options.get("compile") for point in found} == {None, "True"}
+    rungs = {(point.job.precision, point.job.batch_size, point.job.compile) for point in points}
+    assert len(rungs) == len(points) == 8
+    assert {point.record.options.get("compile") for point in points} == {None, "True"}
 
 
 def test_cpus_have_no_tf32() -> None:
-    found = all_points(request(workloads=("mlp",), strategies=("gloo",), precisions=("fp32", "tf32")), CPUS)
-    assert {point.record.precision for point in found} == {"fp32"}
+    points = all_points(request(workloads=("mlp",), strategies=("gloo",), precisions=("fp32", "tf32")), CPUS)
+    assert {point.record.precision for point in points} == {"fp32"}
 
 
 def test_each_gpu_is_measured_alone() -> None:
-    found = all_points(request(workloads=("resnet50", "mlp")), GPUS)
-    alone = [point.record for point in found if point.record.alone]
+    points = all_points(request(workloads=("resnet50", "mlp")), GPUS)
+    alone = [point.record for point in points if point.record.alone]
     assert [record.device_indices for record in alone] == [(0,), (1,), (2,), (3,)]
     assert {record.workload for record in alone} == {"resnet50"}
 
 
 def test_every_pair_of_gpus_is_measured() -> None:
-    found = all_points(request(workloads=("resnet50",), strategies=("nccl",), pairs=True), GPUS)
-    pairs = {point.record.device_indices for point in found if point.record.devices == 2}
+    points = all_points(request(workloads=("resnet50",), strategies=("nccl",), pairs=True), GPUS)
+    pairs = {point.record.device_indices for point in points if point.record.devices == 2}
     assert len(pairs) == 6
 
 
@@ -86,8 +86,8 @@ def test_point_id_does_not_depend_on_other_points() -> None:
 
 
 def test_strong_scaling_refuses_batches_that_do_not_divide() -> None:
-    found = all_points(request(workloads=("mlp",), devices=(1, 2, 4), batch_sizes=(50,), mode="strong"), GPUS)
-    by_size = {point.record.devices: point.record for point in found}
+    points = all_points(request(workloads=("mlp",), devices=(1, 2, 4), batch_sizes=(50,), mode="strong"), GPUS)
+    by_size = {point.record.devices: point.record for point in points}
     assert by_size[2].batch_per_device == 25
     assert by_size[2].global_batch == by_size[1].global_batch == 50
     assert by_size[4].status == "failed"
@@ -129,17 +129,17 @@ def test_halved_batch_is_a_new_point() -> None:
 
 
 def test_points_with_different_peer_access_do_not_share_processes() -> None:
-    found = all_points(request(workloads=("mlp",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
-    first = next_launch(found, found[:2])
-    rest = [point for point in found if point not in first.timed]
+    points = all_points(request(workloads=("mlp",), strategies=("nccl", "nccl-no-p2p"), alone=False), GPUS)
+    first = next_launch(points, points[:2])
+    rest = [point for point in points if point not in first.timed]
     assert {point.record.strategy for point in first.timed} == {"nccl"}
     assert {point.record.strategy for point in next_launch(rest, []).timed} == {"nccl-no-p2p"}
     assert first.processes == 4
 
 
 def test_profiled_windows_come_last_and_keep_a_share_of_the_budget() -> None:
-    found = all_points(request(workloads=("mlp",), strategies=("nccl",), alone=False), GPUS)
-    made: SweepPlan = plan(next_launch(found, found[:2]), request(), 100.0)
+    points = all_points(request(workloads=("mlp",), strategies=("nccl",), alone=False), GPUS)
+    made: SweepPlan = plan(next_launch(points, points[:2]), request(), 100.0)
     assert [entry.recorded for entry in made.entries] == [False, False, False, True, True]
     assert made.entries[0].not_after_s == pytest.approx(70.0)
     assert made.entries[-1].not_after_s == 100.0

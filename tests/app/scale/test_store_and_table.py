@@ -143,7 +143,7 @@ def test_machines_with_equal_hardware_are_distinguished() -> None:
 
 def test_gpus_are_distinguished_by_uuid() -> None:
     known = machine("h200x4")
-    assert which_gpus(known) == ""  # a saved inventory without UUIDs
+    assert which_gpus(known) == ""  # the saved inventory has no UUIDs
     gpus = tuple(msgspec.structs.replace(gpu, uuid=f"GPU-{gpu.index}") for gpu in known.gpus)
     facts = msgspec.structs.replace(known, gpus=gpus)
     assert len(which_gpus(facts)) == 8

@@ -36,13 +36,13 @@ LATE = ExpectedFinding(code="straggler", ranks=(2,), causes=("input",))
 
 def blocks(*pairs: tuple[float, float], ranks: int = 2, steps: int = 4) -> list[StepBlock]:
     """Make blocks of equal steps that alternate between fault off and fault on."""
-    found = []
+    blocks = []
     for off, on in pairs:
-        found += [
+        blocks += [
             StepBlock(on=False, step_ms=((off,) * steps,) * ranks),
             StepBlock(on=True, step_ms=((on,) * steps,) * ranks),
         ]
-    return found
+    return blocks
 
 
 def found(**changes: Any) -> Found:
@@ -59,8 +59,8 @@ def test_cost_is_mean_pair_difference_with_its_standard_error() -> None:
     assert result.ms == pytest.approx((26 + 26.5 + 26.5) / 3)
     assert result.clean_ms == pytest.approx(30)
     assert result.faulty_ms == pytest.approx((56 + 57.5 + 55.5) / 3)
-    # The differences are 26, 26.5 and 26.5 ms: their standard deviation is 0.5 / sqrt(3), divided by sqrt(3) for the
-    # mean.
+    # The differences are 26, 26.5 and 26.5 ms. Their standard deviation is 0.5 / sqrt(3), so the standard error is 0.5
+    # / 3.
     assert result.standard_error_ms == pytest.approx(0.5 / math.sqrt(3) / math.sqrt(3))
 
 
@@ -135,14 +135,14 @@ def test_alarm_in_a_clean_run_is_wrong() -> None:
     assert (verdict, why) == ("wrong", ("false alarm: straggler, 2.0 ms",))
 
 
-def test_found_amount_may_include_the_clean_loss() -> None:
+def test_found_amount_may_include_the_loss_of_the_clean_job() -> None:
     tiny = ExpectedFinding(code="launch-bound", ranks=(2,))
     for ms, verdict in ((26.0, "right"), (33.0, "right"), (38.5, "right"), (41.0, "wrong"), (23.0, "wrong")):
         one = found(code="launch-bound", ms=ms)
         assert compare(cost(26.2), tiny, one, (), tolerance=2.6, alarm=1.5, included_ms=12.0)[0] == verdict
 
 
-def test_alternative_finding_is_right() -> None:
+def test_alternative_of_the_expected_finding_is_right() -> None:
     either = ExpectedFinding(code="slow-copy", ranks=(2,), or_else={"host-sync": ("aten::to",)})
     for one, why in (
         (found(code="host-sync", cause="aten::to"), ()),
@@ -226,8 +226,8 @@ def test_finding_that_saves_little_after_the_first_fix_is_no_false_alarm(
     late = finding("straggler", 26.0, ranks=(2,), cause="input")
     exchange = finding("communication-bound", 6.0, ranks=(0, 1, 2, 3), cause="transfer")
     path = [fix(late, 30.0), *([fix(exchange, after_it_ms)] if after_it_ms else [])]
-    told = msgspec.structs.replace(analysis(late, exchange), next=tuple(path))
-    assert judge(ablation(), LATE, told, window_error_ms=0.1).verdict == verdict
+    analysed = msgspec.structs.replace(analysis(late, exchange), next=tuple(path))
+    assert judge(ablation(), LATE, analysed, window_error_ms=0.1).verdict == verdict
     alone = analysis(late, exchange)
     assert judge(ablation(), LATE, alone, window_error_ms=0.1).verdict == "wrong"
 

@@ -33,7 +33,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Run:
     cwd = tmp_path_factory.mktemp("selftest")
     words = ("--quick", "--faults", ",".join(FAULTS), "--output", "out", "--json", "--markdown", "table.md")
     result = gpudiag("selftest", *words, cwd=cwd, **NO_GPU)
-    # The verdicts depend on the load of this machine. The exit code must match them.
+    # The verdicts depend on the load of this machine. The exit code must match the verdicts.
     assert result.returncode == exit_code_of(result.stdout), result.stderr
     return result, cwd
 
@@ -95,7 +95,7 @@ def test_each_fault_has_an_analysable_run(quick: Run) -> None:
     assert steps["unprofiled_mean_ms"] > 0
 
 
-def test_clean_losses_come_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
+def test_communication_loss_comes_from_the_clean_job_or_the_whole_job(quick: Run) -> None:
     record = json.loads((quick[1] / "out/resnet20-cifar/tensor-parallel/run.json").read_text(encoding="utf-8"))
     assert record["strategy"] == "tensor-parallel"
     lost = {fault: row["exchange_ms"] for fault, row in rows(quick).items()}

@@ -45,28 +45,28 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     words = ("--quick", "--framework", "tensorflow", "--python", tensorflow_python(), "--output", str(place / "out"))
     result = gpudiag("selftest", *words, "--faults", ",".join(FAULTS), "--json", CUDA_VISIBLE_DEVICES="")
     assert result.stdout, result.stderr
-    found = json.loads(result.stdout)
-    assert result.returncode == int(any(row["verdict"] == "wrong" for row in found["rows"]))
-    assert found["software"]["tensorflow"]
-    assert [row["fault"] for row in found["rows"]] == list(FAULTS)
-    return {row["fault"]: row for row in found["rows"]}
+    answer = json.loads(result.stdout)
+    assert result.returncode == int(any(row["verdict"] == "wrong" for row in answer["rows"]))
+    assert answer["software"]["tensorflow"]
+    assert [row["fault"] for row in answer["rows"]] == list(FAULTS)
+    return {row["fault"]: row for row in answer["rows"]}
 
 
 @pytest.mark.xdist_group("processes")
 def test_straggler_is_found_with_its_cause(rows: dict[str, Any]) -> None:
-    found = rows["late-loader-one"]["found"]
+    finding = rows["late-loader-one"]["found"]
     # The loader has no ranges, so the trace shows untraced host time; the unprofiled steps show the wait for the batch.
-    assert (found["code"], found["ranks"], found["cause"]) == ("straggler", [1], "input")
+    assert (finding["code"], finding["ranks"], finding["cause"]) == ("straggler", [1], "input")
 
 
 @pytest.mark.xdist_group("processes")
 def test_late_input_on_all_ranks_is_found(rows: dict[str, Any]) -> None:
-    found = rows["late-loader-marked"]["found"]
-    assert (found["code"], found["ranks"], found["cause"]) == ("input-bound", [0, 1], "loader")
+    finding = rows["late-loader-marked"]["found"]
+    assert (finding["code"], finding["ranks"], finding["cause"]) == ("input-bound", [0, 1], "loader")
 
 
 @pytest.mark.xdist_group("processes")
 def test_free_synchronization_is_not_reported(rows: dict[str, Any]) -> None:
     """A function on a CPU returns when its work is complete, so reading its result does not wait."""
-    found = rows["sync"]["found"]
-    assert found is None or found["code"] != "host-sync"
+    finding = rows["sync"]["found"]
+    assert finding is None or finding["code"] != "host-sync"

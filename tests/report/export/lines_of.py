@@ -51,7 +51,7 @@ def of_perfetto(path: Path) -> Lines:
         if not packet.HasField("track_event"):
             continue
         event = packet.track_event
-        assert packet.timestamp >= last.get(event.track_uuid, 0), "a track goes back in time"
+        assert packet.timestamp >= last.get(event.track_uuid, 0), "an event of a track begins before the previous event"
         last[event.track_uuid] = packet.timestamp
         if event.type == 1:
             running[event.track_uuid].append(packet.timestamp)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 JOBS = ("slow_loader_rank2", "gloo_dataloader", "tensorflow")
-#: Categories without events of the job: the profiler's span.
+#: Categories that contain only the profiler's span and no events of the job.
 _NOT_EVENTS = {"Trace"}
 _SHADOW = "gpu_user_annotation"
 

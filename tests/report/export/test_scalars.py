@@ -26,7 +26,7 @@ def test_crc32c_matches_the_standard() -> None:
     assert crc32c(bytes(range(32))) == 0x46DD794E
 
 
-def test_series_equal_the_analysis() -> None:
+def test_scalar_series_equal_the_analysis() -> None:
     analysis = analyze([TRACES / "slow_loader_rank2"])
     curves = {curve.tag: curve.points for curve in exported_job("slow_loader_rank2").series}
     assert {step for step, _ in curves["step/ms"]} == {step for step, _ in curves["efficiency/compute"]} == {4, 5}

@@ -13,7 +13,8 @@ from gpudiag.model.run import RankRecord, RunRecord
 from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.start import run_command
 
-#: The steps are 6 to find boundaries, 1 for the start, 2 of warm-up, 5 unprofiled, and twice 2 and 6.
+#: A run has 6 steps to find step boundaries, 1 step for the start, 2 warm-up steps, 5 unprofiled steps, and for each of
+#: two recordings 2 discarded and 6 recorded steps.
 QUICK: dict[str, Any] = {"warmup": 2, "steps": 5, "patience_s": 60.0}
 QUIET = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 

@@ -1,6 +1,6 @@
 """Provide typical training scripts without gpudiag: `python scripts.py KIND STEPS`.
 
-Each prints its losses in full, so that two runs can be compared bit for bit.
+Each script prints its losses in full, so that two runs can be compared bit for bit.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def numbered(steps: int) -> None:
 
 
 def accelerated(steps: int) -> None:
-    from accelerate import Accelerator  # type: ignore[import-not-found]  # in an environment of its own
+    from accelerate import Accelerator  # type: ignore[import-not-found]  # installed in a separate environment
 
     accelerator = Accelerator(cpu=True)
     model = net()
@@ -129,7 +129,7 @@ def in_backward(steps: int) -> None:
     optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
 
     def hook(parameter: torch.Tensor) -> None:
-        optimizers[parameter].step()  # type: ignore[index]  # a parameter it is
+        optimizers[parameter].step()  # type: ignore[index]  # the key is a parameter
         optimizers[parameter].zero_grad()  # type: ignore[index]
 
     for parameter in model.parameters():
@@ -277,7 +277,8 @@ def own_profiler(steps: int) -> None:
 
 
 def drift(steps: int) -> None:
-    """Train ranks that do not communicate, one ten times as fast; with GROUP they still have a process group."""
+    """Train ranks that do not communicate, of which one is ten times as fast. With GROUP the ranks have a process
+    group."""
     if os.environ.get("GROUP"):
         dist.init_process_group("gloo")
     begun_s = time.monotonic()

@@ -1,6 +1,6 @@
 """Provide slow training scripts without gpudiag calls, each with one cause: `torchrun slow_scripts.py KIND`.
 
-They run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
+The scripts run on GPUs under NCCL if available, otherwise on CPUs under gloo, and train for SECONDS.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 ON_GPU = torch.cuda.is_available()
 #: With these sizes a step takes some milliseconds on either device.
 WIDTH, LAYERS, BATCH = (2048, 8, 1024) if ON_GPU else (256, 4, 64)
-#: Duration of the injected fault, which is at least as long as a step.
+#: Duration of the injected fault in seconds; it is at least as long as a step.
 FAULT_S = 0.02
 
 logger = logging.getLogger("train")
@@ -74,9 +74,9 @@ def train(kind: str, seconds: float) -> None:
     if kind == "slow-exchange":
         model.register_comm_hook(None, slow_communication)
     late = FAULT_S if kind == "few-workers" or (kind == "late-loader" and rank == 1) else 0.0
-    # One worker makes each batch in FAULT_S. A late loader has no worker, and so fetches on the training thread. If the
-    # fault is a wait for the device, memory is pinned, because copies from pageable memory would wait for the device
-    # too.
+    # With `few-workers` one worker needs FAULT_S for each batch. With `late-loader` there is no worker, so rank 1
+    # fetches on the training thread. With `item` the memory is pinned, because copies from pageable memory would wait
+    # for the device too.
     samples = Samples(late, pinned=ON_GPU and kind == "item")
     loader = DataLoader(samples, batch_size=None, num_workers=1 if kind == "few-workers" else 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -100,7 +100,7 @@ def train(kind: str, seconds: float) -> None:
         optimizer.step()
         if step % 50 == 0 and all_done(time.monotonic() > until, device):
             break
-    del model  # before its process group: see `PytorchStrategy.close`
+    del model  # delete the model before its process group: see `PytorchStrategy.close`
     dist.destroy_process_group()
 
 

@@ -6,7 +6,7 @@ from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall
 
 
 def ends(pattern: str, repeats: int) -> list[bool]:
-    """Simulate a pattern of calls: `.` is a forward pass, a letter a call of that optimizer."""
+    """Simulate a pattern of calls: `.` is a forward pass, and a letter is a call of the optimizer of this name."""
     found, boundaries, forward = [], Boundaries(), False
     for letter in pattern * repeats:
         if letter == ".":
@@ -20,11 +20,11 @@ def ends(pattern: str, repeats: int) -> list[bool]:
 def per_step(pattern: str, repeats: int = 40) -> list[int]:
     """Return the steps that end in each of the last ten repetitions of the pattern."""
     calls = len(pattern.replace(".", ""))
-    found = ends(pattern, repeats)
-    return [sum(found[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
+    ended = ends(pattern, repeats)
+    return [sum(ended[calls * repeat : calls * (repeat + 1)]) for repeat in range(repeats - 10, repeats)]
 
 
-def test_iteration_is_one_step() -> None:
+def test_each_iteration_of_a_loop_is_one_step() -> None:
     kinds = {
         "one optimizer": ".A",
         "a GAN": ".A.B",

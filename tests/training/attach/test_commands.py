@@ -19,7 +19,8 @@ from tests.training.attach.attached import QUICK, QUIET, Attach, whole
 
 pytestmark = pytest.mark.processes
 
-#: Single-process tests may run at the same time as multi-process tests, on one worker, which computes `losses` once.
+#: Single-process tests run on one worker, which computes `losses` once. They may run at the same time as multi-process
+#: tests.
 ALONE = pytest.mark.xdist_group("attach")
 SEVERAL = pytest.mark.xdist_group("processes")
 
@@ -31,7 +32,7 @@ STEPS = 40
 
 @functools.cache
 def losses(measured: bool) -> dict[str, list[str]]:
-    """Return each kind's output, from one process that prints an empty line after each."""
+    """Return the output of each kind of script, from one process that runs all kinds."""
     kinds = [kind for kind in ONE_PROCESS if (kind in ALWAYS) != measured]
     program = f"import sys; sys.argv = ['', '{STEPS}']; import tests.training.attach.scripts as s\n"
     program += "".join(f"s.settle(); s.{kind}({STEPS}); print()\n" for kind in kinds)
@@ -99,7 +100,7 @@ def test_torchrun_command_is_measured(tmp_path: Path) -> None:
     assert record["steps_found"]["by"] == "optimizer"
     assert [(rank["rank"], rank["error"], len(rank["unprofiled"]["step_ms"])) for rank in record["ranks"]] in (
         [(0, None, 5), (1, None, 5)],
-        [(0, None, 4), (1, None, 4)],  # an epoch ended in one step, which is excluded
+        [(0, None, 4), (1, None, 4)],  # one of the five steps is excluded, because an epoch ended in it
     )
     assert all(rank["timed"]["input_ms"] for rank in record["ranks"])
     again = json.loads(gpudiag("analyze", "run", "--json", cwd=tmp_path).stdout)
@@ -158,7 +159,7 @@ def test_loop_without_optimizer_is_recorded_by_time(kind: str, attach: Attach, t
     assert (code, run.status, out) == (0, "complete", "")
     assert run.steps_found is not None
     assert run.steps_found.by == "time"
-    assert [rank.run_id for rank in run.ranks] == [run.run_id] != [""], "else nodes could not be gathered"
+    assert [rank.run_id for rank in run.ranks] == [run.run_id] != [""], "`gpudiag gather` needs a run id"
     analysis = analyze_run(tmp_path / "run")
     assert analysis.steps.analysed > 3
     assert "no-step-marks" in {doubt.code for doubt in analysis.validity}
@@ -233,7 +234,7 @@ def test_unwritable_run_directory_is_reported(
 
 
 def test_existing_sitecustomize_still_runs(tmp_path: Path) -> None:
-    """It may be a package; `sys.path` is the same as without gpudiag."""
+    """The user's `sitecustomize` may be a package, and sees the same `sys.path` as without gpudiag."""
     (tmp_path / "sitecustomize").mkdir()
     (tmp_path / "sitecustomize" / "__init__.py").write_text("from sitecustomize import more\n")
     (tmp_path / "sitecustomize" / "more.py").write_text("import sys\nsys.theirs = True\n")

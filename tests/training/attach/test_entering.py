@@ -33,7 +33,7 @@ assert importlib.util.find_spec("torch").origin.endswith("__init__.py")
 {STEPS}
 """
 
-#: The first import of PyTorch fails during execution.
+#: This script's first import of PyTorch fails while PyTorch executes.
 FAILS_FIRST = f"""
 import sys
 class Broken:
@@ -81,7 +81,7 @@ def test_program_may_search_for_pytorch_before_importing_it(program: str, attach
     assert [whole(rank) for rank in run.ranks] == [True]
 
 
-#: gpudiag cannot be imported here, as with a Python version that is too old.
+#: gpudiag cannot be imported in this interpreter, as with a Python version that is too old.
 BREAKS_GPUDIAG = """
 import sys
 class Breaks:

@@ -85,7 +85,7 @@ def test_short_command_gets_advice_with_command_line_options(attach: Attach) -> 
 
 @ALONE
 def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
-    """Three steps of L-BFGS would be too few; their losses do not change."""
+    """Three steps of L-BFGS would be too few, so each evaluation counts as a step. The losses do not change."""
     code, run, out, err = attach(SCRIPTS, "3", "few_lbfgs")
     assert (code, run.error, [whole(rank) for rank in run.ranks]) == (0, None, [True]), err
     assert run.steps_found is not None
@@ -113,7 +113,7 @@ def test_closure_evaluation_counts_as_step(attach: Attach) -> None:
 def test_error_names_rank_that_ended_first(
     ends: str, said: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 0, which has the lower number, fails too when its connection breaks."""
+    """Rank 0 fails too when its connection breaks, but later than rank 1."""
     monkeypatch.setenv("ENDS", ends)
     code, run, _, err = attach(*TORCHRUN, SCRIPTS, "60", "ends", steps=200)
     assert (code, run.status) == (1, "failed")
@@ -126,7 +126,7 @@ def test_error_names_rank_that_ended_first(
 def test_drifting_ranks_do_not_stop_each_other(
     group: str, steps: str, attach: Attach, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The fast rank would end long before the slow rank reaches the same step, so it waits for at most 2 s.
+    """The fast rank would end long before the slow rank reaches the same step, so the fast rank waits for at most 2 s.
 
     On a busy machine the ranks of a group check the store only every 512 steps, because a check may take as long as a
     step.
@@ -195,7 +195,7 @@ def test_warning_names_stopped_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             os.kill(int(sentence.rpartition(" ")[2]), signal.SIGCONT)
 
     code, _ = run_command(words, lambda _message: None, on_warning=hear)
-    assert code == 0, "it went on"
+    assert code == 0, "the stopped rank continued"
     assert any(sentence.startswith("rank 1 is stopped") for sentence in said)
 
 
@@ -213,7 +213,7 @@ def started(tmp_path: Path, *words: str, kind: str, **values: str) -> subprocess
 
 
 def _take_signals() -> None:
-    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore them by default
+    for number in (signal.SIGINT, signal.SIGQUIT):  # background processes of a shell ignore these signals by default
         signal.signal(number, signal.SIG_DFL)
 
 
@@ -228,7 +228,7 @@ def test_forwarded_signal_ends_command_and_keeps_unprofiled_steps(name: str, tmp
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 128 + number
     assert f"ended by {name}, at unprofiled step" in err
-    assert f"gpudiag analyze {tmp_path}" not in err, "there is nothing that could be read"
+    assert f"gpudiag analyze {tmp_path}" not in err, "the run has no trace to analyse"
     run = read_run(tmp_path / "run")
     assert run.ranks[0].unprofiled is not None
     assert len(run.ranks[0].unprofiled.step_ms) > 10
@@ -333,7 +333,8 @@ def test_diagnosis_is_printed_while_command_runs(tmp_path: Path) -> None:
 @ALONE
 @pytest.mark.parametrize("limit", ["100", pytest.param("6000", marks=pytest.mark.measured)])
 def test_full_disk_adds_one_warning(limit: str, tmp_path: Path) -> None:
-    """Files cannot grow, either from the start or when a trace is written. The output goes to pipes."""
+    """Files cannot grow, either from the start or when a trace is written. Standard output and standard error are
+    pipes, which have no limit."""
     words = ["profile", "--warmup", "2", "--steps", "5", "--output", str(tmp_path / "run"), "--"]
     root = str(Path(__file__).parents[3])
     done = gpudiag(

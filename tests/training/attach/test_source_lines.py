@@ -1,4 +1,4 @@
-"""Findings of real commands name the line of the user's program."""
+"""Test that findings of real commands name the line of the user's program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.training.attach.attached import Attach
 
 pytestmark = pytest.mark.processes
 
-#: Trains with one fault, on the line that ends with its name. `main` is the loop; the other functions are called by it.
+#: This program trains with one fault, on the line that ends with the fault's name. `main` contains the loop and calls
+#: the other functions.
 FAULTY = """
 import io, sys, time
 import torch

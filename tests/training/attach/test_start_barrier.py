@@ -20,7 +20,7 @@ from gpudiag.training.attach.command_process import Settings
 from gpudiag.training.attach.entered import EnteredProcess
 from gpudiag.training.session.position import ClusterPosition
 
-#: Number of checks at consecutive steps, and the required ratio of training time to the time of all later checks.
+#: Number of checks at consecutive steps. After these checks, training must take at least TIMES as long as checks.
 FIRST, TIMES = 10, 500
 POSITION = ClusterPosition(rank=0, local_rank=0, world_size=2, nodes=1, host="here", pid=1)
 
@@ -94,10 +94,10 @@ class Job:
             self._ranks[rank] = StartBarrier(
                 rank=rank, world_size=3, store=self._store, own_profiler=False, clock=lambda: self._now_s
             )
-        found = self._ranks[rank].check(step)
-        if found is not None and step >= found.step:
-            assert step == found.step, f"rank {rank} knew too late"
-            self.started[rank] = found
+        decision = self._ranks[rank].check(step)
+        if decision is not None and step >= decision.step:
+            assert step == decision.step, f"rank {rank} knew too late"
+            self.started[rank] = decision
         self._looking.remove(rank)
 
 
@@ -108,12 +108,12 @@ def test_all_ranks_begin_at_one_step(seed: int, late: int) -> None:
     job.run()
     assert len({start.step for start in job.started.values()}) == 1
     if not late:
-        assert job.started[0].step < FIRST, "who comes in time need not wait"
+        assert job.started[0].step < FIRST, "ranks that arrive early enough do not wait"
 
 
 @given(st.integers(0, 10**9), st.sampled_from((0, 1)), st.sampled_from((3e-4, 1.5e-3, 0.2)))
 def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: float) -> None:
-    """The first checks and the latest three do not count, because their requested distance has not passed."""
+    """The budget excludes the first checks, and the last three checks, because too few steps follow them."""
     random, now_s = Random(seed), 0.0  # noqa: S311 # not security
     slow = random.choice((1.0, 20.0, 500.0))
 
@@ -138,8 +138,8 @@ def test_checks_for_absent_rank_keep_their_budget(seed: int, rank: int, step_s: 
 def test_profiler_of_one_rank_stops_recording_on_all() -> None:
     store = Store()
     ranks = [StartBarrier(rank=rank, world_size=2, store=store, own_profiler=rank == 1) for rank in range(2)]
-    found = [call.check(step) for step in range(1, FIRST) for call in ranks]
-    assert {start.recorded for start in found if start is not None} == {False}
+    decisions = [call.check(step) for step in range(1, FIRST) for call in ranks]
+    assert {start.recorded for start in decisions if start is not None} == {False}
 
 
 def test_single_process_begins_at_once() -> None:
@@ -148,7 +148,8 @@ def test_single_process_begins_at_once() -> None:
 
 @pytest.mark.parametrize("loop", [".A", ".A.A.A.B", ".AB", ".AA.BB", "*"])
 def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rank 1 joins after 300 steps. `.` is a forward pass, a letter a call of that optimizer, `*` both in backward."""
+    """Rank 1 joins after 300 steps. `.` is a forward pass, a letter is a call of the optimizer of this name, and `*` is
+    a call of both optimizers in backward."""
     store, boundaries = Store(), Boundaries()
     rounds = ended = 0
     forward = False
@@ -196,4 +197,4 @@ def test_quietly_counted_steps_match_observed_steps(loop: str, tmp_path: Path, m
     with pytest.raises(SystemExit):
         train()
     assert ended == json.loads(store.values["start"])[0]
-    assert len(handlers) > 1, "steps that are only counted"
+    assert len(handlers) > 1, "no step was counted without observation"

@@ -91,7 +91,7 @@ def test_workers_time_lines_after_request(tmp_path: Path, monkeypatch: pytest.Mo
     for log in logs.workers:
         assert "Slow.__getitem__" in {code.function for code in log.codes if code.own}
         (section,) = log.sections
-        # A section has 4 to 12 batches; one mark begins the first, and one ends each.
+        # A section has 4 to 12 batches. One mark begins the first batch, and a mark ends each batch.
         assert 1 + 4 <= section.events.value.count(STEP) <= 1 + 12
 
 
@@ -104,10 +104,10 @@ def _counted(batches: int, told: multiprocessing.queues.Queue[tuple[int, int]]) 
 def test_forked_ranks_see_only_their_workers() -> None:
     pace(DataLoader(Slow(), batch_size=12, num_workers=1, multiprocessing_context="fork"))
     fork = multiprocessing.get_context("fork")
-    told = fork.Queue()
-    ranks = [fork.Process(target=_counted, args=(batches, told)) for batches in (2, 4)]
+    answers = fork.Queue()
+    ranks = [fork.Process(target=_counted, args=(batches, answers)) for batches in (2, 4)]
     for rank in ranks:
         rank.start()
-    assert sorted(told.get(timeout=60) for _ in ranks) == [(2, 2), (4, 4)]
+    assert sorted(answers.get(timeout=60) for _ in ranks) == [(2, 2), (4, 4)]
     for rank in ranks:
         rank.join()

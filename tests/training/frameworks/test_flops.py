@@ -31,7 +31,7 @@ def nothing_compiled() -> Iterator[None]:
     def forget() -> None:
         dynamo: Any = sys.modules.get("torch._dynamo.utils")
         if dynamo is not None:
-            torch.compiler.reset()  # code that is compiled already is not compiled again
+            torch.compiler.reset()  # without a reset, code that is compiled already would not be compiled again
             dynamo.counters.clear()
 
     forget()
@@ -49,9 +49,9 @@ def counted(step: Callable[[], object], model: nn.Module | None = None) -> StepF
 
 
 def flops(step: Callable[[], object]) -> int:
-    found = counted(step)
-    assert (found.recomputed, found.unknown, found.reason) == (0, (), "")
-    return sum(found.by_precision.values())
+    flops = counted(step)
+    assert (flops.recomputed, flops.unknown, flops.reason) == (0, (), "")
+    return sum(flops.by_precision.values())
 
 
 def backward(loss: torch.Tensor) -> None:
@@ -65,7 +65,10 @@ def perceptron() -> nn.Module:
 @examples(30)
 @given(st.lists(st.integers(1, 9), min_size=2, max_size=5), st.integers(1, 5), st.integers(1, 3))
 def test_linear_layers_match_hand_count(widths: list[int], batch: int, times: int) -> None:
-    """Each weight takes two FLOPs per sample, two for its gradient, and two for inputs except in the first layer."""
+    """Per sample, a weight takes two FLOPs in forward, two for its gradient, and two for the gradient of its input.
+
+    The first layer has no gradient of its input.
+    """
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(widths)]
     model, inputs = nn.Sequential(*layers), torch.ones(batch, widths[0])
     each = [2 * batch * layer.weight.numel() for layer in layers]
@@ -83,7 +86,7 @@ def test_convolutions_match_hand_count(groups: int) -> None:
     image = torch.ones(2, 8, 6, 6, requires_grad=True)
     forward = 2 * 2 * 36 * 8 * 9 * 8 // groups
     assert flops(lambda: backward(nn.Conv2d(8, 8, 3, padding=1, groups=groups)(image))) == 3 * forward
-    # Each input voxel is multiplied by each weight once.
+    # A transposed convolution multiplies each input pixel by each weight once.
     forward = 2 * 2 * 36 * 8 * 4 * 16 // groups
     assert flops(lambda: backward(nn.ConvTranspose2d(8, 16, 2, stride=2, groups=groups)(image))) == 3 * forward
 
@@ -92,7 +95,7 @@ def test_attention_is_counted_on_a_cpu() -> None:
     query = torch.ones(3, 2, 7, 4, requires_grad=True)
     attend = nn.functional.scaled_dot_product_attention
     product = 2 * 3 * 2 * 7 * 7 * 4
-    # There are two products in forward and four in backward, plus one for the attention scores, which are recomputed.
+    # Forward has two products. Backward has four products, and a fifth that recomputes the attention scores.
     assert flops(lambda: attend(query, query, query)) == 2 * product
     assert flops(lambda: backward(attend(query, query, query))) == (2 + 5) * product
 
@@ -113,7 +116,7 @@ def test_differentiated_backward_is_not_recomputation() -> None:
         (gradient,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
         backward(gradient**2)
 
-    # The products are forward, the inputs' gradient, and the gradient of the weights through it.
+    # The three products are forward, the gradient of the inputs, and the gradient of the weights through that gradient.
     assert flops(penalty) == 3 * 2 * 5 * 8 * 4
 
 
@@ -150,7 +153,7 @@ def test_replayed_cuda_graph_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step() -> None:
         backward(model(torch.ones(5, 8)))
-        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # there are none without a GPU
+        torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]  # without a GPU there are no graphs
 
     assert "CUDA graph" in counted(step).reason
     assert flops(lambda: model(torch.ones(5, 8)))
@@ -167,7 +170,7 @@ def test_compiled_code_is_not_counted() -> None:
     assert "TorchScript" in counted(lambda: scripted(torch.ones(5, 8)), scripted).reason
 
 
-def test_missing_private_parts_do_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_private_parts_of_pytorch_do_not_stop_training(monkeypatch: pytest.MonkeyPatch) -> None:
     model, inputs = perceptron(), torch.ones(5, 8)
     monkeypatch.setattr(torch._C, "_current_graph_task_id", None)
     assert {"aten.addmm", "aten.mm"} <= set(counted(lambda: backward(model(inputs))).reason.replace(",", "").split())

@@ -44,7 +44,7 @@ def test_garbage_collections_in_recorded_steps_are_marked(tmp_path: Path) -> Non
     for recording in ("light", "full"):
         (trace,) = read_traces([tmp_path / recording])
         rows = np.flatnonzero(trace.events.role == Role.GARBAGE_COLLECTION)
-        assert len(rows) == STEPS * BETWEEN_STEPS, "the youngest objects' collections are not worth a range"
+        assert len(rows) == STEPS * BETWEEN_STEPS, "collections of the youngest generation have no range"
         assert (trace.events.end_ns[rows] > trace.events.start_ns[rows]).all()
 
 

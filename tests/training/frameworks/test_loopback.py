@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(sys.platform != "linux", reason="a library for Linux")]
 
-#: Greet every accepted connection; the program binds every interface.
+#: This program binds every interface and greets every accepted connection.
 _SERVER = """
 import socket, sys
 family = socket.AF_INET6 if sys.argv[1] == "6" else socket.AF_INET

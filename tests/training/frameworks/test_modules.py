@@ -131,13 +131,15 @@ def test_module_marks_have_paths_and_change_no_loss(tmp_path: Path) -> None:
     assert light.modules is None
     assert not len(light.events.rows_of(EventKind.MODULE))
     assert full.modules is not None
-    found = set(full.modules.modules)
+    marked = set(full.modules.modules)
     assert {
         Module("Net", "", "Net"),
         Module("Net", "blocks.1.drop", "Dropout"),
         Module("L1Loss", "", "L1Loss"),
-    } <= found
-    assert {one.root for one in found} == {"Net", "L1Loss"}, "neither what wraps it nor a module made on the way"
+    } <= marked
+    assert {module.root for module in marked} == {"Net", "L1Loss"}, (
+        "wrappers, and modules created within a forward, are no roots"
+    )
     block = ["", ".up", ".drop", ".down"]
     expected = [
         "",
@@ -161,15 +163,16 @@ def test_analysis_attributes_time_to_modules(tmp_path: Path) -> None:
     record = find_run_record([tmp_path])
     assert record is not None
     assert record.ranks[0].unmarked == ""
-    found = analyze([tmp_path]).modules
-    assert found is not None
-    times = {time.path: time for time in found.times if time.root == "Net"}
+    modules = analyze([tmp_path]).modules
+    assert modules is not None
+    times = {time.path: time for time in modules.times if time.root == "Net"}
     assert times["wide"].forward_ms[0] > times["narrow"].forward_ms[0] > 0
     assert times["wide"].backward_ms[0] > times["narrow"].backward_ms[0] > 0
-    alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))  # one may have lost its core
-    assert times["again"].backward_ms[0] > alike, "its forward is in its backward too"
+    # One of the blocks may have lost its core.
+    alike = min(times[path].backward_ms[0] for path in ("blocks.0", "blocks.1"))
+    assert times["again"].backward_ms[0] > alike, "backward of a checkpoint includes the recomputed forward"
     assert [times[path].calls for path in ("", "wide", "again", "blocks.0.up")] == [1, 1, 1, 1]
-    assert found.outside_ms[0] > 0
+    assert modules.outside_ms[0] > 0
 
 
 COMPILED = """

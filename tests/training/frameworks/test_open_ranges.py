@@ -8,7 +8,8 @@ import pytest
 
 from tests.forked import run_forked
 
-#: So many ranges that the recording's memory returns to the system, and a late write to it ends the process.
+#: This program opens so many ranges that the recording's memory is returned to the system, so that a late write ends
+#: the process.
 PROGRAM = """
 import sys
 from pathlib import Path

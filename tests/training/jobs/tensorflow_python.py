@@ -25,8 +25,8 @@ PLACES = (Path(__file__).parents[3] / "build" / "tf-venv" / "bin" / "python", Pa
 @cache
 def tensorflow_python() -> str:
     """Return an interpreter that can train with TensorFlow, or skip the test."""
-    told = os.environ.get("GPUDIAG_TENSORFLOW_PYTHON")
-    for python in [told] if told else [str(place) for place in PLACES if place.exists()]:
+    path = os.environ.get("GPUDIAG_TENSORFLOW_PYTHON")
+    for python in [path] if path else [str(place) for place in PLACES if place.exists()]:
         try:
             inspect_interpreter(python, "tensorflow")
         except GpudiagError:

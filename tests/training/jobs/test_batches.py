@@ -38,11 +38,11 @@ def served(servers: int = 1, batch_size: int = 6, name: str = WORKLOAD) -> Serve
 
 def children() -> set[int]:
     """Return the child processes that have not been waited for."""
-    found: set[int] = set()
+    children: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # the thread has ended since
-            found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended in the meantime
+            children |= {int(child) for child in (task / "children").read_text().split()}
+    return children
 
 
 def test_option_values_equal_literal_types() -> None:
@@ -66,14 +66,14 @@ def test_every_batch_is_full_if_batch_size_does_not_divide_pool(source: DataSour
 
 
 def test_served_batches_equal_loader_batches_of_server_seed() -> None:
-    """Use seed 3 * 1009 + 0, with which the first server of seed 3 makes its samples."""
+    """With seed 3, the first server makes its samples with seed 3 * 1009 + 0."""
     workload = load_workload(WORKLOAD, on_gpu=False)
     own = batches(workload, "loader", batch_size=6, workers=0, device=CPU, seed=3 * 1009)
     with served() as theirs:
         for (inputs, target), (their_inputs, their_target) in itertools.islice(zip(own, theirs, strict=True), 5):
             assert torch.equal(inputs, their_inputs)
             assert torch.equal(target, their_target)
-            their_inputs.zero_()  # the tensor may be modified
+            their_inputs.zero_()  # the received tensor may be modified
 
 
 def test_served_volumes_keep_shapes_and_types() -> None:
@@ -90,7 +90,7 @@ def test_dead_server_raises_instead_of_hanging() -> None:
         for process in theirs._processes:
             process.send_signal(signal.SIGKILL)
         with pytest.raises(WorkerFailedError, match="exit code -9"):
-            deque(endless, maxlen=0)  # batches sent before the end, and then none
+            deque(endless, maxlen=0)  # consume the batches that were sent before the end
     assert not theirs._processes
 
 
@@ -170,4 +170,4 @@ def test_trivial_model_accepts_input_of_any_workload(name: str) -> None:
     before = model.sum.weight.detach().clone()  # type: ignore[union-attr, operator]  # the only layer
     workload.loss(model(workload.prepare(inputs)), target).backward()  # type: ignore[no-untyped-call]  # torch's own
     optimizer.step()
-    assert not torch.equal(before, model.sum.weight)  # type: ignore[union-attr, arg-type]  # ditto
+    assert not torch.equal(before, model.sum.weight)  # type: ignore[union-attr, arg-type]  # the only layer

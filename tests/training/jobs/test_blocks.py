@@ -49,13 +49,13 @@ def test_written_region_is_one_chunk_within_seen_region(case: tuple[tuple[int, i
 
 @pytest.mark.parametrize(("volume", "cut"), [(GPU_VOLUME, GPU_CUT), (CPU_VOLUME, CPU_CUT)])
 def test_default_volumes_have_expected_blocks(volume: tuple[int, int, int], cut: Cut) -> None:
-    found = Blocks(volume, cut)
-    assert sum(block.written.voxels for block in found) == volume[0] * volume[1] * volume[2]
+    blocks = Blocks(volume, cut)
+    assert sum(block.written.voxels for block in blocks) == volume[0] * volume[1] * volume[2]
     assert all(side % 27 == 0 for side in cut.seen[1:])
     assert all(halo < extent for halo, extent in zip(cut.halo, volume, strict=True))
 
 
-def test_gpu_cut_equals_seed_configuration() -> None:
+def test_gpu_blocks_have_the_size_used_by_the_earlier_benchmark() -> None:
     assert GPU_CUT.seen == (65, 675, 675)
     assert len(Blocks(GPU_VOLUME, GPU_CUT)) == 4 * 6 * 6
 

@@ -44,14 +44,14 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[DdpTrainer]:
         warm_up_s=0.0,
     )
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with more threads, they wait for each other on busy cores
+    torch.set_num_threads(1)  # several threads would wait for each other on busy cores
     made = DdpTrainer(plan)
     made.warm_up(0.0)
     made.train(next(iter(made.loader)))
     reducer = weakref.ref(made.ddp.reducer)
     yield made
     made.close()
-    assert reducer() is None, "it would wait for the threads of its process group"
+    assert reducer() is None, "a reducer that is still alive would wait for the threads of its process group"
     torch.set_num_threads(threads)
 
 
@@ -60,7 +60,7 @@ def fault_of(trainer: DdpTrainer, plan: FaultPlan) -> Fault[DdpTrainer]:
 
 
 def update(trainer: DdpTrainer) -> list[torch.Tensor]:
-    """Return how one step on fixed data changes each parameter; the step is undone."""
+    """Return the change of each parameter by one step on fixed data, and undo the step."""
     state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     trainer.optimizer.state.clear()  # remove the momentum of earlier steps
     trainer.train((torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.tensor([1, 2])))
@@ -130,7 +130,7 @@ def test_communication_of_one_process_keeps_gradients(trainer: DdpTrainer, mode:
         assert torch.allclose(gradient, expected, atol=1e-6)
 
 
-def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
+def test_fault_at_rest_leaves_communication_unchanged(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="exchange", kind="whole-exchange"))
     modes = []
     for on in (True, False):
@@ -140,7 +140,7 @@ def test_communication_is_restored_at_rest(trainer: DdpTrainer) -> None:
     assert [*modes, trainer.communication.mode] == ["plain", "meeting", "plain"]
 
 
-def test_layer_syncs_hook_layers_only_while_on(trainer: DdpTrainer) -> None:
+def test_syncs_fault_hooks_layers_only_while_on(trainer: DdpTrainer) -> None:
     fault = fault_of(trainer, FaultPlan(name="sync", kind="syncs", amount=1.0))
     layers = [module for module in trainer.model.modules() if next(module.children(), None) is None]
     fault.switch(on=True)
@@ -160,7 +160,7 @@ def test_pinned_core_pins_all_threads_beside_a_busy_program(trainer: DdpTrainer)
         fault.switch(on=True)
         tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
         assert {frozenset(os.sched_getaffinity(task)) for task in tasks} == {frozenset({max(usual)})}
-        children = set(_children()) - before  # child processes of other tests' libraries remain
+        children = set(_children()) - before  # libraries of other tests may have child processes
         assert children
     finally:
         fault.rest()

@@ -47,7 +47,7 @@ PLAN = SelftestPlan(
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[DdpTrainer]:
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on a busy machine, several threads wait for each other
+    torch.set_num_threads(1)  # several threads would wait for each other on busy cores
     gc.unfreeze()  # pytest freezes objects while collecting tests
     with pytest.MonkeyPatch.context() as patch:
         for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}.items():
@@ -62,7 +62,7 @@ def trainer() -> Iterator[DdpTrainer]:
 
 @pytest.fixture(autouse=True)
 def clean(trainer: DdpTrainer) -> Iterator[None]:
-    """Check after each test that nothing of the fault remains."""
+    """Check after each test that the fault has left no change."""
     yield
     loader = trainer.loader
     assert (trainer.extra, trainer.before_update, trainer.after, trainer.other_step) == (None,) * 4
@@ -160,7 +160,7 @@ def test_collections_run_before_each_update(trainer: DdpTrainer, monkeypatch: py
     assert fault._heap == []
 
 
-def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_reads_between_layers_only_while_on(trainer: DdpTrainer, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[torch.Tensor] = []
     monkeypatch.setattr(torch.Tensor, "item", lambda tensor: read.append(tensor))  # noqa: PLW0108 # must be bound
     fault = fault_of(trainer, "between-layers")
@@ -171,14 +171,14 @@ def test_between_layers_reads_each_block_only_while_on(trainer: DdpTrainer, monk
         trainer.ddp(torch.zeros(2, 3, 32, 32))
         counts.append(len(read))
     fault.rest()
-    assert counts == [12, 0]  # the first layer with its norm, nine blocks, and the classifier
+    assert counts == [12, 0]  # reads after the first layer, its norm, nine blocks and the classifier
     assert not any(module._forward_hooks for module in trainer.model.modules())
 
 
 def test_varying_lengths_give_each_rank_the_long_batch_in_turn(trainer: DdpTrainer) -> None:
     fault: Any = fault_of(trainer, "varying-lengths", amount=0.5)
     fault.switch(on=True)
-    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # the only rank has the longest
+    assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [2, 2, 2]  # the only rank has the longest batch
     fault.switch(on=False)
     assert [len(next(trainer.loader.source)[0]) for _ in range(3)] == [1, 1, 1]
     fault.rest()

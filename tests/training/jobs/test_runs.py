@@ -40,21 +40,21 @@ def run(
 
 
 def batch_servers(run_dir: Path) -> list[str]:
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         try:
             line = (entry / "cmdline").read_text(errors="replace") if entry.name.isdecimal() else ""
         except OSError:
             continue
         if "gpudiag.training.jobs.data.batch_server" in line and str(run_dir) in line:
-            found.append(line)
-    return found
+            results.append(line)
+    return results
 
 
 def test_zmq_batches_train_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "t"
     temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))  # identifies the servers' command lines
+    monkeypatch.setenv("TMPDIR", str(temporary))  # this path identifies the servers' command lines
     analysis, record = run(tmp_path / "run", "cnn-cifar", "--data", "zmq", "--batch-size", "5")
     assert (record["options"]["data"], record["options"]["loader_workers"]) == ("zmq", "1")
     assert record["model"]["parameters"] == 1_250_858
@@ -108,7 +108,8 @@ def test_two_processes_predict_each_voxel_once(tmp_path: Path) -> None:
     assert analysis["inference"] == figures
     assert "Mvox/s" in (tmp_path / "report.html").read_text()
     (point,) = read_points(tmp_path)
-    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)  # last blocks write fewer voxels
+    # The last block of an axis writes fewer voxels.
+    assert point.voxels_per_sample == pytest.approx(np.prod(volume) / 4)
     (time,) = durations([point], Wanted(voxels=1e9))
     assert time.hours == pytest.approx(1e9 / figures["mvox_per_s"] / 1e6 / 3600)
     written = np.asarray(Volume.open(tmp_path / "prediction.zarr")._store.read().result())

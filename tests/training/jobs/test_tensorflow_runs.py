@@ -32,7 +32,7 @@ def check(analysis: dict[str, Any], record: dict[str, Any], *, devices: int = 2)
     for rank in record["ranks"]:
         assert len(rank["unprofiled"]["step_ms"]) == len(rank["timed"]["host_ms"]) == 4
         assert rank["timed"]["lead_ms"] is None
-        # Each recording of several CPU processes may fail.
+        # Jobs of several CPU processes are recorded only once, because each recording may fail.
         assert (rank["light"] is None) == ("no-light-recording" in rank["notes"]) == (processes > 1)
         assert rank["device"].startswith("CPU:")
     assert record["software"]["tensorflow"]
@@ -43,7 +43,7 @@ def reached_from_here_alone(addresses: set[str]) -> None:
     """Check that TensorFlow's servers can only be reached from this machine. `tests/commands/test_profile.py` and
     `test_scale.py` check PyTorch's servers."""
     assert addresses
-    assert not beyond_loopback(addresses), "nothing that runs here can be reached from another machine"
+    assert not beyond_loopback(addresses), "other machines can reach a listener of this run"
 
 
 def test_two_devices_in_one_process(tmp_path: Path) -> None:

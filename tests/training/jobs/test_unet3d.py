@@ -58,8 +58,8 @@ def predicted(tmp_path: Path, cut: Cut, batch_size: int, memory_format: torch.me
     source.fill(seed=0, part=0, parts=1)
     prediction = Volume.create(tmp_path / "prediction.zarr", (3, *SHAPE), (3, *cut.written))
     predictor = Predictor(model, UNet3dTraining(on_gpu=False), Arithmetic("fp32", CPU), CPU, memory_format)
-    found = source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=2)
-    batches = iter(lambda: list(itertools.islice(found, batch_size)), [])
+    blocks = source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=2)
+    batches = iter(lambda: list(itertools.islice(blocks, batch_size)), [])
     assert predictor.predict_all(batches, prediction) == np.prod(SHAPE)
     return model, prediction
 
@@ -68,7 +68,7 @@ def array(volume: Volume) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
     return np.asarray(volume._store.read().result())
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])  # there are 18 blocks, so that the last batch of four has two
+@pytest.mark.parametrize("batch_size", [1, 4])  # with 18 blocks, the last batch of four has two blocks
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last_3d])
 def test_written_voxels_equal_network_output_of_their_block(
     tmp_path: Path, batch_size: int, memory_format: torch.memory_format
@@ -82,7 +82,8 @@ def test_written_voxels_equal_network_output_of_their_block(
     for block, seen in source.read_ahead(iter(Blocks(SHAPE, cut)), ahead=1):
         expected = network(model, seen)[(..., *block.written.slices(block.seen.begin))]
         difference = written[(slice(None), *block.written.slices())].astype(int) - expected
-        assert abs(difference).max() <= 1  # rounding, because the order of sums differs between batches
+        # Values differ by rounding, because the order of sums differs between batches.
+        assert abs(difference).max() <= 1
 
 
 def network(

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.long
 
 CPU = torch.device("cpu")
 
-#: The values are from the papers, or counted once by hand; see docs/workloads.md.
+#: Parameter counts from the papers, or counted by hand (see docs/workloads.md).
 PARAMETERS = {
     "resnet20-cifar": 269_722,
     "mlp": 41_157_101,
@@ -46,7 +46,7 @@ PARAMETERS = {
     "trivial": 150_529,
 }
 
-#: The values that tf_cnn_benchmarks logs for its CIFAR networks.
+#: Parameter counts that tf_cnn_benchmarks logs for its CIFAR networks.
 TF_CNN = {
     "resnet20-cifar": 271_164,
     "resnet32-cifar": 466_492,
@@ -103,8 +103,10 @@ def test_models_have_registered_parameter_counts(name: str) -> None:
 def test_workloads_page_equals_registry() -> None:
     page = (Path(__file__).parents[3] / "docs" / "workloads.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([\w-]+)` \| ([\d,]+) \| .* \| (\d+) / (\d+) \| \w+ \|$", page, re.MULTILINE)
-    told = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
-    assert told == {name: (f"{entry.parameters:,}", *map(str, entry.batches)) for name, entry in WORKLOADS.items()}
+    documented = {name: (count, gpu, cpu) for name, count, gpu, cpu in rows}
+    assert documented == {
+        name: (f"{entry.parameters:,}", *map(str, entry.batches)) for name, entry in WORKLOADS.items()
+    }
 
 
 @pytest.mark.parametrize(("name", "logged"), TF_CNN.items())
@@ -122,7 +124,7 @@ def test_keras_count_of_inception_follows_from_parameters() -> None:
     assert PARAMETERS["inception3"] + normalised_channels(bare("inception3")) == 23_851_784
 
 
-#: Samples are cut to these sizes if the model accepts smaller ones, so that a step is short.
+#: Samples are cut to these sizes if the model accepts smaller samples, so that a step is short.
 SMALL = {"resnet50": 64, "vgg16": 32, "inception3": 139, "densenet40-cifar": 16, "densenet100-cifar": 16}
 
 
@@ -137,7 +139,7 @@ def test_each_workload_trains_a_step(name: str) -> None:
     if name in SMALL:
         inputs = inputs[:, :, : SMALL[name], : SMALL[name]]
     loss = train_step(workload, workload.model(), inputs, target, Arithmetic("fp32", CPU))
-    if name == "gpt":  # its initial weights are small, so its predictions are random
+    if name == "gpt":  # the initial weights of gpt are small, so its predictions are random
         assert loss == pytest.approx(math.log(50_304), rel=0.1)
     assert math.isfinite(loss)
 
@@ -146,7 +148,7 @@ def test_each_workload_trains_a_step(name: str) -> None:
 def test_each_precision_trains_a_step(precision: str) -> None:
     workload = load_workload("resnet20-cifar", on_gpu=False)
     inputs, target = workload.samples(4, torch.Generator().manual_seed(0))
-    arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # one of those that there are
+    arithmetic = Arithmetic(precision, CPU)  # type: ignore[arg-type]  # a literal
     # Gradient scaling starts too high on purpose, and skips updates until the scale is low enough.
     loss = train_step(workload, workload.model(), inputs, target, arithmetic, skipped_first=precision == "fp16")
     assert math.isfinite(loss)

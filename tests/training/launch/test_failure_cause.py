@@ -25,7 +25,7 @@ from gpudiag.training.session.progress import SOCKET_VARIABLE, Progress, Progres
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: The format of torchrun 2.4 to 2.13.
+#: Summary of failures in the format of torchrun 2.4 to 2.13.
 SUMMARY = """
 gpudiag.training.jobs FAILED
 ------------------------------------------------------------

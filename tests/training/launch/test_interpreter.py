@@ -19,11 +19,11 @@ pytestmark = pytest.mark.processes
 def test_current_interpreter_is_inspected() -> None:
     import importlib.metadata
 
-    found = inspect_interpreter(sys.executable)
-    assert found.framework.partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
-    assert found.has_gpudiag
-    assert found.version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
-    assert "torch" not in sys.modules or found.cuda == sys.modules["torch"].version.cuda
+    interpreter = inspect_interpreter(sys.executable)
+    assert interpreter.framework.partition("+")[0] == importlib.metadata.version("torch").partition("+")[0]
+    assert interpreter.has_gpudiag
+    assert interpreter.version.startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert "torch" not in sys.modules or interpreter.cuda == sys.modules["torch"].version.cuda
 
 
 @pytest.mark.parametrize(("framework", "title"), [("pytorch", "PyTorch"), ("tensorflow", "TensorFlow")])

@@ -88,7 +88,7 @@ def test_other_user_cannot_read_or_write_private_directory(held: tuple[Path, sub
     store = Path((directory / "store0").read_text().split()[1])
     files = [path for path in store.rglob("*") if path.is_file()]
     assert files
-    assert as_another_user(lambda: Path("/").exists()) == "True"  # the attempts work on accessible files
+    assert as_another_user(lambda: Path("/").exists()) == "True"  # attempts as another user succeed on accessible files
     assert as_another_user(lambda: list(store.parent.iterdir())) == "PermissionError"
     for path in (*files, store.parent / "progress"):
         assert as_another_user(path.read_bytes) == "PermissionError"
@@ -103,9 +103,9 @@ def test_command_lines_contain_no_secret(held: tuple[Path, subprocess.Popen[str]
     private = Path((directory / "store0").read_text().split()[1]).parent
     for rank in (0, 1):
         processes = [path for path in Path("/proc").iterdir() if path.name.isdecimal()]
-        found = [p for p in processes if str(private / "store").encode() in _environment(p) and p.is_dir()]
-        assert found, rank
-        assert as_another_user((found[0] / "environ").read_bytes) == "PermissionError"
+        of_this_run = [p for p in processes if str(private / "store").encode() in _environment(p) and p.is_dir()]
+        assert of_this_run, rank
+        assert as_another_user((of_this_run[0] / "environ").read_bytes) == "PermissionError"
 
 
 def _environment(process: Path) -> bytes:

@@ -38,10 +38,10 @@ def test_each_process_gets_rank_peers_and_gpu() -> None:
     done = start(2, _TELL, CUDA_VISIBLE_DEVICES="3,1")
     assert done.returncode == 0, done.stderr
     answers = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda one: int(one["RANK"]))
-    assert [one["LOCAL_RANK"] for one in answers] == ["0", "1"]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in answers] == ["3", "1"]
-    assert {one["WORLD_SIZE"] for one in answers} == {one["LOCAL_WORLD_SIZE"] for one in answers} == {"2"}
-    configs = [json.loads(one["TF_CONFIG"]) for one in answers]
+    assert [answer["LOCAL_RANK"] for answer in answers] == ["0", "1"]
+    assert [answer["CUDA_VISIBLE_DEVICES"] for answer in answers] == ["3", "1"]
+    assert {answer["WORLD_SIZE"] for answer in answers} == {answer["LOCAL_WORLD_SIZE"] for answer in answers} == {"2"}
+    configs = [json.loads(answer["TF_CONFIG"]) for answer in answers]
     assert [config["task"] for config in configs] == [{"type": "worker", "index": rank} for rank in (0, 1)]
     addresses = configs[0]["cluster"]["worker"]
     assert configs[1]["cluster"]["worker"] == addresses
@@ -58,7 +58,7 @@ def test_single_process_needs_no_cluster() -> None:
 
 def test_empty_visible_devices_stay_empty() -> None:
     answers = [json.loads(line) for line in start(2, _TELL, CUDA_VISIBLE_DEVICES="").stdout.splitlines()]
-    assert [one["CUDA_VISIBLE_DEVICES"] for one in answers] == ["", ""]
+    assert [answer["CUDA_VISIBLE_DEVICES"] for answer in answers] == ["", ""]
 
 
 #: Rank 0 ignores SIGTERM, as TensorFlow's preemption notifier does.

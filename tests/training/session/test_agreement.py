@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-dist: Any = distributed  # its stores are not in `__all__`
+dist: Any = distributed  # the stores are not in `__all__` of torch.distributed
 
 
 def position(rank: int, world_size: int) -> ClusterPosition:

@@ -31,7 +31,7 @@ def test_step_times_are_differences_between_marks(lengths: list[int]) -> None:
 
 
 def test_time_before_restart_belongs_to_no_step() -> None:
-    # The durations are two steps of 10, a validation of 500, and one step of 20.
+    # The durations are two steps of 10 ms, a validation of 500 ms, and one step of 20 ms.
     clock, _ = counting_clock([0, 10, 20, 520, 540])
     clock.restart()
     clock.mark()

@@ -1,4 +1,4 @@
-"""Test that line events are bounded, and that they end."""
+"""Test that the number of line events is bounded, and that the recording of events ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_other_thread_can_end_section() -> None:
     assert sys.gettrace() is None
 
 
-def test_section_that_ended_leaves_later_tracer() -> None:
+def test_ended_section_does_not_remove_a_later_tracer() -> None:
     log = LineLog()
     log.begin("alone")
     train()

@@ -1,4 +1,4 @@
-"""Line events of real functions on this interpreter."""
+"""Test the line events of real functions on this interpreter."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def test_each_step_has_the_lines_calls_and_returns_of_the_users_functions() -> N
         number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "in the loop" in line
     )
     assert counts["train", sleeping] == STEPS
-    assert counts["numbers", CALL] == counts["numbers", LEAVE]  # entered and left at each number
+    assert counts["numbers", CALL] == counts["numbers", LEAVE]  # each number enters and leaves the generator
     assert not any(name.startswith("LineLog") for name, _ in events)
     assert log.encode()["stack"][-1][1] > 0
 
 
-def test_functions_do_what_they_do_without_events() -> None:
+def test_recorded_functions_behave_as_without_recording() -> None:
     log = LineLog()
     train(log)
     assert spin(0) >= 0
@@ -126,14 +126,15 @@ def test_nothing_is_recorded_beside_another_tracer() -> None:
     assert log.encode()["sections"] == []
 
 
-def test_events_of_least_time_each_are_disabled_first() -> None:
+def test_events_with_the_least_time_per_event_are_disabled_first() -> None:
     cheap, slow = (compile(f"{name} = 1", "/project/train.py", "exec") for name in ("cheap", "slow"))
     entries: list[Any] = [(0, None, STEP)]
     entries += [(500 * number, cheap, 4) for number in range(1000)]
     now = 500_000
     entries += [(now + 1, slow, 9), (now + 9_000_000, None, STEP)]
     assert events_to_disable(entries, set()) == {(cheap, 4)}
-    assert events_to_disable(entries, {cheap}) == {(slow, 9), (cheap, 4)}  # the loop's own frame comes last
+    # The file of the loop itself is disabled last.
+    assert events_to_disable(entries, {cheap}) == {(slow, 9), (cheap, 4)}
     assert events_to_disable(entries[:1], set()) == set()
 
 
@@ -150,7 +151,7 @@ def test_events_of_least_time_each_are_disabled_first() -> None:
         (json.__file__, False, False),
     ],
 )
-def test_own_files_are_those_outside_of_installed_packages(file: str, own: bool, loop: bool) -> None:
+def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool, loop: bool) -> None:
     assert (is_own(file), drives_loops(file)) == (own, loop)
 
 
@@ -162,7 +163,8 @@ def run_with_lines(folder: Path, log: LineLog) -> Path:
 
 
 def test_writer_and_reader_agree_on_the_values_of_events() -> None:
-    """Each has its own, because the writer runs in an interpreter that may lack what the reader imports."""
+    """Writer and reader define the values separately, because the writer's interpreter may lack the reader's
+    imports."""
     for name in ("CALL", "LEAVE", "STEP", "PAUSE", "CALLS"):
         assert getattr(line_events, name) == getattr(log_reader, name)
     assert {value: kind for kind, value in line_events.WORK.items()} == log_reader.WORK
@@ -178,7 +180,7 @@ def test_written_log_is_read_back_with_the_texts_of_its_lines(tmp_path: Path) ->
     assert any("in the generator" in text for text in texts.values())
 
 
-def test_texts_stay_out_of_the_file_if_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_texts_are_omitted_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = LineLog()
     train(log)
     monkeypatch.setenv(SOURCE_TEXT_VARIABLE, "0")

@@ -123,8 +123,8 @@ def test_range_without_listener_costs_less_than_smallest_operation() -> None:
         torch.nn.functional.linear(one, one)
 
     ranged()
-    # Thread time excludes other programs, but they still slow the thread for a while. The two variants therefore
-    # alternate.
+    # Thread time excludes other programs, but other programs still slow the thread for a while. Therefore the two
+    # variants alternate.
     turns = [
         [timeit.timeit(each, number=500, timer=time.thread_time) for each in (ranged, operation)] for _ in range(40)
     ]

@@ -27,7 +27,7 @@ TRACES = Path(__file__).parents[2] / "traces"
 
 
 class FakeWindow:
-    """Record nothing, and fail at a given step."""
+    """A recording that records nothing, and fails at a given step."""
 
     def __init__(self, *, fails_at: int | None = None, device_activity: bool | None = None) -> None:
         self.saved = False

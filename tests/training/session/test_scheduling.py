@@ -16,7 +16,8 @@ from tests.cli_process import SECONDS, environment
 
 pytestmark = pytest.mark.processes
 
-#: Steps of a session on one core: `busy` computes while a second process uses that core, and `idle` sleeps.
+#: This program runs steps of a session on one core: `busy` computes while a second process uses the core, and `idle`
+#: sleeps.
 PROGRAM = """
 import json, os, subprocess, sys, time
 import gpudiag

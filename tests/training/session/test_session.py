@@ -76,7 +76,8 @@ def test_loop_is_measured_and_continues(tmp_path: Path) -> None:
     assert len(rank.profiled.step_ms) == 3
     assert (rank.device, rank.trace) == ("cpu", "traces/rank0.pt.trace.json.gz")
     names = names_in_trace(tmp_path / "run")
-    # 3 warm-up steps, 5 unprofiled ones, 3 that time lines; twice 2 that the profiler discards and 3 recorded ones.
+    # The run has 3 warm-up steps, 5 unprofiled steps, 3 steps that time lines, and for each of two recordings 2
+    # discarded and 3 recorded steps.
     assert [name for name in names if name.startswith("gpudiag.step")] == [f"gpudiag.step#{n}" for n in (18, 19, 20)]
     assert names.count("gpudiag.input") == 3
     assert sum(name.startswith("ProfilerStep#") for name in names) == 3
@@ -138,8 +139,8 @@ def test_host_times_match_steps_across_epochs(tmp_path: Path) -> None:
                     break  # the interrupted step does not count
     (rank,) = run_record(tmp_path).ranks
     assert rank.timed is not None
-    # The only warm-up step is the first step of its epoch. Later ones are the second step and the first two of each
-    # later epoch.
+    # The only warm-up step is the first step of the first epoch. The unprofiled steps are the second step of that epoch
+    # and the first two steps of each later epoch.
     assert [host >= 6 for host in rank.timed.host_ms][:1] == [True]
     assert all(host >= 3 for host in rank.timed.host_ms)
     assert len(rank.timed.host_ms) == 6
@@ -151,13 +152,14 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     with gpudiag.profile(tmp_path, **QUICK, stop=True) as prof:
         for number, _ in enumerate(loader):
             time.sleep(0.002)
-            if number == 3:  # a warm-up step, followed by validation
+            if number == 3:  # validation follows this warm-up step
                 prof.pause()
                 time.sleep(0.5)
             went_on.append(prof.step())
             if not went_on[-1]:
                 break
-    # The first call begins a step; so does the call after the pause, which ended the third step.
+    # The first call of `step` begins a step, and the call after the pause begins another step, because the pause ended
+    # the third step.
     assert went_on == [True] * (3 + 1 + 5 + 3 + 2 * (2 + 3)) + [False]
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
@@ -170,7 +172,7 @@ def test_loop_can_end_steps_explicitly(tmp_path: Path) -> None:
     assert names.count("gpudiag.input") >= 3
     assert sum(name.startswith("gpudiag.step#") for name in names) == 3
     assert next(iter(loader)) is not None
-    assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is what it was"
+    assert "marked" not in type(iter(loader)).__next__.__qualname__, "the loader is still instrumented"
 
 
 def test_input_time_is_unknown_without_input_range(tmp_path: Path) -> None:
@@ -276,7 +278,8 @@ def test_time_between_epochs_belongs_to_no_step(tmp_path: Path) -> None:
     assert seen == [1, 2, 3, 4] * 10
     (rank,) = run_record(tmp_path).ranks
     assert rank.unprofiled is not None
-    # If the time between epochs counted, it would be in one step of four; one in twenty may be disturbed.
+    # If the time between epochs counted, one step in four would contain it. Other programs may disturb one step in
+    # twenty.
     assert sum(ms >= 100 for ms in rank.unprofiled.step_ms) < 4
     marks = [name for name in names_in_trace(tmp_path) if name.startswith("gpudiag.step")]
     assert marks == sorted(set(marks))
@@ -301,8 +304,10 @@ def test_measurement_continues_in_next_loop_after_break(tmp_path: Path) -> None:
         (9, "while the lines of the source were timed: no step was profiled; 12 more steps", 5),
         (
             14,
-            "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; a measurement "
-            "needs",
+            (
+                "after 1 of 3 profiled steps of the kernel-only recording; 7 more steps would be enough; a measurement "
+                "needs"
+            ),
             5,
         ),
         (19, "after 1 of 3 profiled steps; 2 more steps would be enough, or gpudiag.profile(…, warmup=2, steps=4,", 5),
@@ -326,8 +331,8 @@ def test_short_loop_keeps_its_measurements(
     assert (None if unprofiled is None else len(unprofiled.step_ms)) == kept
 
 
-def test_missing_steps_include_the_most_steps_that_time_lines(tmp_path: Path) -> None:
-    # After less than two warm-up steps the step time is unknown, and 6 steps time lines.
+def test_missing_steps_include_the_maximum_number_of_steps_that_time_lines(tmp_path: Path) -> None:
+    # With fewer than two warm-up steps the step time is unknown, and then 6 steps time lines.
     for warmup in (0, 1, 3):
         with gpudiag.profile(tmp_path, warmup=warmup, steps=100, active=3) as prof:
             for _ in prof.steps(range(1)):
@@ -448,7 +453,7 @@ def test_failed_measurement_ends_events_of_lines(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup": -1}, {"active": 2}])
 def test_numbers_out_of_range_are_refused(tmp_path: Path, wrong: dict[str, int]) -> None:
     with pytest.raises(UsageError, match=next(iter(wrong))):
-        gpudiag.profile(tmp_path, **wrong)  # type: ignore[arg-type]  # the test is about values
+        gpudiag.profile(tmp_path, **wrong)  # type: ignore[arg-type]  # the values are wrong on purpose
 
 
 def test_run_directory_is_required() -> None:

@@ -70,7 +70,7 @@ def test_rank_that_waited_in_vain_decides_alone_from_then_on(number: int) -> Non
         agreement.decide([1.0], judge)
     assert agreement.split
     assert time.monotonic() - begun_s < 2 * waited_s
-    # Rank 0 has started a list of all ranks' times, in which its times replace those of the other ranks.
+    # Rank 0 decides with its own times in place of the times of the other ranks.
     assert first.unprofiled_steps == (2 if number == 0 else 1)
 
 
@@ -81,7 +81,7 @@ def test_late_rank_splits_without_waiting() -> None:
     begun_s = time.monotonic()
     assert late.decide([1.0], judge).unprofiled_steps == 2
     assert late.split
-    assert time.monotonic() - begun_s < 0.2, "it did not wait"
+    assert time.monotonic() - begun_s < 0.2, "the late rank waited"
 
 
 def test_rank_decides_alone_when_peer_has_ended_or_store_is_lost() -> None:

@@ -85,7 +85,7 @@ def test_convergence_depends_on_ratios_only(series: list[float], factor: float, 
     scaled = [value * factor for value in series]
     # Rounding may change a comparison of equal values, which this test does not cover.
     nudged = [value * (1 + 1e-9) for value in scaled]
-    answers = {step_counts.has_converged(one, block) for one in (scaled, nudged)}
+    answers = {step_counts.has_converged(variant, block) for variant in (scaled, nudged)}
     assert step_counts.has_converged(series, block) in answers or len(answers) == 2
 
 

@@ -18,7 +18,7 @@ def test_scattered_steps_need_more_steps() -> None:
     assert next_block([[15.0, 25.0, 18.0, 31.0] * 5], ASKED) > 0
 
 
-def test_least_precise_rank_decides() -> None:
+def test_least_precise_rank_decides_when_timing_ends() -> None:
     assert next_block([[20.0, 20.01] * 10, [15.0, 25.0, 18.0, 31.0] * 5], ASKED) > 0
 
 

@@ -49,8 +49,8 @@ trainer.fit(Small(), loader(20), loader(2))
 print("updates", trainer.global_step)
 """
 
-# PyTorch's gloo threads may hold the tensors of a gather after it is reported complete, and then abort a process whose
-# interpreter ends (2.13; also without gpudiag). This process therefore ends slowly.
+# PyTorch's gloo threads may hold the tensors of a gather after the gather is reported complete, and then abort the
+# process when its interpreter ends (PyTorch 2.13, also without gpudiag). Therefore this process sleeps before it ends.
 TRANSFORMERS = """
 import time
 import torch
@@ -102,8 +102,8 @@ time.sleep(0.5)
 torch.distributed.destroy_process_group()
 """
 
-#: The start command and the number of model updates: two batches per update, 4 or 8 samples on every process.
-#: Transformers' training of 40 updates ends after the measured ones.
+#: The program, its launcher, the number of ranks, the samples per batch and the number of model updates. An update has
+#: two batches. The training of Transformers, which has 40 updates, ends when the measurement is done.
 CASES = {
     "lightning": (LIGHTNING, (), 1, 8, 30),
     "transformers": (TRANSFORMERS, TORCHRUN, 2, 4, 1 + 3 + 5 + 3 + 2 * (2 + 3)),
@@ -132,7 +132,7 @@ def test_trainer_steps_are_model_updates(case: str, tmp_path: Path) -> None:
         assert rank.timed is not None
         assert rank.timed.input_ms is not None
         assert len(rank.timed.input_ms) == len(rank.unprofiled.step_ms) == 5
-        # The trainer's code fetches two batches, which gpudiag does not see.
+        # gpudiag times the fetches of both batches, although the trainer's own code makes them.
         assert min(rank.timed.input_ms) > 0
         # Forward and the weights' gradients of both batches are counted; inputs have no gradients.
         assert rank.flops is not None

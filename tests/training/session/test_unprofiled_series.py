@@ -114,7 +114,7 @@ def test_lead_and_host_times_are_unknown_without_anchor_or_host_steps() -> None:
     assert record.lead_ms is None
     assert record.input_ms == (0.01,)
     machine.clock.restart()
-    machine.clock.mark()  # as in jobs with user-defined step timing
+    machine.clock.mark()  # jobs with user-defined step timing record no host steps
     assert machine.clock.series().record() is None
     assert UnprofiledSeries().record() is None
 
@@ -151,7 +151,8 @@ def test_coinciding_anchors_convert_all_marks_to_their_instant() -> None:
 
 def test_steps_before_series_record_host_time_with_empty_queue() -> None:
     machine = Machine()
-    machine.step(input_us=0, launch_us=700, device_us=2000)  # a warm-up step: the host has not waited for the device
+    # After this warm-up step the host does not wait for the device.
+    machine.step(input_us=0, launch_us=700, device_us=2000)
     machine.clock.read()
     machine.clock.anchor()
     for launch_us in (400, 900):

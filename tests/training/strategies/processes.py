@@ -21,10 +21,10 @@ MARK = "ANSWER "
 
 
 class Job:
-    """Processes that run `python PROGRAM RANK WORLD MEETING ARGUMENT`, where ARGUMENT is JSON.
+    """Processes of the command `python PROGRAM RANK WORLD MEETING ARGUMENT`, where ARGUMENT is JSON.
 
     Args:
-        program: a file; the ranks connect through the file MEETING, which does not exist yet.
+        program: the file to run. The ranks connect through the file MEETING, which does not exist yet.
         world: the number of processes.
         argument: any JSON value.
         environment: additional variables.

@@ -1,4 +1,4 @@
-"""Test that DDP communicates the same with gpudiag's hook as without it, and that buckets become ranges. The test uses
+"""Test that gpudiag's hook does not change DDP's gradients, and that buckets become ranges. The test uses
 real gloo."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_buckets_are_ranges_after_first_profiled_step(gloo: PytorchStrategy, tmp
     for _ in range(2):
         wrapped(batch).mean().backward()
         gloo.exchange(wrapped)
-    assert gloo.exchanged_bytes == []  # without a listener this is plain DDP
+    assert gloo.exchanged_bytes == []  # without a profiler the model is plain DDP
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(2):
             wrapped(batch).mean().backward()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "one-by-one"
 
-#: The complete strategy, which the registry finds by the entry point.
+#: Source text of the complete strategy, which the registry finds by the entry point.
 FILE = '''
 """`one-by-one`: each gradient is all-reduced by itself, after backward."""
 
@@ -124,11 +124,11 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
     sizes = tmp_path / "sizes.json"
     sizes.write_text("[4000000, 8000000]")
     given = ("--facts", str(MACHINES / "h200x4.json"), "--gradients", str(sizes), "--compute-ms", "20")
-    found = _json(package, "recommend", "--predict-only", "--only", NAME, *given)
-    assert found["recommended"] == NAME
-    assert found["flags"] == ["--strategy", NAME]
-    assert found["code"].endswith("all_reduce(parameter.grad)")
-    ranked = {ranked["strategy"]: ranked for ranked in found["ranking"]}
+    answer = _json(package, "recommend", "--predict-only", "--only", NAME, *given)
+    assert answer["recommended"] == NAME
+    assert answer["flags"] == ["--strategy", NAME]
+    assert answer["code"].endswith("all_reduce(parameter.grad)")
+    ranked = {ranked["strategy"]: ranked for ranked in answer["ranking"]}
     # Two gradients of 4 and 8 MB take 1 ms plus 1 ms per MB each, without overlap.
     assert ranked[NAME]["predicted_step_ms"] == pytest.approx(20 + 2 + 12)
 
@@ -137,8 +137,8 @@ def test_plugin_strategy_is_predicted(package: str, tmp_path: Path) -> None:
 @pytest.mark.xdist_group("processes")
 def test_plugin_strategy_is_measured(package: str, tmp_path: Path) -> None:
     words = ("recommend", "trivial", "--only", f"gloo,{NAME}", "--devices", "2", "--budget", "50")
-    found = _json(package, *words, "--output", str(tmp_path / "run"))
-    measured = {ranked["strategy"]: ranked["measured_step_ms"] for ranked in found["ranking"]}
+    answer = _json(package, *words, "--output", str(tmp_path / "run"))
+    measured = {ranked["strategy"]: ranked["measured_step_ms"] for ranked in answer["ranking"]}
     assert measured.keys() == {"gloo", NAME, "independent"}
     assert all(step is not None for step in measured.values())
     contest = json.loads(next((tmp_path / "run").glob("*-trivial.json")).read_bytes())
@@ -175,7 +175,7 @@ assert not {{"torch", "tensorflow"}} & sys.modules.keys()
 
 
 class AnotherNccl(TensorflowStrategy):
-    """A strategy with a name that is taken."""
+    """A strategy whose name is already taken."""
 
     name = "nccl"
 

@@ -26,7 +26,7 @@ def test_registry_lists_strategies_in_order() -> None:
 def test_each_strategy_is_documented_in_its_module(name: str) -> None:
     strategy = load_strategy(name, torch.device("cpu"))
     assert isinstance(strategy, PytorchStrategy)
-    assert importlib.import_module(strategies()[name].__module__).__doc__.count(f"`{name}`")  # type: ignore[union-attr]  # it has one
+    assert importlib.import_module(strategies()[name].__module__).__doc__.count(f"`{name}`")  # type: ignore[union-attr]
     assert strategies()[name].summary.endswith(".")
 
 
@@ -110,4 +110,4 @@ def test_parameter_without_gradient_is_named_after_first_step() -> None:
     strategy = load_strategy("gloo", torch.device("cpu"))
     with pytest.raises(UsageError, match=r"forgotten\.weight, forgotten\.bias got no gradient"):
         strategy.check_gradients(model)
-    strategy.check_gradients(model)  # checked only once
+    strategy.check_gradients(model)  # gradients are checked only once

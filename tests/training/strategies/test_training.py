@@ -1,4 +1,4 @@
-"""Test that every strategy trains equally, with the same losses and final parameters in two real processes."""
+"""Test that every strategy trains to the same losses and final parameters, in two real processes."""
 
 from __future__ import annotations
 

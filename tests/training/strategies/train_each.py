@@ -92,7 +92,9 @@ def train(rank: int, device: torch.device, name: str, options: dict[str, Any]) -
     exchanged = list(strategy.exchanged_bytes)
     del model
     strategy.release()
-    assert left is None or left() is None, "it would wait for the threads of its process group"
+    assert left is None or left() is None, (
+        "a reducer that is still alive would wait for the threads of its process group"
+    )
     strategy.close()
     flops = msgspec.to_builtins(counter.result)
     return {"losses": (curve / dist_world).tolist(), "sums": sums, "exchanged_bytes": exchanged, "flops": flops}

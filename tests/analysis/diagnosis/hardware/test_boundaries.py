@@ -44,7 +44,7 @@ def findings_of(*gpus: Gpu, **fields: Any) -> list[Finding]:
 
 
 def signs(*rates: float, ceiling: float | None = None, pcie: PcieLink | None = None) -> list[str]:
-    """Return the signs of damage of GPU 0, which has the first rate; its siblings have the other rates."""
+    """Return the signs of damage of GPU 0, whose link has the first rate; the other GPUs have the other rates."""
     gpus = [gpu(0) if pcie is None else gpu(0, pcie=pcie), *(gpu(at) for at in range(1, max(len(rates), 1)))]
     copies = [
         host_copies(at, rate, **({"ceiling_gb_per_s": ceiling} if ceiling and not at else {}))
@@ -129,7 +129,7 @@ def test_gpus_with_the_same_signs_share_a_finding_and_the_slowest_comes_first() 
         (8.9, 10.0, None, "warning"),
         (5.1, 10.0, None, "warning"),
         (5.0, 10.0, None, "critical"),
-        (8.0, 10.0, (20.2, 20.0), None),  # half of the rate of both directions at once: 9.05 against 10 GB/s
+        (8.0, 10.0, (20.2, 20.0), None),  # the mean of 8.0 and half of 20.2 is 9.05
         (8.0, 10.0, (19.8, 20.0), "warning"),
     ],
 )
@@ -140,7 +140,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
         peer_copies(0, 1, rate, of_both, peer_access=on)
         for rate, of_both, on in zip((direct, staged), both or (None, None), (True, False), strict=True)
     ]
-    if both:  # each direction is compared, and both directions at once
+    if both:  # keep one direction, and both directions at once
         copies = [(finding, of_both) for finding, _, of_both in copies]
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
@@ -149,7 +149,7 @@ def test_direct_copies_count_as_slower_below_nine_tenths(
 
 
 @pytest.mark.parametrize(("direct", "fires"), [(11.3, False), (11.2, True)])
-def test_unmeasured_staging_counts_as_half_of_the_host_links(direct: float, *, fires: bool) -> None:
+def test_unmeasured_staged_copy_counts_as_half_of_the_host_link_rate(direct: float, *, fires: bool) -> None:
     copies = (host_copies(0, 25.0), host_copies(1, 30.0), peer_copies(0, 1, direct, peer_access=True))
     slower = [
         finding for finding in findings_of(gpu(0), gpu(1), bandwidth=copies) if finding.code == "peer-slower-than-host"
@@ -334,7 +334,7 @@ def test_nvlink_pair_is_slow_against_its_kind_or_its_ceiling(
         (None, 4 << 30, "warning", "high"),
     ],
 )
-def test_process_with_the_memory_of_a_context_is_heavy(
+def test_process_with_as_much_memory_as_a_context_counts_as_a_job(
     name: str | None, memory: int | None, severity: str, confidence: str
 ) -> None:
     (finding,) = findings_of(gpu(0, processes=(GpuProcess(pid=7, name=name, memory_bytes=memory),)), gpu(1))
@@ -424,7 +424,7 @@ def test_host_rates_keep_the_fastest_pinned_copy_of_each_path() -> None:
     assert host_rates(facts).keys() == {0}
 
 
-def test_all_at_once_are_pinned_one_way_copies_with_shares() -> None:
+def test_copies_of_all_gpus_at_once_are_pinned_and_in_one_direction() -> None:
     good = together(1.0, 2.0)
     changes: list[dict[str, Any]] = [
         {"memory": "pageable"}, {"direction": "both_ways"}, {"src": "gpu:0"}, {"per_device": {}}, {"path": "peer"}

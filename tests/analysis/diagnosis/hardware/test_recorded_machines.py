@@ -16,8 +16,8 @@ EXPECTED = {
         ("degraded-link", "critical", [0, 1, 2, 3, 4, 5]),
         ("clock-mismatch", "warning", [1, 2, 3]),
     ],
-    # Two GTX 1070 are on risers, and a third reaches half of their rate; four pairs have peer access, one of them
-    # across sockets.
+    # Two GTX 1070 are on risers, and the link of a third has half of its usual rate. One of the four pairs with peer
+    # access is across sockets.
     "7gforce-v2": [
         ("degraded-link", "critical", [0, 4]),
         ("degraded-link", "critical", [3]),
@@ -26,7 +26,7 @@ EXPECTED = {
     ],
     # One M60 board has two GPUs behind one uplink. The VM hides the uplink and reports the pair as SYS.
     "az-2x-m60": [("shared-uplink", "warning", [0, 1]), ("no-peer-access", "warning", [0, 1])],
-    # Two such boards can be distinguished only by their copies.
+    # Two M60 boards can be distinguished only by the rates of their copies.
     "az-4x-m60": [
         ("shared-uplink", "warning", [0, 2]),
         ("shared-uplink", "warning", [1, 3]),
@@ -35,11 +35,10 @@ EXPECTED = {
     # Hybrid cube mesh: some pairs have no direct link, but rings of direct links exist.
     "dgx-1": [("no-peer-access", "info", ALL_OF_8)],
     "gcp-8x-v100": [("no-peer-access", "info", ALL_OF_8)],
-    # Nothing is known about its links.
+    # The links of these machines are unknown.
     "patrick-4x": [],
     "staging-area-box": [],
-    # Healthy: links are idle, all four GPUs together copy at 159 GB/s to the host against 55 GB/s for one, and it is a
-    # VM.
+    # This VM is healthy: its links are idle, one GPU copies to the host at 55 GB/s, and all four together at 159 GB/s.
     "h200x4": [],
 }
 

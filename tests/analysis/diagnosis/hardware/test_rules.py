@@ -43,11 +43,11 @@ def test_rule_is_silent_on_its_example(rule: FactsRule, facts: Facts) -> None:
 
 def assert_usable(finding: Finding, facts: Facts) -> None:
     assert finding.code in FINDING_CODES
-    assert finding.advice, "a finding says what to do"
+    assert finding.advice, "the finding has no advice"
     assert len(finding.title) <= 400
     assert finding.recoverable_ms_per_step is None
     assert "profile" in finding.evidence["reason"]
-    assert finding.ranks == (), "the machine does not know which rank runs where"
+    assert finding.ranks == (), "facts of a machine do not include ranks"
     assert set(finding.evidence["gpus"]) <= {gpu.index for gpu in facts.gpus}
     msgspec.json.encode(finding)
 
@@ -66,7 +66,7 @@ def test_a_machine_without_gpus_has_no_findings() -> None:
     assert examine_facts(Facts(host=Host())) == ()
 
 
-def test_findings_are_by_severity() -> None:
+def test_findings_are_sorted_by_severity() -> None:
     facts = machine(
         gpu(0, sm_mhz=1700), gpu(1, sm_mhz=1600), links=(Link(a=0, b=1, kind="PHB", peer_access=False),),
         bandwidth=(host_copies(0, 0.8), host_copies(1, 25.0)),
@@ -79,11 +79,12 @@ def test_findings_are_by_severity() -> None:
     [
         ((55.0, 55.0, 55.0, 55.0), False),
         ((38.8, 39.4, 39.6, 40.9), False),
-        ((27.5, 27.5, 27.5, 27.5), False),  # the rate of two links, from two uplinks or limited by the host's memory
+        # The total is the rate of two links, which shows two uplinks or the limit of host memory.
+        ((27.5, 27.5, 27.5, 27.5), False),
         ((14.0, 14.0, 14.0, 14.0), True),
     ],
 )
-def test_only_a_total_near_one_link_is_a_shared_uplink(shares: tuple[float, ...], fires: bool) -> None:
+def test_uplink_is_shared_if_all_gpus_together_copy_as_fast_as_one(shares: tuple[float, ...], fires: bool) -> None:
     facts = machine(
         *(gpu(i) for i in range(4)), bandwidth=(*(host_copies(i, 55.4) for i in range(4)), together(*shares))
     )
@@ -93,7 +94,7 @@ def test_only_a_total_near_one_link_is_a_shared_uplink(shares: tuple[float, ...]
         assert findings[0].evidence["gpus"] == [0, 1, 2, 3]
 
 
-def test_a_loaded_link_at_its_maximum_is_silent() -> None:
+def test_a_loaded_link_at_its_maximum_gives_no_finding() -> None:
     facts = machine(gpu(0, pcie=loaded(3, 8, 3, 8)), bandwidth=(host_copies(0, 6.3, ceiling_gb_per_s=7.3),))
     assert examine_facts(facts) == ()
 
@@ -124,11 +125,11 @@ def test_wording_shared_by_rules() -> None:
     ]  # fmt: skip
     assert pair_list([(1, 2), (0, 1)]) == "0↔1, 1↔2"
     assert pair_list((0, i) for i in range(1, 10)) == "0↔1, 0↔2, 0↔3, 0↔4, 0↔5, 0↔6 and 3 more"
-    # 102.2 MB at 0.7635 GB/s, close to the measured 133 ms of exposed communication of a parameter server on x1 risers.
+    # 102.2 MB at 0.7635 GB/s take 134 ms. A parameter server on x1 risers had 133 ms of exposed communication.
     assert gradient_cost(0.7635) == "ResNet-50's 102 MB of gradients take 134 ms to cross it once"
 
 
-def test_faster_of_two_initiators_counts() -> None:
+def test_faster_of_reading_and_writing_a_peer_counts() -> None:
     slow_when_reading = peer_copies(0, 1, 9.0, peer_access=True, initiator="dst")
     by_writing = peer_copies(0, 1, 12.0, peer_access=True, initiator="src")
     staged = peer_copies(0, 1, 11.0, peer_access=False, initiator="src")

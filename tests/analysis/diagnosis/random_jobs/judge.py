@@ -24,8 +24,9 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         expected: codes and causes that may come first, the most expensive first.
         missed: causes of waste that cost more than 5 % and are not among the findings.
-        loader_as_launching: whether a slow loader was reported as launch-bound.
-        beside: work whose removal would save as much as the first waste → whether a finding names it.
+        loader_as_launching: whether the analysis calls a slow loader launch-bound.
+        beside: for each kind of work whose removal saves as much as removing the first waste, whether a finding names
+        this work.
     """
 
     expected: tuple[str, ...]
@@ -106,7 +107,7 @@ def _beside(truth: Truth, expected: tuple[Cause, ...], reported_codes: set[str])
 
 
 def _of_first(alarms: list[Finding], truth: Truth, expected: tuple[Cause, ...]) -> list[str]:
-    """Return the errors of the first finding, or of the alternative that it names if those are fewer."""
+    """Return the errors of the first finding, or of its alternative (`instead`) if the alternative has fewer errors."""
     first = alarms[0]
     equal = [first, *(alarm for alarm in alarms[1:] if alarm.code in first.instead)]
     wrongs = [_wrong(one, cause) for one in equal for cause in expected if one.code == cause.code]

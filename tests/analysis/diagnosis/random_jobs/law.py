@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudiag.model.analysis import UNTRUSTED_CODES, Analysis, Device
 
-#: A bucket needs an explanation from this share of the step on.
+#: A bucket with at least this share of the step needs an explanation.
 NOTABLE = 0.05
 
 _HOST = frozenset(
@@ -25,7 +25,10 @@ _RECORDED = frozenset({"launch", "idle", "sync"})
 
 
 def pacing(analysis: Analysis) -> tuple[Device, ...]:
-    """Return the devices that others wait for: those whose wait in collectives is within 5 % of a step of the least."""
+    """Return the devices that others wait for.
+
+    The wait of such a device in collectives exceeds the least wait of all devices by at most 5 % of a step.
+    """
     devices = [device for device in analysis.devices if device.step_ms > 0]
     least = min((device.buckets_ms["communication_wait"] for device in devices), default=0.0)
     return tuple(

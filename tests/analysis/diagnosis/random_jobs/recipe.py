@@ -127,7 +127,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 8
 
     def job(self, without: Collection[str] = (), *, recorded: bool = True) -> Job:
-        """Return the job without these causes. They are kinds of faults, or `launching`, `exchange`, `input`,
+        """Return the job without these causes. Causes are kinds of faults, or `launching`, `exchange`, `input`,
         `scatter`, or `blocking` (copies then do not block the host).
 
         If not `recorded`, the hosts have no profiler overhead.
@@ -229,8 +229,8 @@ def draw(seed: int, kind: str | None = None) -> Recipe:
     elif kind == "slow-exchange":
         layers = _layers(chance, device_ms, communication=chance.uniform(1.2, 4), tiny=False)
     timed = chance.random() < 0.6
-    # Measured overheads are 1.0 to 2.4 µs; without unprofiled steps only the usual overhead is known, so these are near
-    # it.
+    # Measured overheads are 1.0 to 2.4 µs. Without unprofiled steps gpudiag assumes the usual overhead, so the drawn
+    # overhead is near the usual one.
     recording_us = chance.uniform(1.0, 2.4) if timed else chance.gauss(1.27, 0.06)
     base = Recipe(
         seed=seed,
@@ -256,7 +256,7 @@ def _kinds(kind: str, chance: random.Random) -> tuple[Kind, ...]:
 
 
 def _layers(chance: random.Random, device_ms: float, *, communication: float, tiny: bool) -> tuple[Layer, ...]:
-    """Draw forward layers without and backward layers with an all-reduce, whose time is relative to the kernels."""
+    """Draw forward layers, and backward layers with an all-reduce each, whose time is relative to the kernels."""
     forward, backward = chance.randint(1, 2), chance.randint(1, 4)
     parts = [chance.uniform(0.5, 1.5) for _ in range(forward + backward)]
     found = []
@@ -272,7 +272,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     rank = chance.randrange(base.ranks) if kind.endswith("-one") or kind in _SOMETIMES else None
     layer = chance.randrange(len(base.layers) - 1)
     if kind == "launch-one":
-        # added to each launch
+        # this overhead is added to each launch
         ms = base.launch_us * chance.uniform(0.5, 3)
     elif kind in {"pageable", "copy"}:
         ms *= 0.5
@@ -281,7 +281,7 @@ def _fault(kind: Kind, base: Recipe, step_ms: float, chance: random.Random) -> F
     elif kind == "host-one":
         return Fault(kind=kind, rank=rank, times=chance.uniform(1.3, 4))
     elif kind in _SOMETIMES and rank is not None:
-        # Every other step, as with logging or garbage collection.
+        # The fault is in every other step, as with logging or garbage collection.
         late = [(rank, step, 2 * ms * chance.uniform(0.8, 1.2)) for step in range(chance.randrange(2), base.steps, 2)]
         return Fault(kind=kind, rank=rank, layer=layer, sometimes=tuple(late))
     elif kind == "jitter":

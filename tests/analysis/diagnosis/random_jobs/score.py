@@ -27,7 +27,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A count of a total."""
+    """A count, its total and its share."""
 
     count: int
     of: int

@@ -17,9 +17,9 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         name: the fault, or the cost that every job has.
         code: the code of the finding.
-        causes: texts of which the finding's cause must contain one.
+        causes: the cause of the finding must contain one of these texts.
         ranks: the ranks of the finding; None if they are not compared.
-        late: for jitter, the ranks that were late in an analysed step, which are right too.
+        late: for jitter, the ranks that were late in an analysed step; a finding may name these ranks too.
         gain_ms: the savings of removing only this cause.
         after_waste_ms: the savings after all waste is removed.
         waste: whether the cause can be removed entirely.
@@ -38,7 +38,7 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
 
     def is_named(self, cause: str | None) -> bool:
         """Return whether a finding's `cause` contains one of the accepted texts, in lower case."""
-        return not self.causes or any(one in (cause or "").lower() for one in self.causes)
+        return not self.causes or any(text in (cause or "").lower() for text in self.causes)
 
 
 class Truth(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,8 @@
-"""Examples of each finding: `FIRES`, `SILENT` and, where a rule can abstain, `ABSTAINS`, in a module named by its code.
+"""Provide examples of each finding, in a module named by the finding's code.
 
-The tests of rules and the pages in docs/findings are made from them.
+A module has `FIRES`, `SILENT` and, if the rule can abstain, `ABSTAINS`.
+
+The tests of rules and the pages in docs/findings are made from these examples.
 """
 
 from __future__ import annotations

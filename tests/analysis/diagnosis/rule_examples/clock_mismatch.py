@@ -1,4 +1,4 @@
-"""Machines on which `clock-mismatch` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `clock-mismatch` fires or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in which `communication-bound` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `communication-bound` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in which `compute-bound` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `compute-bound` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines on which `corrupt-transfer` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `corrupt-transfer` fires or is silent."""
 
 from __future__ import annotations
 

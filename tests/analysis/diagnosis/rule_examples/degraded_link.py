@@ -1,4 +1,4 @@
-"""Machines on which `degraded-link` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `degraded-link` fires or is silent."""
 
 from __future__ import annotations
 

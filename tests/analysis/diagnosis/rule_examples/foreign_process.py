@@ -1,4 +1,4 @@
-"""Machines on which `foreign-process` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `foreign-process` fires or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in which `host-sync` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `host-sync` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

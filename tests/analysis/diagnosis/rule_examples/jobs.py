@@ -272,7 +272,9 @@ class _Row(msgspec.Struct, frozen=True):
 
 
 class _Rank:
-    """A rank's host, device and recorded events; without `recorded` only times are computed, which is faster."""
+    """A rank's host, device and recorded events.
+
+    Without `recorded` no events are recorded, and only times are computed, which is faster."""
 
     def __init__(self, rank: int, of: Job, *, recorded: bool) -> None:
         self.rank, self.job, self.recorded = rank, of, recorded
@@ -417,7 +419,7 @@ class _Rank:
         self.now = end
 
     def _call(self, role: Role, name: str, ns: int, correlation: int = NO_CORRELATION, within: str = "") -> None:
-        ns = self._on_host(ns + 2 * self.job.recording_ns)  # the operator, and its call
+        ns = self._on_host(ns + 2 * self.job.recording_ns)  # overhead of the operator and of its call
         self.rows.append(_Row(EventKind.OPERATOR, Role.OPERATOR, within or "aten::add", self.now, self.now + ns))
         begin, end = self.now + ns // 4, self.now + ns
         self.rows.append(_Row(EventKind.RUNTIME, role, name, begin, end, correlation=correlation))

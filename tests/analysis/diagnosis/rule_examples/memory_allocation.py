@@ -1,4 +1,4 @@
-"""Jobs in which `memory-allocation` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `memory-allocation` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

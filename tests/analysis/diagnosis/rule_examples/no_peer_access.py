@@ -1,4 +1,4 @@
-"""Machines on which `no-peer-access` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `no-peer-access` fires or is silent."""
 
 from __future__ import annotations
 

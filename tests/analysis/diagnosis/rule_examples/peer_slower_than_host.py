@@ -1,4 +1,4 @@
-"""Machines on which `peer-slower-than-host` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `peer-slower-than-host` fires or is silent."""
 
 from __future__ import annotations
 

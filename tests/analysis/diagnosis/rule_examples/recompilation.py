@@ -1,4 +1,4 @@
-"""Jobs in which `recompilation` fires, and is silent."""
+"""Provide example jobs in which rule `recompilation` fires or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines on which `shared-uplink` fires, and machines on which it is silent."""
+"""Provide example machines on which rule `shared-uplink` fires or is silent."""
 
 from __future__ import annotations
 

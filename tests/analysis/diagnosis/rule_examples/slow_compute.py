@@ -1,4 +1,4 @@
-"""Jobs in which `slow-compute` fires, and is silent."""
+"""Provide example jobs in which rule `slow-compute` fires or is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in which `slow-copy` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `slow-copy` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs in which `straggler` fires, is silent, and cannot tell."""
+"""Provide example jobs in which rule `straggler` fires, is silent, or abstains."""
 
 from __future__ import annotations
 

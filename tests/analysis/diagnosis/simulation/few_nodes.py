@@ -53,5 +53,5 @@ def graph_of(
         streams=(),
         steps=steps,
         length_ns=1.0,
-        ranks={one: one for one in sorted({*process})} if ranks is None else ranks,
+        ranks={number: number for number in sorted({*process})} if ranks is None else ranks,
     )

@@ -43,21 +43,21 @@ class Op:
 
 @dataclass
 class Job:
-    """Nodes and ops of all processes in program order; indices are in these lists."""
+    """Nodes and ops of all processes in program order; indices refer to these lists."""
 
     nodes: list[Node] = field(default_factory=list)
     ops: list[Op] = field(default_factory=list)
 
     def last_op(self, process: int, stream: int) -> int:
         """Return the last op enqueued on this stream, or NONE."""
-        found = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
-        return found[-1] if found else NONE
+        indices = [i for i, op in enumerate(self.ops) if (op.process, op.stream) == (process, stream)]
+        return indices[-1] if indices else NONE
 
 
 @st.composite
 def jobs(draw: st.DrawFn) -> Job:
-    """Draw up to three processes. They launch on two streams, wait for the other stream and for the device, and have
-    collectives on the second stream."""
+    """Draw up to three processes. The processes launch on two streams, wait for the other stream and for the device,
+    and have collectives on the second stream."""
     processes = draw(st.integers(1, 3))
     job = Job()
     small = st.integers(0, 9)
@@ -123,7 +123,7 @@ class BruteForce:
     ) -> None:
         self.job = job
         host, device = order or (list(range(len(job.nodes))), list(range(len(job.ops))))
-        # Costs are indexed by position in the graph, and the job's lists by program order.
+        # Costs are indexed by the position in the graph, and the lists of the job by program order.
         position = {index: at for at, index in enumerate(host)}
         op_position = {index: at for at, index in enumerate(device)}
         self.work = [
@@ -188,7 +188,8 @@ class BruteForce:
 
     @staticmethod
     def _before(keys: list[object]) -> list[int]:
-        """Return for each element the previous one with the same key, and for the first the last one."""
+        """Return for each index the previous index with the same key, or the last such index if there is no previous
+        one."""
         return [
             max((k for k in range(i) if keys[k] == key), default=max(k for k in range(len(keys)) if keys[k] == key))
             for i, key in enumerate(keys)

@@ -52,7 +52,7 @@ def test_copy_from_an_idle_device_blocks_the_host() -> None:
     assert busy_ms(what_if) < 13
     host, device = what_if.graph.host, what_if.graph.device
     waits = np.flatnonzero((host.block == HostBlock.SYNC) & device.host_copy[host.block_on])
-    # A blocking call has a second node at its start; the two count as one call.
+    # A blocking call has a second node at its start; both nodes count as one call.
     returns = waits[host.row[waits] == host.row[waits - 1]]
     assert len(returns) == what_if.graph.steps
     part = _section_of_step(what_if.graph)

@@ -41,7 +41,7 @@ def bounds(*ops: tuple[float | None, float, float], track: Sequence[int] | None 
     return list(zip(latency.tolist(), gap.tolist(), strict=True))
 
 
-def test_later_bound_explains_the_start_exactly() -> None:
+def test_delay_is_measured_from_the_later_of_launch_and_previous_end() -> None:
     assert bounds((100, 50, 130)) == [(30, 0)]
     assert bounds((100, 120, 130)) == [(0, 10)]
     assert bounds((100, 100, 130)) == [(30, 0)]
@@ -50,13 +50,13 @@ def test_later_bound_explains_the_start_exactly() -> None:
     assert bounds((None, -np.inf, 130)) == [(0, 0)]
 
 
-def test_earlier_bound_gets_at_most_the_usual_time() -> None:
-    """The usual latency is that of launches to an idle device; the usual gap is that between ops queued long before."""
+def test_delay_from_the_earlier_bound_is_at_most_the_usual_delay() -> None:
+    """The usual latency is measured at launches to an idle device, and the usual gap between ops queued long before."""
     usual_latency = [(100_000, 50_000, 100_000 + each) for each in (3, 9, 5)]
     usual_gap = [(10_000, 200_000, 200_000 + each) for each in (2, 4, 8)]
-    found = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
-    assert found[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
-    assert found[6:] == [(5, 40), (40, 4)]
+    delays = bounds(*usual_latency, *usual_gap, (190_000, 200_000, 200_040), (200_000, 190_000, 200_040))
+    assert delays[:6] == [(3, 4), (9, 4), (5, 4), (5, 2), (5, 4), (5, 8)]
+    assert delays[6:] == [(5, 40), (40, 4)]
     # The bound is never later than the recorded start.
     assert bounds(*usual_gap, *usual_latency, (199_998, 200_000, 200_001))[-1] == (3, 1)
     assert bounds(*usual_gap, *usual_latency, (200_000, 199_999, 200_002))[-1] == (2, 3)
@@ -100,8 +100,8 @@ def test_collective_waits_for_peers_that_started_before_it_ended() -> None:
 
 
 def test_track_indices_become_graph_indices() -> None:
-    found = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
-    assert found.tolist() == [0, NONE, 2, NONE, 4]
+    shifted = _shifted([np.array([0, NONE, 2]), np.array([NONE, 1])], np.array([0, 3]))
+    assert shifted.tolist() == [0, NONE, 2, NONE, 4]
 
 
 def test_graph_holds_whole_steps_and_their_length() -> None:
@@ -120,7 +120,7 @@ def test_graph_holds_whole_steps_and_their_length() -> None:
     assert (of.chains, of.streams) == (((0, 4), (4, 8)), ((0, 4), (4, 8)))
     assert of.device.launch.tolist() == list(range(8))
     assert of.device.track.tolist() == [0] * 4 + [1] * 4
-    # Only the number of steps that all ranks have is used.
+    # The graph has only as many steps as every rank has.
     of = graph(4, 2)
     assert of is not None
     assert (of.steps, of.length_ns) == (1, 150_000)
@@ -140,8 +140,8 @@ def gaps(
         start=np.array([a for a, _ in busy], np.int64), end=np.array([b for _, b in busy], np.int64)
     )
     timeline: Any = SimpleNamespace(tracks=[SimpleNamespace(collectives=table)] * 2)
-    found = contention_free_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
-    return [float(gap) for gap in found]
+    gaps = contention_free_gaps(graph_of(host_of(time=[max(at, 0) for _, _, at in ops]), device), timeline)
+    return [float(gap) for gap in gaps]
 
 
 BUSY = [(100_000, 200_000)]
@@ -171,20 +171,19 @@ def test_one_thread_launches_for_all_devices_without_an_executor() -> None:
 
 
 def graph_of_steps(*traces: TraceBuilder) -> Graph:
-    found = build_graph(build_timeline([trace.build() for trace in traces]))
-    assert found is not None
-    return found
+    built = build_graph(build_timeline([trace.build() for trace in traces]))
+    assert built is not None
+    return built
 
 
 def us(column: Any) -> list[float]:
     """Return a column's values in the second of three equal steps, in µs."""
     count = len(column) // 3
-    return [float(one) / 1000 for one in column[count : 2 * count]]
+    return [float(value) / 1000 for value in column[count : 2 * count]]
 
 
 def test_host_chain_of_launches_and_a_wait() -> None:
-    """Short pauses count as work. A wait
-    counts as work until it begins, and as delay after its op has ended."""
+    """Short pauses count as work. Time of a wait after its op has ended counts as delay."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).loader(0, 100).operator(150, 400, "mm").compute(300, 500, launch=(200, 210))
@@ -219,7 +218,7 @@ def test_host_chain_with_untraced_time_before_the_first_op_and_later() -> None:
 
 
 def test_profiler_overhead_is_separate_and_synchronization_with_an_idle_device_is_work() -> None:
-    """The synchronization at 600 does not wait, because its op ended at 500."""
+    """The synchronization at 600 µs does not wait, because its op ended at 500 µs."""
     trace = TraceBuilder()
     for step in range(5):
         trace.step(1000 * step).operator(0, 990).compute(300, 500, launch=(200, 210)).overhead(220, 250).sync(600, 700)
@@ -245,7 +244,7 @@ def test_blocking_copy_has_nodes_at_start_and_return() -> None:
 
 
 def test_host_chains_of_two_cpu_processes() -> None:
-    """Each process enqueues a collective at 420, waits for it until 710, and works until the next step mark."""
+    """Each process enqueues a collective at 420 µs, waits for it until 710 µs, and works until the next step mark."""
     traces = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in traces:
         for step in range(5):
@@ -278,7 +277,8 @@ def test_host_chains_of_two_cpu_processes() -> None:
 
 
 def test_launch_blocked_by_a_full_queue_is_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The call at 700 waits for the full launch queue until an op ends at 790; the profiler takes 20 of the step."""
+    """The call at 700 µs waits for the full launch queue until an op ends at 790 µs. The profiler takes 20 µs per
+    step."""
     monkeypatch.setattr(host_chain, "FULL_QUEUE_OPS", 1)
     monkeypatch.setattr(host_chain, "_ONE_HELD_UP_PER_NS", 1000)
     trace = TraceBuilder()

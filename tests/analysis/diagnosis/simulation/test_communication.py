@@ -36,9 +36,9 @@ def two_ranks(*, packed: bool) -> tuple[TraceBuilder, ...]:
 
 def what_if(*, packed: bool) -> WhatIf:
     timeline = build_timeline([trace.build() for trace in two_ranks(packed=packed)])
-    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
-    assert found is not None
-    return found
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    return what_if
 
 
 def test_bucket_copies_run_in_reducer_operators() -> None:
@@ -51,7 +51,7 @@ def test_bucket_copies_run_in_reducer_operators() -> None:
 def test_without_communication_leaves_only_compute_kernels() -> None:
     one = what_if(packed=True)
     assert one.corrected_ms == pytest.approx(1.0, rel=0.01)
-    # The host must not set the pace here, so its input is removed.
+    # Input is removed from the host, so that the host does not set the pace.
     costs = without_input(one, one.corrected)
     alone = one.step_ms(without_communication(one, costs))
     # There are three kernels of 248, 248 and 200 µs, 2 µs apart.

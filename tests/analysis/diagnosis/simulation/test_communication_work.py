@@ -78,8 +78,8 @@ def test_optimizer_update_inside_communication_is_no_bucket_copy() -> None:
     launches = [(1, at, at + 1, Role.LAUNCH) for at in (10, 20, 39, 40, 200)]
     timeline = timeline_of(*rows, *launches)
     host = host_of(row=[3, 4, 5, 6, 7])
-    found = bucket_copy_ops(graph_of(host, device_of(launch=[0, 1, 2, 3, 4])), timeline)
-    assert found.tolist() == [True, False, False, True, False]
+    copies = bucket_copy_ops(graph_of(host, device_of(launch=[0, 1, 2, 3, 4])), timeline)
+    assert copies.tolist() == [True, False, False, True, False]
 
 
 def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
@@ -87,47 +87,48 @@ def part(timeline: Any, host: Any, device: Any = None) -> CommunicationWork:
 
 
 def test_host_work_inside_communication_ranges_is_communication() -> None:
-    """Nodes end at 0, 100, 200 and 300. Communication calls last from 110 to 130, and a range from 220 to 260."""
+    """Nodes end at 0, 100, 200 and 300 ns. Communication calls last from 110 to 130 ns, and a range from 220 to 260
+    ns."""
     timeline = timeline_of(communication={1: [(220, 260)]}, calls={1: [(110, 130), (230, 240)]}, busy={1: [(0, 250)]})
     host = host_of(time=[0, 100, 200, 300], busy=[0, 100, 15, 25], untraced=[0, 0, 0, 5], row=[NONE] * 4)
-    found = part(timeline, host)
-    assert found.calls.tolist() == [0, 0, 15, 0]
-    assert found.busy.tolist() == [0, 0, 0, 25]
-    assert found.waiting.tolist() == [0, 0, 0, 5]
-    assert found.any()
+    work = part(timeline, host)
+    assert work.calls.tolist() == [0, 0, 15, 0]
+    assert work.busy.tolist() == [0, 0, 0, 25]
+    assert work.waiting.tolist() == [0, 0, 0, 5]
+    assert work.any()
     idle = timeline_of(communication={}, calls={1: [(110, 130)]}, busy={1: [(0, 250)]})
     assert not part(idle, host).any()
 
 
 def test_communication_of_all_chain_threads_counts() -> None:
-    """Thread 7, which makes the second node's call, communicates from 120 to 180."""
+    """Thread 7, which makes the second node's call, communicates from 120 to 180 ns."""
     timeline = timeline_of(
         (7, 150, 160, Role.LAUNCH), communication={7: [(120, 180)]}, busy={1: [(0, 110)], 7: [(110, 300)]}
     )
     host = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
-    found = part(timeline, host)
-    assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 60], [0, 0])
+    work = part(timeline, host)
+    assert (work.busy.tolist(), work.waiting.tolist()) == ([0, 60], [0, 0])
 
 
-def test_other_threads_communicate_while_the_chain_waits() -> None:
-    """Thread 5 communicates from 110 to 180, while thread 1 works until 130 and from 170 on."""
+def test_communication_of_other_threads_counts_only_while_the_chain_waits() -> None:
+    """Thread 5 communicates from 110 to 180 ns, while thread 1 works until 130 ns and from 170 ns on."""
     timeline = timeline_of(communication={5: [(110, 180)], 1: [(140, 150)]}, busy={1: [(0, 130), (170, 300)]})
     host = host_of(time=[100, 200], busy=[0, 60], before_first_op=[0, 90], row=[NONE] * 2)
-    found = part(timeline, host)
-    assert (found.busy.tolist(), found.waiting.tolist()) == ([0, 0], [0, 40])
+    work = part(timeline, host)
+    assert (work.busy.tolist(), work.waiting.tolist()) == ([0, 0], [0, 40])
 
 
 def test_blocked_node_works_until_its_call() -> None:
-    """The node's call begins at 150 (on the common clock), and its thread communicates from 120 on."""
+    """The node's call begins at 150 ns (on the common clock), and its thread communicates from 120 ns on."""
     rows = [(1, 50, 200, Role.SYNCHRONIZATION)]
     timeline = timeline_of(*rows, communication={1: [(120, 300)]}, busy={1: [(0, 300)]}, shift=100)
     device = device_of(end=[180.0], track=[0])
     waits = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0], block_on=[NONE, 0], block=[0, HostBlock.SYNC])
-    found = part(timeline, waits, device)
-    assert (found.busy.tolist(), found.blocks.tolist()) == ([0, 30], [False, True])
+    work = part(timeline, waits, device)
+    assert (work.busy.tolist(), work.blocks.tolist()) == ([0, 30], [False, True])
     free = host_of(time=[100, 200], busy=[0, 100], row=[NONE, 0])
-    found = part(timeline, free, device)
-    assert (found.busy.tolist(), found.blocks.tolist()) == ([0, 80], [False, False])
+    work = part(timeline, free, device)
+    assert (work.busy.tolist(), work.blocks.tolist()) == ([0, 80], [False, False])
 
 
 @pytest.mark.parametrize(
@@ -150,18 +151,18 @@ def test_node_may_wait_for_communication(
 
 
 def test_gaps_and_latencies_during_communication_are_attributed_to_it() -> None:
-    """Communication copies data from 100 to 200. Each gap and latency has a usual part, the median, which is not
+    """Communication copies data from 100 to 200 ns. Each gap and latency has a usual part, the median, which is not
     attributed to communication."""
     timeline = timeline_of(communication={}, busy={1: [(0, 9)]}, moved=[(100, 200)])
     device = device_of(
         start=[150, 250, 90, 400, 150], gap=[40, 80, 50, 10, 30], latency=[0, -9, 20, 5, 60],
         op_class=[COMPUTE, COMPUTE, COPY, COMPUTE, COMMUNICATION],
     )  # fmt: skip
-    found = part(timeline, host_of(time=[0]), device)
-    # The median of the gaps 40, 80, 50 and 10 is 45. Communication overlaps 30 of the gap of 80, less than the excess
-    # of 35.
-    assert found.gap.tolist() == [0, 30, 0, 0, 0]
-    assert found.latency.tolist() == [0, 0, 0, 0, 0]
+    work = part(timeline, host_of(time=[0]), device)
+    # The median of the gaps 40, 80, 50 and 10 ns is 45 ns. Communication overlaps 30 ns of the gap of 80 ns, which is
+    # less than the excess of 35 ns.
+    assert work.gap.tolist() == [0, 30, 0, 0, 0]
+    assert work.latency.tolist() == [0, 0, 0, 0, 0]
     late = device_of(start=[150, 150, 150], gap=[0, 0, 0], latency=[10, 10, 45])
     assert part(timeline, host_of(time=[0]), late).latency.tolist() == [0, 0, 35]
     assert part(timeline_of(moved=[(100, 200)], is_cpu=True), host_of(time=[0]), late).latency.tolist() == [0, 0, 0]

@@ -33,8 +33,8 @@ def test_removing_contention_is_idempotent() -> None:
 
 
 def contention_free(beside: list[tuple[int, str]], alone: list[tuple[int, str]]) -> dict[tuple[str, int], list[float]]:
-    """Return contention-free µs by (name, recorded time). A rank runs kernels (µs, name) during an all-reduce and then
-    others without it."""
+    """Return contention-free µs by (name, recorded time). A rank runs kernels (µs, name) during an all-reduce, and then
+    further kernels without it."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
     for trace in ranks:
         for step in range(6):
@@ -66,10 +66,10 @@ ALONE = [(60, "gemm"), (10, "bias"), (100, "dgrad")]
 
 
 def test_kernels_of_different_layers_match() -> None:
-    found = contention_free(LAYER * 4, ALONE * 2)
+    durations = contention_free(LAYER * 4, ALONE * 2)
     expected = {("gemm", 90): 60.0, ("bias", 12): 10.0, ("dgrad", 150): 100.0}
-    assert found.keys() == expected.keys()
-    for key, times in found.items():
+    assert durations.keys() == expected.keys()
+    for key, times in durations.items():
         # The step's first kernel has a different predecessor than its matching kernels.
         assert times == pytest.approx([expected[key]] * len(times), rel=0.02)
 
@@ -88,7 +88,7 @@ def test_layer_of_a_different_size_does_not_match() -> None:
 
 
 def test_unmatched_kernel_is_slowed_like_matched_ones() -> None:
-    found = contention_free([*LAYER * 4, (40, "loss")], ALONE * 2)
+    durations = contention_free([*LAYER * 4, (40, "loss")], ALONE * 2)
     slowed = (90 + 12 + 150) / (60 + 10 + 100)
-    assert found["loss", 40] == pytest.approx([40 / slowed] * len(found["loss", 40]), rel=0.02)
-    assert len(found["loss", 40]) == len(found["gemm", 90]) / 4
+    assert durations["loss", 40] == pytest.approx([40 / slowed] * len(durations["loss", 40]), rel=0.02)
+    assert len(durations["loss", 40]) == len(durations["gemm", 90]) / 4

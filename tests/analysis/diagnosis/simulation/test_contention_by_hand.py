@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 
 COMPUTE, COMMUNICATION, COPY = OpClass
 Collective = tuple[int, int, int, float]
-"""When it began, when the last arrived (UNKNOWN: nobody knows), ended, and its share of the processors."""
+"""Start, last arrival (or UNKNOWN) and end of a collective, and its share of the SMs."""
 
 
 def timeline_of(*tracks: Sequence[Collective], names: Sequence[str] = "abcdef") -> Any:
-    """Return tracks with a trace each, whose collectives' rows count from 100, and the names of events by row."""
+    """Return a timeline of these tracks, each with a trace; row numbers of collectives start at 100, and `names` are
+    indexed by row."""
     of, traces = [], []
     for index, collectives in enumerate(tracks):
         start, arrival, end = (np.array([collective[at] for collective in collectives], np.int64) for at in range(3))
@@ -56,45 +57,46 @@ def graph(
         row=row or [0] * count,
         **more,
     )
-    found = graph_of(host_of(time=[0]), device)
-    return msgspec.structs.replace(found, streams=((0, count),))
+    built = graph_of(host_of(time=[0]), device)
+    return msgspec.structs.replace(built, streams=((0, count),))
 
 
 def test_contention_counts_waiting_and_transferring_collectives() -> None:
-    """The first collective waits from 10 to 20 and transfers to 40; the split of the second is unknown."""
+    """The first collective waits from 10 to 20 ns and transfers until 40 ns. The last arrival at the second collective
+    is unknown."""
     timeline = timeline_of([(10, 20, 40, 0.1), (60, UNKNOWN, 80, 0.2)])
-    found = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
-    assert found.duration.tolist() == [30, 55, 5, 6]
-    assert found.beside.tolist() == [20, 35, 0, 6]
-    assert found.waiting.tolist() == [10, 5, 0, 6]
-    # A waiting collective occupies its share of the SMs, and a transferring one 1.7 times that share.
-    assert found.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
-    assert found.free.tolist() == [False, False, True, False]
+    kernels = _kernels(graph((0, 30), (15, 70), (85, 90), (12, 18)), timeline)
+    assert kernels.duration.tolist() == [30, 55, 5, 6]
+    assert kernels.beside.tolist() == [20, 35, 0, 6]
+    assert kernels.waiting.tolist() == [10, 5, 0, 6]
+    # A waiting collective occupies its share of the SMs, and a transferring collective 1.7 times its share.
+    assert kernels.held.tolist() == pytest.approx([0.1 * (10 + 17), 0.1 * (5 + 34) + 0.2 * 17, 0, 0.6])
+    assert kernels.free.tolist() == [False, False, True, False]
 
 
 def test_contention_counts_kernels_and_collectives_of_one_device() -> None:
     timeline = timeline_of([(0, 0, 100, 0.0)], [(0, 0, 5, 0.5)])
     of = graph((0, 10), (0, 10), (0, 10), track=[0, 1, 1], op_class=[COMPUTE, COMPUTE, COPY])
-    found = _kernels(of, timeline)
-    assert (found.op.tolist(), found.beside.tolist()) == ([0, 1], [10, 5])
-    assert found.held.tolist() == pytest.approx([0, 0.5 * 1.7 * 5])
+    kernels = _kernels(of, timeline)
+    assert (kernels.op.tolist(), kernels.beside.tolist()) == ([0, 1], [10, 5])
+    assert kernels.held.tolist() == pytest.approx([0, 0.5 * 1.7 * 5])
 
 
-def test_name_has_one_number_over_all_traces() -> None:
+def test_equal_names_in_several_traces_have_one_number() -> None:
     timeline = timeline_of([], [], names="ab")
     timeline.traces[1].events.names = ("b", "c")
-    found = _names(graph((0, 1), (0, 1), (0, 1), (0, 1), track=[0, 0, 1, 1], row=[0, 1, 0, 1]), timeline)
-    assert found[1] == found[2]
-    assert len({*found.tolist()}) == 3
+    numbers = _names(graph((0, 1), (0, 1), (0, 1), (0, 1), track=[0, 0, 1, 1], row=[0, 1, 0, 1]), timeline)
+    assert numbers[1] == numbers[2]
+    assert len({*numbers.tolist()}) == 3
 
 
 def disturbed(calm: int, slowed: int, *, wait: int = 0) -> tuple[float, float]:
     """Return contention-free duration and waiting share of a kernel that runs without contention in a second step."""
     timeline = timeline_of([(1000, 1000 + wait, 1000 + slowed, 0.0)])
     of = graph((0, calm), (1000, 1000 + slowed), step=[0, 1])
-    found = find_contention(msgspec.structs.replace(of, steps=2), timeline)
-    assert np.isnan(found.free_ns[0])
-    return float(found.free_ns[1]), float(found.waiting_share[1])
+    contention = find_contention(msgspec.structs.replace(of, steps=2), timeline)
+    assert np.isnan(contention.free_ns[0])
+    return float(contention.free_ns[1]), float(contention.waiting_share[1])
 
 
 def test_slowed_kernel_takes_duration_of_its_match_unless_slowed_too_much() -> None:
@@ -105,9 +107,9 @@ def test_slowed_kernel_takes_duration_of_its_match_unless_slowed_too_much() -> N
 
 
 def test_no_contention_without_slowed_kernels() -> None:
-    found = find_contention(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
-    assert np.isnan(found.free_ns).all()
-    assert found.removed_from(np.array([7.0])).tolist() == [7]
+    contention = find_contention(graph((0, 10)), timeline_of([(20, 20, 30, 0.1)]))
+    assert np.isnan(contention.free_ns).all()
+    assert contention.removed_from(np.array([7.0])).tolist() == [7]
 
 
 def exchanging(*transfers: float, track: Sequence[int] | None = None) -> Any:
@@ -143,9 +145,9 @@ def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch
 
     monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
     of = exchanging(10.0, 14.0)
-    found = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
-    assert found is not None
-    assert found.transfer[:2].tolist() == [6, 6]
+    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    assert scenario is not None
+    assert scenario.transfer[:2].tolist() == [6, 6]
     assert of.gone == [[0.5, 0.5, 0.5]]
     assert asked == [("all_reduce", 1000, 2, "nccl")]
     of = exchanging(0.5, 0.7)
@@ -153,7 +155,7 @@ def test_transfers_take_probed_time_and_contention_shrinks_with_them(monkeypatch
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone[0] == pytest.approx([1 - 0.2 / 1.2] * 3)
     monkeypatch.setattr(counterfactuals, "probed_time_us", probed)
-    # Probed transfers only shorten collectives.
+    # A probed transfer time longer than the recorded time is not used.
     of = exchanging(3.0)
     assert with_transport(of, of.corrected, None, "nccl") is not None  # type: ignore[arg-type]
     assert of.gone == [[0, 0]]
@@ -166,9 +168,9 @@ def test_collectives_of_unknown_size_are_unchanged(monkeypatch: pytest.MonkeyPat
     of = exchanging(10.0, 14.0)
     of.timeline.tracks[0].collectives.kinds = [("all_reduce", "0", 2, None), ("all_reduce", "0", 0, 8)]
     of.timeline.tracks[0].collectives.kind = np.array([0, 1])
-    found = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
-    assert found is not None
-    assert found.transfer[:2].tolist() == [10, 1]
+    scenario = with_transport(of, of.corrected, None, "nccl")  # type: ignore[arg-type]  # facts are not looked at
+    assert scenario is not None
+    assert scenario.transfer[:2].tolist() == [10, 1]
 
 
 def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +183,8 @@ def test_pageable_copies_run_at_measured_pinned_rate(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(counterfactuals, "pinned_to_device", lambda _: rate)
         monkeypatch.setattr(counterfactuals, "with_host_copies", lambda _, __, duration: duration)
         what_if: Any = SimpleNamespace(graph=of, timeline=timeline)
-        found: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # facts are not looked at
-        return None if found is None else [float(one) for one in found]
+        scenario: Any = with_pinned_copies(what_if, recorded_scenario(of), None)  # type: ignore[arg-type]  # facts are not looked at
+        return None if scenario is None else [float(value) for value in scenario]
 
     assert pinned([80, 80, 80]) == [40, 100, 100]
     assert pinned([1, 80, 80]) == [0.5, 100, 100]
@@ -214,13 +216,18 @@ def parts(patch: pytest.MonkeyPatch, *gains: float, gain: float = 10.0) -> dict[
 
 
 def test_parts_of_savings_are_cumulative_differences(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = parts(monkeypatch, 1.0, 4.0, 6.0, 9.0)
-    assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"]) == (1, 3, 2)
-    assert (found["copying buckets"], found["copies and waits"]) == (3, 1)
-    assert list(found)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
+    components = parts(monkeypatch, 1.0, 4.0, 6.0, 9.0)
+    assert (components["CPU calls"], components["exposed"], components["kernels slowed beside it"]) == (1, 3, 2)
+    assert (components["copying buckets"], components["copies and waits"]) == (3, 1)
+    assert list(components)[:3] == ["exposed", "copying buckets", "kernels slowed beside it"]
     # A scenario that saves less than the previous ones adds nothing, and the components sum to at most the total.
-    found = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
-    assert (found["CPU calls"], found["exposed"], found["kernels slowed beside it"], found["copies and waits"]) == (
+    components = parts(monkeypatch, 5.0, 4.0, 12.0, 11.0)
+    assert (
+        components["CPU calls"],
+        components["exposed"],
+        components["kernels slowed beside it"],
+        components["copies and waits"],
+    ) == (
         5,
         0,
         5,

@@ -80,7 +80,7 @@ def job(
 
 
 def apart(**more: Any) -> Any:
-    """Make two ranks; rank 1 has 30 more input wait, 4 untraced time, 5 launch and 7 operator time."""
+    """Make two ranks. Rank 1 has more time (in ns): 30 of input wait, 4 untraced, 5 of launching and 7 in operators."""
     host = host_of(
         process=[0, 1], busy=[20, 32], slow=[3, 10], input=[10, 40], untraced=[6, 10], time=[36, 82],
     )  # fmt: skip
@@ -89,12 +89,12 @@ def apart(**more: Any) -> Any:
 
 def test_host_time_is_split_into_components() -> None:
     of = apart()
-    found = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
-    assert found == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
+    amounts = {part: amount(of, of.corrected, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert amounts == {"input": [10, 40], "stall": [6, 10], "operators": [3, 10], "launch": [17, 22]}
     # A component is never more than the remaining time.
     less = replace(of.corrected, busy=np.array([2.0, 32]), waiting=np.array([5.0, 50]))
-    found = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
-    assert found == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
+    amounts = {part: amount(of, less, part).tolist() for part in ("input", "stall", "operators", "launch")}
+    assert amounts == {"input": [0, 40], "stall": [5, 10], "operators": [2, 10], "launch": [0, 22]}
 
 
 def test_common_amount_is_the_lower_median_over_ranks() -> None:
@@ -123,7 +123,8 @@ def test_equalized_ranks_need_the_median_of_given_components() -> None:
 
 
 def kernels(**more: Any) -> Any:
-    """Make two ranks: rank 1 computes 5 longer, of which 2 while collectives waited, and copies 4 longer."""
+    """Make two ranks. Rank 1 computes for 5 ns longer, of which 2 ns while collectives waited, and copies for 4 ns
+    longer."""
     device = device_of(
         start=[0, 0, 0, 0], end=[10, 15, 3, 7], op_class=[COMPUTE, COMPUTE, COPY, COPY], track=[0, 1, 0, 1]
     )
@@ -147,7 +148,8 @@ def test_each_step_is_equalized_to_the_median_of_all_steps() -> None:
 
 
 def synchronizing(*counts: int, **more: Any) -> Any:
-    """Make ranks that wait `counts` times for their copy of 5, after a gap of 2."""
+    """Make a rank per count. A rank waits as many times for its copy, which takes 5 ns and starts after a gap of 2
+    ns."""
     process = [rank for rank, count in enumerate(counts) for _ in range(count + 1)]
     block = [SYNC if at and process[at] == process[at - 1] else HostBlock.NOT for at in range(len(process))]
     on = [rank if block[at] else NONE for at, rank in enumerate(process)]
@@ -177,12 +179,12 @@ def test_removing_synchronizations_removes_their_copies() -> None:
     without = counterfactuals.without_syncs(of, of.corrected)
     assert not without.blocking.any()
     assert (without.duration.tolist(), without.gap.tolist()) == ([0, 0], [0, 0])
-    # No rank has more if all synchronize equally often; waits for communication do not count.
+    # No rank synchronizes more than the others if all synchronize equally often; waits for communication do not count.
     alike = synchronizing(2, 2)
     assert equalized(alike, alike.corrected, ("sync",)).blocking.sum() == 4
     exchanging = synchronizing(1, 3, blocks=[False, True, False, True, True, True])
     assert not syncs(exchanging).any()
-    # Synchronization time is the time between nodes without work.
+    # The amount of synchronization is the part of the time between two nodes (10 ns) without work (1 ns).
     assert amount(of, of.corrected, "sync").tolist() == [0, 0, 0, 9, 9, 9]
 
 
@@ -214,8 +216,8 @@ def graphed(saved: float) -> Any:
 @pytest.mark.parametrize(("saved", "gaps"), [(1.0, [450, 900, 900, 900, 200]), (0.995, [900, 900, 900, 900, 200])])
 def test_cuda_graph_shortens_gaps_where_the_device_waited(saved: float, gaps: list[float]) -> None:
     of = graphed(saved)
-    found = counterfactuals.as_cuda_graph(of, of.corrected)
-    assert (found.busy.tolist(), found.gap.tolist()) == ([4], gaps)
+    scenario = counterfactuals.as_cuda_graph(of, of.corrected)
+    assert (scenario.busy.tolist(), scenario.gap.tolist()) == ([4], gaps)
 
 
 def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
@@ -226,15 +228,16 @@ def test_host_copies_do_not_block_and_consecutive_ones_merge() -> None:
         start=[0, 0, 0, 0], end=[10, 20, 30, 40], host_copy=[True, True, False, True], launch=[NONE, 1, 2, 4]
     )
     of = job(host, device, busy=[0.0, 3.0, 0.0, 0.0, 0.0])
-    found = counterfactuals.with_host_copies(of, of.corrected, 15.0)
-    assert found.busy.tolist() == [8, 3, 8, 8, 8]
-    assert found.duration.tolist() == [10, 15, 30, 15]
-    assert found.blocking.tolist() == [False, False, True, False, False]
+    scenario = counterfactuals.with_host_copies(of, of.corrected, 15.0)
+    assert scenario.busy.tolist() == [8, 3, 8, 8, 8]
+    assert scenario.duration.tolist() == [10, 15, 30, 15]
+    assert scenario.blocking.tolist() == [False, False, True, False, False]
     assert counterfactuals.with_host_copies(of, of.corrected).duration.tolist() == [0, 0, 30, 0]
 
 
 def exchanging(**more: Any) -> Any:
-    """Make a kernel lengthened by 3 and 1, a bucket copy of 5, and a collective of 10 with 6 of transfer."""
+    """Make a kernel that is lengthened by 3 and 1 ns, a bucket copy of 5 ns, and a collective of 10 ns with 6 ns of
+    transfer."""
     device = device_of(
         start=[0, 0, 0], end=[20, 5, 10], gap=[4, 2, 3], latency=[7, 5, -2], transfer=[np.nan, np.nan, 6],
         op_class=[COMPUTE, COMPUTE, COMMUNICATION], launch=[0, 1, 2],
@@ -249,9 +252,9 @@ def test_without_transfer_removes_its_contention() -> None:
         [np.nan, np.nan, 0], nan_ok=True
     )
     assert counterfactuals.without_transfer_time(of.corrected).duration.tolist() == [20, 5, 10]
-    found = counterfactuals.without_transfer(of, of.corrected)
-    assert found.duration.tolist() == [17, 5, 10]
-    assert found.transfer[2] == 0
+    scenario = counterfactuals.without_transfer(of, of.corrected)
+    assert scenario.duration.tolist() == [17, 5, 10]
+    assert scenario.transfer[2] == 0
     # A kernel that is already shorter still loses its contention during transfers.
     shorter = replace(of.corrected, duration=np.array([18.0, 5, 10]))
     assert counterfactuals.without_transfer(of, shorter).duration.tolist() == [15, 5, 10]
@@ -259,13 +262,13 @@ def test_without_transfer_removes_its_contention() -> None:
 
 def test_without_bucket_copy_removes_those_ops() -> None:
     of = exchanging()
-    found = counterfactuals.without_bucket_copy(of, of.corrected)
-    assert (found.duration.tolist(), found.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
+    scenario = counterfactuals.without_bucket_copy(of, of.corrected)
+    assert (scenario.duration.tolist(), scenario.gap.tolist()) == ([20, 0, 10], [4, 0, 3])
 
 
 def test_without_communication_calls_removes_their_launches() -> None:
     of = exchanging(calls=[0.0, 2.0, 1.0, 12.0])
-    # Launches of bucket copies and collectives are communication only.
+    # The cost of launching bucket copies and collectives counts as communication, not as launching.
     assert counterfactuals.without_communication_calls(of, of.corrected).busy.tolist() == [9, 0, 0, 0]
     on_cpu = exchanging(calls=[0.0, 2.0, 1.0, 12.0], is_cpu=True)
     assert counterfactuals.without_communication_calls(on_cpu, of.corrected).busy.tolist() == [9, 7, 8, 0]
@@ -276,14 +279,14 @@ def test_without_communication_removes_all_of_it() -> None:
         busy=[4.0, 0, 0, 0], waiting=[0.0, 2, 0, 9], blocks=[False, False, True, False], devices=[2.0] * 4,
         contention_free_gap=[3.0, 2, 3], gap=[1.0, 1, 1], latency=[2.0, 2, 2],
     )  # fmt: skip
-    found = counterfactuals.without_communication(of, of.corrected)
-    assert found.busy.tolist() == [2.5, 0, 0, 4.5]
-    assert found.waiting.tolist() == [5, 3, 5, 0]
-    assert found.blocking.tolist() == [False, False, False, True]
-    assert found.duration.tolist() == [17, 0, 0]
-    assert found.gap.tolist() == [2, 0, 0]
-    assert found.latency.tolist() == [5, 0, -2]
-    assert not found.communicates
+    scenario = counterfactuals.without_communication(of, of.corrected)
+    assert scenario.busy.tolist() == [2.5, 0, 0, 4.5]
+    assert scenario.waiting.tolist() == [5, 3, 5, 0]
+    assert scenario.blocking.tolist() == [False, False, False, True]
+    assert scenario.duration.tolist() == [17, 0, 0]
+    assert scenario.gap.tolist() == [2, 0, 0]
+    assert scenario.latency.tolist() == [5, 0, -2]
+    assert not scenario.communicates
 
 
 def test_remainder_is_not_negative() -> None:

@@ -23,7 +23,7 @@ PERIOD = 100_000
 
 
 def two_ranks(recorded_late: int) -> list[TraceBuilder]:
-    """Make 6 steps of 100 ms: 38 ms of compute, then two all-reduces, which take 2 and 60 ms together.
+    """Make 6 steps of 100 ms: 38 ms of compute, and then two all-reduces, the first of 2 ms.
 
     The training thread resumes at the end of the second all-reduce, whose thread records the end `recorded_late` µs
     later."""
@@ -50,7 +50,8 @@ def test_pause_waits_for_collective_with_nearest_end(recorded_late: int) -> None
 
 
 def tensor_parallel(*, beside: bool = False) -> list[TraceBuilder]:
-    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums it over ranks.
+    """Make 6 steps of 40 ms: twice 9 ms of matrix product and 10 ms in an autograd function that sums the product over
+    ranks.
 
     With `beside` the function computes during the sum."""
     ranks = [TraceBuilder(rank, world_size=2) for rank in range(2)]
@@ -154,14 +155,14 @@ def pauses(
 ) -> list[tuple[float, float, int]]:
     """Return (start, end, collective) of each wait, in µs."""
     start, end = np.array(operators, np.int64).T * 1000
-    found = _waits(
+    waits = _waits(
         start,
         end,
         np.array(marks, np.int64) * 1000,
         part_of(*collectives),
         as_set([(begin * 1000, stop * 1000) for begin, stop in awaited]),
     )
-    begin, stop, op = (column.tolist() for column in found)
+    begin, stop, op = (column.tolist() for column in waits)
     return [(a / 1000, b / 1000, which) for a, b, which in zip(begin, stop, op, strict=True)]
 
 
@@ -176,7 +177,7 @@ def test_pause_is_a_wait_from_30_microseconds_and_not_across_a_mark() -> None:
     assert pauses(OPERATORS, [(50, 180)], marks=[100]) == []
     assert pauses(OPERATORS, [(50, 180)], marks=[199]) == []
     assert pauses(OPERATORS, []) == []
-    # A wait inside an operator counts too.
+    # A wait inside an operator counts as well.
     assert pauses([(0, 1000)], [(150, 880)], awaited=[(200, 900)]) == [(200, 900, 0)]
 
 
@@ -197,14 +198,14 @@ def test_collective_with_nearer_end_ended_the_pause() -> None:
         ((149, 251), [(100, 200, 1)]),
         ((151, 251), []),
         ((0, 200), [(100, 200, 1)]),
-        ((0, 202), []),  # the thread paused for less than half of it
+        ((0, 202), []),  # the thread paused for less than half of the collective
         ((200, 210), []),
     ],
 )
 def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     collective: tuple[int, int], found: list[tuple[float, float, int]]
 ) -> None:
-    """The other collective ended at the start of the pause."""
+    """The first collective ended at the start of the pause, so the pause waits for the second."""
     assert pauses(OPERATORS, [(50, 100), collective]) == found
 
 
@@ -213,7 +214,7 @@ def test_pause_without_an_end_waits_for_collective_mostly_inside_it(
     [(1000, 599, 599), (1000, 600, 1100), (900, 500, 500), (900, 501, 1000), (3000, 1700, 3100), (3000, 1599, 1599)],
 )
 def test_time_long_after_the_collective_ended_is_untraced(pause: int, ended: int, until: int) -> None:
-    """Time is untraced after half a millisecond and more than half of the pause."""
+    """Time after the end of the collective is untraced if it is half a millisecond and more than half of the pause."""
     assert pauses([(0, 100), (100 + pause, 9000)], [(50, ended)]) == [(100, until, 0)]
 
 

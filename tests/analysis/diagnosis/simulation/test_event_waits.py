@@ -45,9 +45,9 @@ def recorded(step: Callable[[Streams], None], period: float, *, ahead: float = H
 
 def simulation(trace: Trace) -> WhatIf:
     timeline = build_timeline([trace])
-    found = Case(timeline=timeline, attribution=attribute(timeline)).what_if
-    assert found is not None
-    return found
+    what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
+    assert what_if is not None
+    return what_if
 
 
 def op_name(what_if: WhatIf, op: int) -> str:
@@ -55,7 +55,7 @@ def op_name(what_if: WhatIf, op: int) -> str:
 
 
 def waits(what_if: WhatIf) -> dict[str, set[str]]:
-    """Return the names of the ops that each op waits for, by name."""
+    """Return, by an op's name, the names of the ops that this op waits for."""
     device = what_if.graph.device
     found: dict[str, set[str]] = {}
     for column in (device.wait_a, device.wait_b):
@@ -81,7 +81,8 @@ def late_second_stream(streams: Streams, told: Mapping[str, Any] = {}) -> None:
         7    a1 100 | a2 200 | a3 200 |                    waits for b1
         20   b0 520                      | b1 380          waits for a1
 
-    Without b0, b1 runs from 100 to 480, so a step takes the 500 µs of stream 7. A wait for a3 would make that 880.
+    Without b0, b1 runs from 100 to 480, so a step takes the 500 µs of stream 7. If b1 waited for a3, a step would take
+    880 µs.
     """
     streams.launch(20, 520, "b0")
     streams.launch(7, 100, "a1")
@@ -172,10 +173,10 @@ def test_wait_after_the_last_op_of_its_stream_is_ignored(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [-(2**63), 2**63, 1e400, -3, "99999999999999999999", [1], {"a": 1}, None, 0.5])
 def test_hostile_stream_numbers_change_no_step(tmp_path: Path, number: Any) -> None:
-    told = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
+    facts = {RECORD: number, STREAM: number, "stream": number, "device": number, "correlation": number}
     if number == 1e400:  # JSON cannot represent this number
-        told = dict.fromkeys(told, float("inf"))
-    content = recorded(lambda streams: late_second_stream(streams, told), 900).document()
+        facts = dict.fromkeys(facts, float("inf"))
+    content = recorded(lambda streams: late_second_stream(streams, facts), 900).document()
     what_if = simulation(read_one(tmp_path, content))
     assert what_if.simulated_ms == pytest.approx(0.9, rel=0.01)
 
@@ -214,7 +215,10 @@ COMMANDS = st.lists(
 
 
 def run(commands: list[tuple[str, int, int, int]], period: float) -> Streams:
-    """Run steps that begin and end on stream 7; a wait is for ops enqueued before that stream's last wait."""
+    """Run steps that begin and end on stream 7.
+
+    If a stream waits for a second stream, it waits for the ops that the second stream received before its own last
+    wait."""
 
     def step(streams: Streams) -> None:
         streams.launch(7, 50, "first")
@@ -255,8 +259,8 @@ def test_simulation_with_traced_waits_matches_execution(
 @pytest.mark.long
 @pytest.mark.parametrize(("recording", "within"), [("gpt-nccl", 0.01), ("gpt-nccl-light", 0.06)])
 def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: str, within: float) -> None:
-    """On CUDA 13 the trace has only the waiting stream. First NCCL's stream waits before it reduces a bucket, then the
-    model's stream after that."""
+    """On CUDA 13 the trace names only the waiting stream. For each bucket, NCCL's stream waits before it reduces the
+    bucket, and the model's stream waits for the reduced bucket."""
     unpack(WHOLE / "exchanges" / f"{recording}.npz", tmp_path)
     timeline = build_timeline(read_traces([tmp_path]))
     what_if = Case(timeline=timeline, attribution=attribute(timeline)).what_if
@@ -268,7 +272,7 @@ def test_ddp_on_two_h100_waits_twice_for_each_bucket(tmp_path: Path, recording: 
     assert (waiting & communication).sum() == buckets
     assert (waiting & ~communication).sum() == buckets
     assert what_if.simulated_ms == pytest.approx(graph.length_ns / graph.steps / 1e6, rel=within)
-    # The bound explains the whole time to an op's start; a missing dependency would lengthen it.
+    # An op starts when its last dependency ends. A missing dependency would appear as a long latency or gap.
     bound_ns = np.maximum(graph.device.latency, graph.device.gap)
     assert bound_ns[bound_ns > 50_000].sum() < 0.005 * graph.length_ns
 

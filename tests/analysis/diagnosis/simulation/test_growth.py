@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpudiag.model.timeline import Timeline
 
 FEW, TIMES = 8, 8
-#: Linear growth gives 8 and quadratic growth 64; costs that do not grow reduce the factor.
+#: Maximum factor of growth for 8 times as many events. Linear growth gives 8 and quadratic growth 64.
 AT_MOST = 24
 
 

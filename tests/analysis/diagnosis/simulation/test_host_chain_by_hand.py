@@ -48,7 +48,7 @@ def kinds_of(
     queued: Sequence[int] | int = 500,
     held: Sequence[float] | float = 0,
 ) -> list[HostBlock]:
-    """Return the kinds of calls with these durations, far apart; calls named `B` and `C` block and others do not."""
+    """Return the kinds of calls with these durations, far apart. Only calls with upper-case names block."""
     count = len(took)
     names = names or "a" * count
     events: Any = SimpleNamespace(
@@ -60,7 +60,7 @@ def kinds_of(
         rows_of=lambda *_: np.empty(0, np.intp),
     )
     start = ns(*(1000 * at for at in range(count)))
-    found = _block_kinds(
+    kinds = _block_kinds(
         events,
         np.arange(count),
         (start, start + ns(*took)),
@@ -68,15 +68,15 @@ def kinds_of(
         np.broadcast_to(np.array(held, np.float64) * 1000, count),
         np.broadcast_to(np.array(queued), count),
     )
-    return [HostBlock(kind) for kind in found.tolist()]
+    return [HostBlock(kind) for kind in kinds.tolist()]
 
 
 def test_launch_is_delayed_if_slow_and_the_queue_is_full() -> None:
     assert kinds_of(4, 4, 12, 12.001, 4) == [NOT, NOT, NOT, QUEUE, NOT]
     assert kinds_of(4, 4, 13, 13, 4, queued=[500, 500, 499, 500, 500]) == [NOT, NOT, NOT, QUEUE, NOT]
-    # A queue wait takes at least 8 µs, whatever is usual,
+    # A call of up to 8 µs does not count as a wait for the queue, even if calls usually take less.
     assert kinds_of(1, 1, 8, 8.001, 1) == [NOT, NOT, NOT, QUEUE, NOT]
-    # and longer than is usual for its name, not counting blocking calls.
+    # The usual time is that of calls of the same name, without blocking calls.
     assert kinds_of(20, 20, 20, 2, 2, 20, names="aaabbb") == [NOT, NOT, NOT, NOT, NOT, QUEUE]
     assert kinds_of(4, 4, 13, 100, 100, names="aaaBB") == [NOT, NOT, QUEUE, SYNC, SYNC]
 
@@ -119,7 +119,7 @@ def test_synchronization_directly_after_a_copy_belongs_to_it(
     rows = np.flatnonzero(events.device == -1)
     found = _with_copies(events, rows, np.array([PAGEABLE, SYNC], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == kinds
-    # Launches stay launches, whatever event they are nested in.
+    # A launch stays a launch inside any event.
     found = _with_copies(events, rows, np.array([NOT, NOT], np.uint8), events.start_ns[rows], events.end_ns[rows])
     assert found.tolist() == [NOT, NOT]
 
@@ -144,7 +144,7 @@ def target_of(
     """Return (op, end) of the op that a call waited for."""
     none = np.empty(0, np.int64)
     part, op, end = _block_targets(
-        [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # what of a part is looked at
+        [SimpleNamespace(histories=streams)],  # type: ignore[list-item]  # only histories are read
         ns(begun),
         ns(returned),
         ns(begun if waited_from is None else waited_from),
@@ -236,7 +236,8 @@ def test_threads_that_alternate_with_the_training_thread_join_its_chain() -> Non
 
     training = as_set([(0, 100)])
     assert chain({1: training, 2: as_set([(80, 180)])}, [1, 2, UNKNOWN, 2]) == [1, 2]
-    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]  # works during over a fifth of the wait
+    # Thread 2 works for more than a fifth of the training thread's wait.
+    assert chain({1: training, 2: as_set([(79, 179)])}, [2, 1]) == [1]
     assert chain({1: training, 2: as_set([(0, 100)])}, [2, 7], anyone=True) == [1, 2, 7]
     assert chain({1: training, 2: EMPTY}, [2, 7]) == [1, 2]  # thread 7 has no recorded events
     assert chain({2: training}, [2, UNKNOWN]) == [2]

@@ -59,8 +59,8 @@ def test_analysed_span_reaches_the_mark_after_the_last_step() -> None:
 
 def test_lengths_of_inverted_spans_are_zero() -> None:
     spans = as_set([(0, 10), (20, 30)])
-    found = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
-    assert found.tolist() == [5, 5, 0, 0]
+    lengths = lengths_in_turn(spans, np.array([5, 12, 25, 40]), np.array([12, 25, 22, 50]))
+    assert lengths.tolist() == [5, 5, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_lengths_of_inverted_spans_are_zero() -> None:
         ([(1000, 3000, "mm"), (1500, 1600, "add")], [(1000, 1500, "mm"), (1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1499, 1600, "add")], [(1600, 3000, "mm")]),
         ([(1000, 3000, "mm"), (1010, 2990, "add")], [(1010, 2990, "add")]),
-        # Launches are slow because of a full queue, and waits for the device are classified elsewhere.
+        # A slow launch has a full queue, and a wait for the device has its own class.
         ([(1000, 2000, "cudaLaunchKernel")], []),
         ([(900, 2100, "mm"), (1000, 2000, "cudaLaunchKernel")], []),
         ([(1000, 2000, "cudaMemcpyAsync")], []),
@@ -83,7 +83,9 @@ def test_lengths_of_inverted_spans_are_zero() -> None:
         ([(100, 200, "mm"), (900, 1000, "add")], []),  # time between calls does not count
     ],
 )
-def test_slow_call_has_half_a_millisecond_of_self_time(calls: list[Call], found: list[tuple[int, int, str]]) -> None:
+def test_slow_call_has_at_least_half_a_millisecond_of_self_time(
+    calls: list[Call], found: list[tuple[int, int, str]]
+) -> None:
     track, events = track_of((10, 20, "first"), *calls)
     slow = slow_calls(track, events, [1], *analysed_span(track))
     names = [events.name_of(int(row)) for row in slow.row]
@@ -95,7 +97,7 @@ def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
     track, events = track_of((1000, 3000, "mm"))
     assert len(slow_calls(track, events, [1], *analysed_span(track)).spans) == 3
     assert len(slow_calls(track, events, [2], *analysed_span(track)).spans) == 0
-    # Of a call that crosses the edge of the body, only the part inside counts.
+    # If a call crosses the edge of the step, only the part inside the step counts.
     track, events = track_of((10, 20, "add"), (9_000, 10_000, "mm"), (9_400, 9_450, "add"))
     assert [(a // 1000, b // 1000) for a, b in slow_calls(track, events, [1], *analysed_span(track)).spans.pairs()] == [
         (step * 10_000 + 9_450, step * 10_000 + 10_000) for step in (1, 2, 3)
@@ -103,7 +105,7 @@ def test_slow_calls_are_in_given_threads_and_analysed_steps() -> None:
 
 
 def often(length: int, times: int, *within: Call) -> list[Call]:
-    """Make `count` calls per step of `us` µs, each with the same nested calls."""
+    """Make calls per step, as many as `times` and each `length` µs long, with the same nested calls."""
     begins = range(1000, 1000 + 1000 * times, 1000)
     return [call for at in begins for call in ((at, at + length, "mm"), *((at + a, at + b, c) for a, b, c in within))]
 
@@ -113,9 +115,9 @@ def often(length: int, times: int, *within: Call) -> list[Call]:
     [
         (often(100, 4), [(1000, 1100), (2000, 2100), (3000, 3100), (4000, 4100)]),
         (often(99, 4), []),
-        (often(100, 3), []),  # of the same name, so often in a step
+        (often(100, 3), []),  # four calls of one name are needed in a step
         ([*often(100, 2), (3000, 3100, "add"), (4000, 4100, "add")], []),
-        (often(500, 1), [(1000, 1500)]),  # or as long as a pause
+        (often(500, 1), [(1000, 1500)]),  # a single call of half a millisecond is enough
         (often(499, 1), []),
         # Python scalars are first converted to a tensor; nested calls of the conversion do not count as the operator's
         # time.
@@ -139,10 +141,10 @@ def test_half_a_millisecond_without_events_is_untraced() -> None:
     track, events = track_of((500, 1000, "mm"), (1500, 2000, "mm"), (2501, 9900, "mm"))
     begin, end = analysed_span(track)
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(2000, 2501)]
-    # Time from a mark to the first operator is not untraced, nor is fetching,
+    # Time from a mark to the first operator, and time in fetching, is not untraced.
     track, events = track_of((2000, 3000, "mm"), (3000, 5000, LOADER), (5000, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == []
-    # but garbage collection is, however short.
+    # Time in garbage collection is untraced, however short.
     track, events = track_of((10, 3000, "mm"), (3100, 3200, COLLECTING), (3250, 3350, LOADER), (3600, 9900, "mm"))
     assert in_second(untraced_stretches(track, events, [1], begin, end)) == [(3100, 3200)]
 
@@ -160,13 +162,13 @@ def test_untraced_time_is_split_into_before_first_op_long_and_short() -> None:
     track, events = track_of((2000, 3000, "mm"), (4000, 5000, "mm"), (5100, 9900, "mm"))
     before, until = np.array([10_000, 12_000, 14_000, 15_000]) * 1000, np.array([12_000, 14_000, 15_000, 15_100]) * 1000
     silent = np.array([2000.0, 1000.0, 0.0, 100.0]) * 1000
-    found = split_untraced(track, events, [1], silent, (before, until))
-    assert (found.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
-    assert (found.long / 1000).tolist() == [0, 1000, 0, 0]
-    assert (found.short / 1000).tolist() == [0, 0, 0, 100]
+    lengths = split_untraced(track, events, [1], silent, (before, until))
+    assert (lengths.before_first_op / 1000).tolist() == [2000, 0, 0, 0]
+    assert (lengths.long / 1000).tolist() == [0, 1000, 0, 0]
+    assert (lengths.short / 1000).tolist() == [0, 0, 0, 100]
     # The result never exceeds the untraced time.
-    found = split_untraced(track, events, [1], silent / 4, (before, until))
-    assert (found.before_first_op + found.long + found.short).tolist() == (silent / 4).tolist()
-    assert min(found.before_first_op.min(), found.long.min(), found.short.min()) >= 0
+    lengths = split_untraced(track, events, [1], silent / 4, (before, until))
+    assert (lengths.before_first_op + lengths.long + lengths.short).tolist() == (silent / 4).tolist()
+    assert min(lengths.before_first_op.min(), lengths.long.min(), lengths.short.min()) >= 0
     nothing = split_untraced(track, events, [1], 0 * silent, (before, until))
     assert [part.any() for part in (nothing.before_first_op, nothing.long, nothing.short)] == [False] * 3

@@ -30,7 +30,8 @@ def test_segment_ends_where_a_collective_is_launched() -> None:
         process=[0, 0, 0, 0, 0, 0, 1, 1, 1],
         step=[0, 0, 0, 1, 1, 1, 0, 0, 1],
     )
-    # Node 1 launches one op, node 2 two, nodes 3, 4 (a kernel) and 6 one each; one op has no recorded launch.
+    # Node 2 launches two ops, and nodes 1, 3, 4 (a kernel) and 6 launch one op each. The last op has no recorded
+    # launch.
     device = device_of(
         launch=[1, 2, 2, 3, 4, 6, NONE],
         op_class=[COLLECTIVE, COLLECTIVE, COLLECTIVE, COLLECTIVE, COMPUTE, COLLECTIVE, COLLECTIVE],
@@ -53,30 +54,30 @@ def above(*cells: list[float], used: list[int] | None = None) -> list[Any]:
     cell, segment = np.divmod(np.arange(amount.size), amount.shape[1])
     order = np.random.default_rng(1).permutation(amount.size)
     which = np.arange(len(cells)) if used is None else np.array(used)
-    found = np.empty(amount.size)
-    found[order] = excess_over_median(amount.reshape(-1)[order], cell[order], segment[order], which)
-    rows: Any = found.reshape(amount.shape).tolist()
+    excess = np.empty(amount.size)
+    excess[order] = excess_over_median(amount.reshape(-1)[order], cell[order], segment[order], which)
+    rows: Any = excess.reshape(amount.shape).tolist()
     return [pytest.approx(row, abs=1e-9) for row in rows]
 
 
 def test_excess_is_taken_from_segments_with_excess() -> None:
     assert above([1, 30, 10], [1, 50.5, 10]) == [[0, 0, 0], [0, 20.5, 0]]
     assert above([10, 10], [16, 14], [10, 10]) == [[0, 0], [6, 4], [0, 0]]
-    # The total excess is 5 and one segment's excess is 10, so half of that segment's excess counts.
+    # The total of the second cell has an excess of 5. Its first segment has an excess of 10, of which half counts.
     assert above([10, 10], [20, 5], [10, 10]) == [[0, 0], [5, 0], [0, 0]]
-    # The excess of one segment equals the deficit of the other, so the total has none.
+    # The excess of one segment equals the deficit of the other segment, so the total has no excess.
     assert above([10, 10], [15, 5], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
     assert above([10, 10], [15, 4], [10, 10]) == [[0, 0], [0, 0], [0, 0]]
 
 
 def test_remaining_excess_is_taken_proportionally() -> None:
-    """The lower median of each segment is 10; of the totals it is 14."""
+    """The lower median of each segment is 10, and the lower median of the totals is 14."""
     cells = [10.0, 0, 4], [4.0, 10, 0], [0.0, 4, 10], [10.0, 10, 10]
     assert above(*cells) == [[0, 0, 0], [0, 0, 0], [0, 0, 0], [16 / 3] * 3]
-    # The lower of two cells is 0 in each segment, and 10 in total: the second has no excess.
+    # The totals of both cells are 10, so neither cell has an excess.
     assert above([10, 0], [0, 10]) == [[0, 0], [0, 0]]
-    # The medians of the segments sum to 12 and the median of the totals is 10. The last cell exceeds that by 11, of
-    # which 9 are in segments.
+    # The median of the totals is 10. The last cell exceeds that median by 11, of which 9 are the excess of its segments
+    # over the segments' medians.
     assert above([6, 4], [3, 7], [6, 4], [6.0, 15]) == [[0, 0], [0, 0], [0, 0], [0, 11]]
 
 
@@ -110,13 +111,14 @@ def test_totals_without_excess_are_at_most_the_median(cells: list[list[int]]) ->
 
 
 def test_excess_is_over_median_of_totals_and_of_each_step() -> None:
-    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each; the last op of the second step ended after both.
+    # Processes 0, 2 and 3 are ranks 5, 6 and 7 with two steps each; the last op of rank 7 ended after both steps, and
+    # counts in the second.
     process = np.array([0, 0, 0, 2, 2, 3, 3, 3])
     step = np.array([0, 0, 1, 0, 1, 0, 1, 2])
     amount = np.array([10.0, 20, 60, 40, 20, 100, 20, 30])
     graph = graph_of(host_of(process=[0, 2, 3]), steps=2, ranks={0: 5, 2: 6, 3: 7})
-    found = excess_over_peers(graph, amount, process, step)
-    assert found == Excess(
+    excess = excess_over_peers(graph, amount, process, step)
+    assert excess == Excess(
         by_rank={5: 0.0, 6: -15.0, 7: 30.0},
         by_step={5: (-10.0, 10.0), 6: (0.0, -30.0), 7: (60.0, 0.0)},
     )
@@ -144,5 +146,5 @@ def test_rank_is_steady_if_excess_is_significant(steps: tuple[float, ...], *, st
 
 @pytest.mark.parametrize(("low", "steady"), [(1.01, True), (0.99, False)])
 def test_steady_excess_is_twice_its_standard_error(low: float, *, steady: bool) -> None:
-    """The standard error of steps 1 and 3 is half their distance, 1, and their mean 2."""
+    """For steps with an excess of 1 and 3, the standard error is 1 (half of their distance) and the mean is 2."""
     assert Excess(by_rank={}, by_step={0: (low, 3.0)}).steady(0) == steady

@@ -36,24 +36,24 @@ def groups(key: Sequence[int], time: Sequence[float], chosen: Sequence[int] | No
 
 
 def test_lower_median_and_interquartile_range_by_key() -> None:
-    found = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
-    assert found.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
-    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40; both quartiles of two values are the lower.
-    assert found.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
-    assert found.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
+    quartiles = groups([1, 0, 1, 1, 0, 1, 1, 3], [50, 7, 20, 10, 9, 40, 30, 8])
+    assert quartiles.median().tolist() == pytest.approx([7, 30, NAN, 8], nan_ok=True)
+    # The quartiles of 10, 20, 30, 40 and 50 are 20 and 40. Of two values, both quartiles are the lower value.
+    assert quartiles.spread().tolist() == pytest.approx([0, 20 / 30, NAN, 0], nan_ok=True)
+    assert quartiles.distinct(np.array([1, 2, 1, 3, 2, 1, 1, 9])).tolist() == [1, 2, 0, 1]
     assert groups([], []).median().tolist() == []
 
 
 def test_kernels_that_are_not_chosen_are_ignored() -> None:
-    found = groups([0, 0, 1], [5, 9, 7], chosen=[1])
-    assert found.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
-    assert found.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
+    quartiles = groups([0, 0, 1], [5, 9, 7], chosen=[1])
+    assert quartiles.median().tolist() == pytest.approx([9, NAN], nan_ok=True)
+    assert quartiles.distinct(np.array([4, 5, 6])).tolist() == [1, 0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(-1, 40)), min_size=1), st.integers(1, 1000))
 @examples(60)
 def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: int) -> None:
-    """Whether pairs are numbered by a table (if it is small) or by sorting."""
+    """Small keys are numbered by a table, and large keys by sorting."""
     a, b = (np.array(column, np.int64) for column in zip(*pairs, strict=True))
     key = _joined(a, b * scale).tolist()
     assert len(set(zip(pairs, key, strict=True))) == len(set(pairs)) == len(set(key))
@@ -63,7 +63,10 @@ def test_joined_keys_are_unique_per_pair(pairs: list[tuple[int, int]], scale: in
 def layers(
     calm: Sequence[float], disturbed: Sequence[float], *, calm_places: int = 2, disturbed_places: int = 1
 ) -> float:
-    """Return one key's contention-free duration; its first kernels are at this many positions of the step."""
+    """Return one key's contention-free duration, for kernels without and with contention.
+
+    `calm_places` and `disturbed_places` are the numbers of positions of these kernels in the step.
+    """
     time = np.array([*calm, *disturbed], np.float64)
     place = np.array([*np.arange(len(calm)) % calm_places, *np.arange(len(disturbed)) % disturbed_places], np.int64)
     by_time = np.argsort(time, kind="stable")
@@ -79,12 +82,15 @@ def layers(
     [
         ((100, 100, 100), (150, 150, 150), (2, 1), 100),
         ((95, 95, 100, 105, 105), (150, 150, 150), (2, 1), 100),
-        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),  # several sizes of kernels
+        # Contention-free durations differ too much, so the kernels have several sizes.
+        ((94, 94, 100, 105, 105), (150, 150, 150), (2, 1), NAN),
         ((100, 100, 100), (130, 130, 140, 165, 165), (2, 1), 100),
         ((100, 100, 100), (130, 130, 140, 166, 166), (2, 1), NAN),
         ((100, 100, 100), (250, 250, 250), (2, 1), 100),
-        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),  # different work
-        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),  # no repeated layer
+        # The kernels beside collectives take too long, so they do different work.
+        ((100, 100, 100), (251, 251, 251), (2, 1), NAN),
+        # The contention-free kernels are at a single position, so there is no repeated layer.
+        ((100, 100, 100), (150, 150, 150), (1, 2), NAN),
         ((100, 100, 100), (150, 150, 150), (1, 3), 100),
     ],
 )
@@ -116,7 +122,8 @@ def test_unmatched_kernels_are_slowed_like_most_matched_ones() -> None:
     )
     time = np.array([80.0, 210.0, NAN, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(5))
-    # 20 of 200 are removed as contention; on the other track only the share of SMs is known.
+    # On the first track a tenth is removed as contention (20 of 200). On the other track only the share of SMs is
+    # known.
     assert time.tolist() == [80, 210, 54, 38, 41]
 
 
@@ -128,7 +135,7 @@ def test_kernels_with_few_matches_lose_the_share_of_sms() -> None:
     of = kernels(duration=[100, 60, 40], beside=[50, 30, 20], held=[9, 12, 70])
     time = np.array([80.0, NAN, NAN])
     _estimate_unmatched(of, time, np.arange(3))
-    assert time.tolist() == [80, 48, 32]  # half counts as most
+    assert time.tolist() == [80, 48, 32]  # half of the kernels is enough
 
 
 def test_kernel_loses_at_most_its_duration() -> None:
@@ -151,7 +158,7 @@ def graph_of(start: Sequence[int], step: Sequence[int], streams: Sequence[tuple[
     return SimpleNamespace(device=device, streams=tuple(streams))
 
 
-def test_position_is_the_ordinal_of_its_name_in_the_step() -> None:
+def test_position_of_a_kernel_is_the_ordinal_of_its_name_in_the_step() -> None:
     """Positions are ordered by start, per device."""
     start, step = [30, 10, 20, 50, 40, 60, 15], [0, 0, 0, 1, 1, 1, 0]
     of = kernels(op=range(7), name=[1, 1, 2, 1, 1, 2, 1], track=[0, 0, 0, 0, 0, 0, 1])
@@ -173,5 +180,5 @@ def test_neighbourhood_is_two_kernels_before_and_after_in_the_stream() -> None:
         return [part[at - reach : at + reach + 1] for part in parts for at in range(2, len(part) - 2)]
 
     for keys, reach in ((near_two, 2), (near_one, 1)):
-        told = Counter(zip(keys, around(reach), strict=True))
-        assert len(told) == len(set(keys)) == len(set(around(reach)))
+        counts = Counter(zip(keys, around(reach), strict=True))
+        assert len(counts) == len(set(keys)) == len(set(around(reach)))

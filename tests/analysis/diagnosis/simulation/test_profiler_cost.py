@@ -32,7 +32,7 @@ from tests.timeline_builder import TraceBuilder
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Four calls in each of 32 sections, the minimum for a comparison.
+#: The minimum number of calls for a comparison: four calls in each of 32 sections.
 CALLS = 128
 
 
@@ -41,7 +41,7 @@ CALLS = 128
     [((1, 3, 4), 20), ((1, 2, 5), 100), ((4, 2, 2), 10), ((3, 2, 3), 20), ((0, 0, 4), 100), ((0, 0, 0), 0)],
 )
 def test_time_per_event_is_the_median_over_events(events: tuple[int, ...], typical: float) -> None:
-    """Calls take 10, 20 and 100 ns for each of their events, not in that order."""
+    """Calls take 20, 10 and 100 ns per event, in an order that differs from their size."""
     takes = [20, 100, 10]
     number = [events[1], events[2], events[0]]
     busy = [each * max(count, 1) for each, count in zip(takes, number, strict=True)]
@@ -97,7 +97,7 @@ def test_overhead_of_a_slow_host_covers_untraced_time() -> None:
     graph = graph_of(host, steps=2)
     pace = HostPace(np.ones(4), {0: 1.0, 1: 3.0, 2: 5.0})
     cost = profiler_cost(graph, 1.0, pace)
-    # 3 times 40 ns, distributed over 300 ns of work and 100 ns of untraced time within steps.
+    # The overhead of 3 times 40 ns is distributed over 300 ns of work and 100 ns of untraced time within steps.
     assert cost.busy.tolist() == pytest.approx([10, 30, 30, 30])
     assert cost.untraced.tolist() == pytest.approx([0, 0, 30, 0])
     # Overhead is at most nine tenths of the time.
@@ -127,14 +127,14 @@ USUAL = [10.0] * CALLS
         ([20.0] * CALLS, 2.0, 2.0),
         ([15.0] * CALLS, 1.5, 1.5),
         ([14.9] * CALLS, 1.49, 1.0),
-        ([10.0] * 127 + [9_000], 1.0, 1.0),  # one section
-        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections
-        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half
+        ([10.0] * 127 + [9_000], 1.0, 1.0),  # a single section is slow
+        ([30.0] * 64 + [10.0] * 64, 1.0, 1.0),  # half of the sections are slow
+        ([30.0] * 68 + [10.0] * 60, 3.0, 2640 / 1280),  # one section more than half is slow
         ([10.0] * 60 + [30.0] * 68, 3.0, 2640 / 1280),
         ([5.0] * CALLS, 1.0, 1.0),
     ],
 )
-def test_host_is_slow_if_most_sections_of_the_step_are(slower: list[float], times: float, slow: float) -> None:
+def test_host_is_slow_if_most_sections_of_the_step_are_slow(slower: list[float], times: float, slow: float) -> None:
     pace = pace_of(USUAL, slower, USUAL)
     assert pace.by_process == pytest.approx({0: 1.0, 1: slow, 2: 1.0})
     assert pace.by_node[:CALLS].tolist() == [1.0] * CALLS
@@ -144,7 +144,7 @@ def test_host_is_slow_if_most_sections_of_the_step_are(slower: list[float], time
         assert pace.by_node[CALLS : 2 * CALLS].tolist() == [0.5] * CALLS
 
 
-def test_faster_of_two_hosts_is_usual() -> None:
+def test_faster_of_two_hosts_counts_as_usual() -> None:
     assert pace_of([20.0] * CALLS, USUAL).by_process == {0: 2.0, 1: 1.0}
 
 
@@ -162,7 +162,7 @@ def test_pace_is_per_step() -> None:
     assert pace.by_process == {0: 1.0, 1: 2.0, 2: 1.0}
 
 
-def test_untraced_time_within_steps_counts_and_before_them_does_not() -> None:
+def test_only_untraced_time_within_steps_counts() -> None:
     opening = [90.0] + [0.0] * (CALLS - 1)
     within = [0.0] + [10.0] * (CALLS - 1)
     silent = pace_of(USUAL, USUAL, USUAL, before_first_op=[0.0] * CALLS + within + [0.0] * CALLS)
@@ -180,8 +180,8 @@ def test_pace_is_unknown_for_few_calls() -> None:
 
 
 class FakeWhatIf:
-    """Fake a host step of 30 ms that shortens by 4 µs per ns of assumed profiler overhead, but not below the
-    device's."""
+    """Fake a host step of 30 ms. The step shortens by 4 µs per ns of assumed profiler overhead, but not below the
+    device step."""
 
     def __init__(self, per_event_ns: float = 1250.0, *, device: float = 0.0, is_cpu: bool = False, light: bool = False):
         self.per_event_ns, self.device, self.is_cpu, self.light = per_event_ns, device, is_cpu, light
@@ -200,25 +200,28 @@ class FakeWhatIf:
 
 
 def steps_timed(simulation: Any, step_ms: float) -> float:
-    """Return the fitted overhead per event; 1 ns is 4 µs of the step, and the tolerance is a thousandth of it."""
+    """Return the fitted overhead per event, in ns.
+
+    An overhead of 1 ns per event is 4 µs of the step. The step is fitted to a relative error of a thousandth.
+    """
     return fit_step_time(simulation, step_ms).per_event_ns
 
 
 @pytest.mark.parametrize(
     ("timed", "device", "cost"),
     [
-        (20.0, 0, 2495),  # gives 20.02 ms
-        (24.76, 0, 1250),  # within 1 % of the current 25 ms
+        (20.0, 0, 2495),  # this overhead gives 20.02 ms
+        (24.76, 0, 1250),  # 24.76 ms is within 1 % of the current 25 ms
         (24.75, 0, 1250 + 56),
         (25.26, 0, 1250 - 59),
         (25.24, 0, 1250),
-        (28.0, 0, 507),  # gives 27.972 ms
-        (35.0, 0, 7.5),  # zero overhead, within a thousandth
-        (20.0, 22, 1939.5),  # 22 ms of the device, plus 1 %, plus 0.1 %
-        (5.0, 0, 4972),  # at most twice the highest measured overhead, which gives 10 ms
+        (28.0, 0, 507),  # this overhead gives 27.972 ms
+        (35.0, 0, 7.5),  # even zero overhead gives a shorter step
+        (20.0, 22, 1939.5),  # the step cannot be shorter than the device's 22 ms; 1 % and 0.1 % are tolerances
+        (5.0, 0, 4972),  # the overhead is at most twice the highest measured one, which gives 10 ms
     ],
 )
-def test_fitted_overhead_is_the_nearest_that_leads_to_the_unprofiled_step(
+def test_fitted_overhead_is_the_nearest_that_reproduces_the_unprofiled_step(
     timed: float, device: float, cost: float
 ) -> None:
     assert steps_timed(FakeWhatIf(device=device), timed) == pytest.approx(cost, abs=3)
@@ -240,8 +243,8 @@ def hosts_timed(simulation: Any, step_ms: float, host_ms: dict[int, float]) -> f
     ("host_ms", "cost"),
     [
         ({4: 20.0, 5: 30.0, 6: 40.0}, 2500),  # each host takes 5 ms more than in unprofiled steps
-        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # the median of three hosts
-        ({4: 26.0, 5: 30.0}, 1250),  # the lower of two hosts: it took longer in unprofiled steps
+        ({4: 26.0, 5: 30.0, 6: 35.0}, 2500),  # of three hosts, the median counts
+        ({4: 26.0, 5: 30.0}, 1250),  # of two hosts the lower difference counts, here -1 ms of host 4
         ({4: 25.0, 5: 35.0, 6: 45.0}, 1250),
         ({4: 24.9, 5: 34.9, 6: 44.9}, 1275),
         ({6: 40.0}, 2500),
@@ -256,7 +259,7 @@ def test_fitted_overhead_brings_hosts_to_their_unprofiled_time(host_ms: dict[int
 
 @pytest.mark.parametrize(("device", "cost"), [(19.81, 2500), (19.79, 1250)])
 def test_host_fit_is_rejected_if_the_step_becomes_too_short(device: float, cost: float) -> None:
-    """The fit is rejected if the step is shorter than 20 ms by more than 1 %; the host needs the same time."""
+    """The fit is rejected if it makes the step shorter than 20 ms by more than 1 %."""
 
     class Shorter(FakeWhatIf):
         def at_cost(self, per_event_ns: float) -> FakeWhatIf:
@@ -278,7 +281,7 @@ def test_host_fit_skips_cpu_processes_and_highest_overhead() -> None:
 
 
 def test_host_work_is_limited_throughout_the_step() -> None:
-    """Over two steps process 0 works for 30 and 10 ns, process 1 for 100 and process 3 for 0."""
+    """Over two steps, process 0 works for 30 and 10 ns, process 1 for 100 ns, and process 3 does not work."""
     graph = graph_of(host_of(process=[0, 0, 1, 3]), steps=2)
     busy = np.array([30.0, 10, 100, 0])
     assert limited_to(graph, busy, {0: 10, 1: 60, 3: 5}).tolist() == [15, 5, 100, 0]
@@ -299,8 +302,8 @@ def test_each_host_is_limited_where_devices_set_the_pace(corrected: float, *, ta
 
     of: Any = FakeWhatIf(device=25)
     of.with_host_limits = with_host_limits
-    found = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
-    assert (found is not of) == taken
+    limited = limit_each_host(of, 100.0, {4: 20.0, 6: 30.0, 9: 1.0})
+    assert (limited is not of) == taken
     assert asked == {0: 20.0 * NS_PER_MS, 2: 30.0 * NS_PER_MS}
     on_cpu: Any = FakeWhatIf(device=25, is_cpu=True)
     on_cpu.with_host_limits = with_host_limits

@@ -41,8 +41,8 @@ def graph(
     edges = np.cumsum([0, *streams]).tolist()
     nodes = device_of(**{"row": np.zeros(edges[-1]), **device})  # type: ignore[arg-type]  # zeros are numbers
     nodes = msgspec.structs.replace(nodes, peers={at: np.array(of) for at, of in (peers or {}).items()})
-    found = graph_of(host_of(**(host or {"time": [0]})), nodes, steps=steps)
-    return msgspec.structs.replace(found, streams=tuple(pairwise(edges)))
+    built = graph_of(host_of(**(host or {"time": [0]})), nodes, steps=steps)
+    return msgspec.structs.replace(built, streams=tuple(pairwise(edges)))
 
 
 def test_chains_are_cut_where_nodes_wait() -> None:
@@ -100,9 +100,9 @@ def test_collective_has_runs_for_start_and_end() -> None:
 @pytest.mark.parametrize(
     ("op_launch", "op_end", "node", "before"),
     [
-        (3, 0, 2, True),  # launched later: the wait is for the end of the previous iteration
+        (3, 0, 2, True),  # the op is launched after the wait, so the wait is for the previous iteration
         (1, 99, 2, False),
-        (2, 51, 2, True),  # launched at once, but started later
+        (2, 51, 2, True),  # the op is launched by the waiting node, but ends after the wait
         (2, 50, 2, False),
         (NONE, 51, 2, True),
         (NONE, 50, 2, False),
@@ -143,7 +143,7 @@ def test_run_needs_previous_run_launches_and_awaited_ops() -> None:
     assert Schedule(of)._needs(runs) == [set(), {0, 2}, {0}, {1, 2, 4}, {0}]
 
 
-def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
+def test_circular_dependencies_start_with_the_earliest_recorded_run() -> None:
     """Two ranks have two collectives each, in different order."""
     of = graph(
         [2, 2],
@@ -160,13 +160,13 @@ def test_circular_needs_start_with_the_earliest_recorded_run() -> None:
     ("of_ops", "ends", "on_device"),
     [
         ([0] * 5 + [1] * 4, [5, 9], True),
-        ([0] * 4 + [1] * 4, [1, 3], False),  # few ops
-        ([0] * 9, [1, 3], False),  # no op of the second step
-        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # late ops of the first step end with the second
+        ([0] * 4 + [1] * 4, [1, 3], False),  # the host chain has more nodes than the stream has ops
+        ([0] * 9, [1, 3], False),  # the stream has no op of the second step
+        ([0, 0, 0, 1, 0, 1, 1, 1, 1], [3, 9], True),  # ops of the first step that run late end with the second step
         ([0] * 5 + [1] * 3 + [2], [5, 8], True),
     ],
 )
-def test_steps_end_on_the_longest_stream_or_else_chain(
+def test_step_ends_with_its_longest_stream_or_host_chain(
     of_ops: Sequence[int], ends: Sequence[int], *, on_device: bool
 ) -> None:
     of = graph(

@@ -52,7 +52,7 @@ def less_work(draw: st.DrawFn, costs: Scenario) -> Scenario:
 
 @given(job=jobs(), settled=st.integers(0, 40), data=st.data())
 @examples(60)
-def test_agrees_with_simulation_node_by_node(job: Job, settled: int, data: st.DataObject) -> None:
+def test_simulation_agrees_with_node_by_node_simulation(job: Job, settled: int, data: st.DataObject) -> None:
     graph, order = graph_of(job, settled)
     costs = data.draw(less_work(recorded_scenario(graph)))
     expected = BruteForce(job, costs, order).turns(TURNS)
@@ -94,7 +94,7 @@ def test_less_work_never_takes_longer(job: Job, settled: int, data: st.DataObjec
 
 @given(job=jobs())
 @examples(50)
-def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
+def test_every_node_is_in_one_run_after_the_runs_that_it_needs(job: Job) -> None:
     graph, _ = graph_of(job, 3)
     schedule = Schedule(graph)
     host_done = np.zeros(len(graph.host.time), np.int64)
@@ -105,8 +105,7 @@ def test_every_node_is_in_one_run_after_its_needs(job: Job) -> None:
         if run.kind in {RunKind.HOST_RUN, RunKind.HOST_BLOCK}:
             targets = graph.host.block_on[span]
             targets = targets[targets != NONE]
-            # A wait for an op that is launched after the node means the op of the previous iteration, so it comes
-            # earlier.
+            # A wait for an op that is launched after the waiting node is a wait for the op of the previous iteration.
             assert (ended[targets] == (graph.device.launch[targets] < run.first)).all()
             host_done[span] += 1
         elif run.kind == RunKind.COLLECTIVE_END:
@@ -144,10 +143,10 @@ def steps_of(*busy: float) -> System:
     return System(graph)
 
 
-def test_step_times_follow_their_nodes() -> None:
+def test_each_step_takes_the_time_of_its_nodes() -> None:
     system = steps_of(10, 30, 20)
-    found = simulate(system, system.weights(recorded_scenario(system.graph)))
-    assert (found.step_ns, found.steps_ns.tolist()) == (20, [10, 30, 20])
+    simulated = simulate(system, system.weights(recorded_scenario(system.graph)))
+    assert (simulated.step_ns, simulated.steps_ns.tolist()) == (20, [10, 30, 20])
 
 
 @pytest.mark.parametrize(("starts", "waited"), [([10.0, 30, 20, 99], [20, 0, 0, 0]), ([10.0, 5, 7, 99], [0, 0, 3, 0])])
@@ -165,7 +164,7 @@ def test_no_waiting_without_collectives() -> None:
 
 
 def test_op_without_launch_starts_after_the_previous_op() -> None:
-    """The host takes 10 per iteration; the two ops of its stream take 15 and 5 with gaps of 2 and 1."""
+    """The host takes 10 ns per iteration. The two ops of its stream take 15 and 5 ns, with gaps of 2 and 1 ns."""
     device = device_of(launch=[0, NONE], start=[2, 18], end=[17, 23], gap=[2, 1])
     graph = few_nodes_graph_of(host_of(busy=[10], time=[0]), device)
     graph = msgspec.structs.replace(graph, streams=((0, 2),), length_ns=23.0)
@@ -175,7 +174,7 @@ def test_op_without_launch_starts_after_the_previous_op() -> None:
 
 
 def test_blocking_call_waits_for_its_op_and_delay() -> None:
-    """The op is launched at 10 and takes 40; the host waits for it and 3 more, and then works for 5."""
+    """The op is launched at 10 ns and takes 40 ns. The host waits for the op and 3 ns more, and then works for 5 ns."""
     host = host_of(busy=[10, 5], time=[10, 53], block_on=[NONE, 0], block_delay=[0, 3], block=[0, 1])
     device = device_of(launch=[0], start=[10], end=[50])
     graph = few_nodes_graph_of(host, device)

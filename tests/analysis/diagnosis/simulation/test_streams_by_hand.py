@@ -33,7 +33,7 @@ Op = tuple[float, float, float]
 
 
 def ops_of(*streams: Sequence[Op]) -> TrackOps:
-    """Make ops of these streams, the first ops of the job."""
+    """Make the ops of these streams, without earlier ops."""
     ops = np.array([op for stream in streams for op in stream], np.float64) * 1000
     launched = np.where(ops[:, 0] < 0, UNKNOWN, ops[:, 0]).astype(np.int64)
     edges = np.cumsum([0, *map(len, streams)]).tolist()
@@ -67,16 +67,18 @@ def waits(ops: TrackOps, *calls: float) -> dict[int, list[int]]:
     """Return the ops that each op waits for, after stream-wait calls at these times."""
     infer_waits(ops, (np.array(calls) * 1000).astype(np.int64))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
-    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+    return {
+        op: [awaited for awaited in pair if awaited != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)
+    }
 
 
 @pytest.mark.parametrize(
     ("call", "start", "waited"),
     [
-        (20, 500, 1),  # the wait is for ops launched before the call,
+        (20, 500, 1),  # waits for an op launched before the call
         (11, 500, 1),
-        (10, 500, None),  # a call before the launch of a different op belongs to that op
-        (20, 400, 1),  # and the latest of them that had ended
+        (10, 500, None),  # op 1 is launched after the call, so the call belongs to op 1
+        (20, 400, 1),  # op 1 ended exactly at the start
         (20, 399, 0),
         (20, 200, 0),
         (20, 199, None),
@@ -112,12 +114,12 @@ def test_op_waiting_for_two_streams_starts_after_the_later_end() -> None:
     [
         (50, 10, 200, True),
         (50, 10, 210, True),
-        (50, 10, 210.001, False),  # starts later than at the other op's end
+        (50, 10, 210.001, False),  # starts too long after the end of the other op
         (50, 10, 199.999, False),
         (190, 10, 200, True),
-        (190.001, 10, 200, False),  # its stream was busy until almost then
+        (190.001, 10, 200, False),  # the previous op of its stream ended almost at its start
         (50, 179.999, 200, True),
-        (50, 180, 200, False),  # it may have started immediately after its launch
+        (50, 180, 200, False),  # may have started immediately after its launch
         (50, 5.001, 200, True),
         (50, 5, 200, False),  # the other op was not launched earlier
         (50, UNKNOWN, 200, False),
@@ -131,7 +133,8 @@ def test_op_that_starts_at_the_end_of_an_op_waited_for_it(
 
 
 def test_analysed_ops_include_unlaunched_ops_between_them() -> None:
-    """Steps 1 to 3 are analysed; ops of steps 0 and 4, and ops with unknown launch before and after, are not."""
+    """Ops of steps 1 to 3 are analysed. Ops of steps 0 and 4, and adjacent ops with unknown launch, are not
+    analysed."""
     trace = TraceBuilder().compute(-30, -20, launch=None)
     for step in range(5):
         trace.step(100 * step).compute(10, 40).compute(50, 60, launch=None).compute(70, 75, stream=9)
@@ -176,7 +179,7 @@ def known(
 ) -> dict[int, list[int]]:
     """Return the ops that each op waits for, given waits (time of the call, stream, time of the event record).
 
-    `index` identifies the ops: (wait, stream, position on the stream).
+    `index` has the op that each wait is for: (wait, stream, position of the op on the stream).
     """
     called, stream, recorded = np.array(waits, np.float64).T
     rows = np.arange(len(waits))
@@ -190,7 +193,9 @@ def known(
     wait, given, which = np.array(index, np.int64).T
     apply_traced_waits(ops, of, AwaitedOps(wait, rows[wait], given, which))
     pairs = zip(ops.wait_a.tolist(), ops.wait_b.tolist(), strict=True)
-    return {op: [one for one in pair if one != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)}
+    return {
+        op: [awaited for awaited in pair if awaited != NONE] for op, pair in enumerate(pairs) if pair != (NONE, NONE)
+    }
 
 
 @pytest.mark.parametrize(
@@ -198,8 +203,8 @@ def known(
     [
         (20, 15, 500, [1]),
         (30, 15, 500, [1]),
-        (31, 15, 500, None),  # nothing is launched on the stream after it
-        (20, 15, 399, [1]),  # its end may be recorded a microsecond later
+        (31, 15, 500, None),  # no op is launched on the stream after the call
+        (20, 15, 399, [1]),  # the end of op 1 may be recorded a microsecond late
         (20, 15, 398.9, [0]),
         (20, UNKNOWN, 399, [0]),
         (20, UNKNOWN, 400, [1]),
@@ -214,7 +219,7 @@ def test_next_op_of_a_waiting_stream_waits_for_ended_ops(
     assert ops.waited_end[2] == (-np.inf if waited is None else (200_000, 400_000)[waited[0]])
 
 
-def test_two_awaited_ops_that_ended_last_count() -> None:
+def test_op_waits_for_the_two_awaited_ops_that_ended_last() -> None:
     streams = [(0, 100, 200)], [(1, 100, 300)], [(2, 100, 250), (3, 250, 280)], [(50, 500, 600)]
     every = [(0, 0, 0), (0, 1, 0), (0, 2, 0)]
     assert known((20, 3, 15), index=every, ops=ops_of(*streams)) == {4: [1, 2]}
@@ -259,10 +264,10 @@ def test_traced_waits_are_of_this_device_or_the_host() -> None:
 
 
 def test_record_without_stream_is_in_the_stream_of_its_threads_last_launch() -> None:
-    """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20."""
+    """Thread 1 launched on stream 7 at 10 µs, and thread 5 on stream 9 at 20 µs."""
     none = NO_NUMBER
     assert told((3, 3, 9, none, 0)) == [(30, 9, 30, 7)]
-    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # not the waiting stream
-    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # with a launch that is no earlier
+    assert told((3, 3, 7, none, 0)) == [(30, 7, 30, none)]  # stream 7 itself waits, so it is not the recorded stream
+    assert told((3, 1, 9, none, 0)) == [(30, 9, 10, none)]  # the thread's last launch is not before the record
     assert told((3, 2, 7, none, 0)) == [(30, 7, 20, none)]
     assert told((3, none, 9, none, 0)) == [(30, 9, UNKNOWN / 1000, none)]

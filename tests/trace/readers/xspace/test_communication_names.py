@@ -65,7 +65,7 @@ def reduced_on_the_cpu() -> SpaceBuilder:
 
 
 def copies(trace: Trace) -> list[tuple[str, int, Role]]:
-    """Return direction, size and role of the copies on the trace's device, in order."""
+    """Return (direction, bytes, role) of each copy on the trace's device, in order."""
     events = trace.events
     rows = events.rows_of(EventKind.COPY)
     return [
@@ -94,8 +94,8 @@ def test_executor_waits_before_consumers_of_the_sum_and_at_the_end(tmp_path: Pat
     events = first.events
     waits = [row for row in events.rows_of(EventKind.RUNTIME).tolist() if events.name_of(row) == COMMUNICATION_WAIT]
     spans = [(int(events.start_ns[row]) // 1000, int(events.end_ns[row]) // 1000) for row in waits]
-    # The intervals are: from the previous step's last launch to the copy back, from that copy to the update, and until
-    # the others end.
+    # The executor waits three times: from the previous step's last launch to the copy of the sum to the GPU, from the
+    # launch of that copy to the update, and from the launch of the update to the end of the executor's call.
     assert spans == [(145, 2010), (2015, 2500), (2505, 4900)]
     assert {int(events.thread[row]) for row in waits} == {1}
 
@@ -128,7 +128,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
         rows = events.rows_of(EventKind.COPY)
         pinned = events.host_memory[rows] == HostMemory.PINNED
         assert (events.role[rows[pinned]] == Role.COMMUNICATION).all()
-        # 210 gradients of 102 MB in each direction in each of three steps. The other copies are batches.
+        # In each of three steps, 210 gradients (102 MB) are copied in each direction. The other copies are batches.
         for direction in (Direction.DEVICE_TO_HOST, Direction.HOST_TO_DEVICE):
             in_direction = rows[pinned & (events.direction[rows] == direction)]
             assert len(in_direction) == 3 * 210
@@ -146,7 +146,7 @@ def test_recorded_reduction_on_the_cpu_is_communication() -> None:
 def test_cost_of_a_recorded_reduction_on_the_cpu() -> None:
     analysis = analyze([RECORDED / "mirrored_cpu.xplane.pb.gz"])
     first = analysis.findings[0]
-    # The difference to a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
+    # The difference from a run on one device is 23.2 ms, and the full recording gives 21.0 ms (docs/accuracy.md). This
     # copy of the recording lacks the shortest kernels, so their time during communication counts as wait.
     assert first.code == "communication-bound"
     assert first.recoverable_ms_per_step == pytest.approx(23.2, rel=0.33)

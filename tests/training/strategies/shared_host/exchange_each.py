@@ -51,7 +51,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
                 parts = [
                     torch.randn(size, generator=torch.Generator().manual_seed(100 * size + r)) for r in range(WORLD)
                 ]
-                # The values are exact in both types, so that rounding the input adds no error.
+                # The input values are exact in both types, so rounding the input adds no error.
                 parts = [part.to(dtype).to(wire or dtype).to(dtype).to(wire or dtype).double() for part in parts]
                 result = exchange.all_reduce(parts[RANK].clone().to(device=DEVICE, dtype=dtype)).cpu()
                 exact = torch.stack(parts).sum(0)
@@ -67,7 +67,7 @@ def sums(plan: dict[str, Any]) -> dict[str, Any]:
 
 def special(plan: dict[str, Any]) -> dict[str, Any]:
     """Reduce NaN and infinities in each transport precision."""
-    found = {}
+    answers = {}
     for name, wire in WIRES.items():
         exchange = make(plan, wire=wire)
         values = torch.ones(100_000, device=DEVICE)
@@ -77,9 +77,9 @@ def special(plan: dict[str, Any]) -> dict[str, Any]:
             values[9] = float("-inf")
         result = exchange.all_reduce(values).cpu()
         odd = [index for index in range(len(result)) if result[index] != 1]
-        found[str(name)] = {str(index): str(float(result[index])) for index in odd}
+        answers[str(name)] = {str(index): str(float(result[index])) for index in odd}
         exchange.close()
-    return found
+    return answers
 
 
 def many(plan: dict[str, Any]) -> dict[str, Any]:
@@ -179,20 +179,20 @@ def leaves(plan: dict[str, Any]) -> dict[str, Any]:
         exchange.close()
         dist.barrier()
         return {}
-    found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
+    failure = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
     dist.barrier()
-    return found
+    return failure
 
 
 def stuck(plan: dict[str, Any]) -> dict[str, Any]:
     """Let the last rank hang."""
     exchange = make({**plan, "timeout_s": plan["stuck_s"]})
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
-    found = {}
+    answer = {}
     if WORLD - 1 != RANK:
-        found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
+        answer = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(1000, device=DEVICE)))
     dist.barrier()
-    return found
+    return answer
 
 
 def unlike(plan: dict[str, Any]) -> dict[str, Any]:
@@ -200,13 +200,13 @@ def unlike(plan: dict[str, Any]) -> dict[str, Any]:
     exchange = make(plan)
     exchange.all_reduce(torch.ones(1000, device=DEVICE))
     size = 2000 + (WORLD - 1 == RANK)
-    found = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(size, device=DEVICE)))
+    failure = until_it_fails(exchange, lambda: exchange.all_reduce(torch.ones(size, device=DEVICE)))
     dist.barrier()
-    return found
+    return failure
 
 
 def until_it_fails(exchange: SharedHostAllReduce, run: Any) -> dict[str, Any]:
-    """Return the error, its delay, and the shared-memory mappings that remain after closing."""
+    """Return the error, the time until the error, and the shared-memory mappings that remain after closing."""
     began = time.monotonic()
     message = hint = None
     nan = False

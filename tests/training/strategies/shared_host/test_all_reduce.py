@@ -45,8 +45,7 @@ def test_sums_are_accurate_in_every_type(healthy: list[dict[str, Any]]) -> None:
         assert answer["sums"]["alike"]
         assert len(answer["sums"]["worst"]) == 12
         for key, off in answer["sums"]["worst"].items():
-            # Both the transport and the gradients may round: the sum to the transport type, and then to the gradients'
-            # type.
+            # The sum is rounded to the transport type, and then to the gradients' type.
             assert off <= sum(ROUNDING[name] for name in key.split() if name != "None") * 1.01, key
 
 
@@ -75,10 +74,10 @@ def test_hook_averages_gradients_of_a_user_model(healthy: list[dict[str, Any]]) 
 
 def test_too_little_memory_raises_on_every_rank(healthy: list[dict[str, Any]]) -> None:
     for answer in healthy:
-        told = answer["no_room"]
-        assert told["error"] == "HardwareMissingError"
-        assert "there is no room for" in told["message"]
-        assert "ulimit" in told["hint"]
+        message = answer["no_room"]
+        assert message["error"] == "HardwareMissingError"
+        assert "there is no room for" in message["message"]
+        assert "ulimit" in message["hint"]
 
 
 def test_pinning_failure_on_one_rank_raises_on_all(healthy: list[dict[str, Any]]) -> None:
@@ -97,24 +96,24 @@ def broken(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 def messages(broken: list[dict[str, Any]], scenario: str, said: str) -> list[dict[str, Any]]:
     """Return the answers that contain this text; a rank may also report that a peer has detected the failure."""
-    found = [answer[scenario] for answer in broken]
-    direct = [told for told in found if said in told["message"]]
-    assert direct, found
-    assert all(told in direct or "has stopped communicating" in told["message"] for told in found)
+    outcomes = [answer[scenario] for answer in broken]
+    direct = [told for told in outcomes if said in told["message"]]
+    assert direct, outcomes
+    assert all(told in direct or "has stopped communicating" in told["message"] for told in outcomes)
     return direct
 
 
-def test_killed_rank_fails_the_others(broken: list[dict[str, Any]]) -> None:
+def test_killed_rank_raises_on_other_ranks(broken: list[dict[str, Any]]) -> None:
     messages(broken, "dies", "rank 2 (process ")
     for answer in broken:
-        assert answer["dies"]["seconds"] < 30  # the limit is a second; this machine may be busy
+        assert answer["dies"]["seconds"] < 30  # the limit is one second, but the machine may be busy
         assert answer["dies"]["open"] == []
     assert not [entry.name for entry in Path("/dev/shm").iterdir() if "gpudiag" in entry.name]  # noqa: S108 # read only
 
 
 def test_rank_with_fewer_steps_is_named(broken: list[dict[str, Any]]) -> None:
-    told = messages(broken, "leaves", "rank 2 has ended its training while rank")
-    assert all("drop_last" in answer["hint"] for answer in told)
+    texts = messages(broken, "leaves", "rank 2 has ended its training while rank")
+    assert all("drop_last" in answer["hint"] for answer in texts)
 
 
 def test_stuck_rank_is_named_after_timeout(broken: list[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def test_layout_has_no_overlaps_or_gaps(layout: Layout) -> None:
     parts += [(layout.slot(r, n), layout.chunk_bytes) for r in range(layout.world + 1) for n in range(layout.slots)]
     end = 0
     for begin, size in sorted(parts):
-        assert begin == end  # and nothing remains
+        assert begin == end  # no gap and no overlap
         end = begin + size
     assert end == layout.total_bytes
     assert layout.slot(0, 5 * layout.slots) == layout.slot(0, 0)
@@ -52,7 +52,7 @@ def test_invalid_layouts_are_refused(slots: int, lanes: int, size: int) -> None:
 
 
 @given(st.integers(0, at.WRAP - 1), st.integers(0, at.WRAP // 2 - 1))
-def test_reached_handles_wrapped_counters(value: int, more: int) -> None:
+def test_counter_comparison_handles_wrapped_counters(value: int, more: int) -> None:
     assert reached((value + more) % at.WRAP, value)
     assert more == 0 or not reached(value, (value + more) % at.WRAP)
 
@@ -64,7 +64,7 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
     assert 0 < length <= most
     assert length % ALIGNMENT == 0
     if count // length > 10_000:
-        return  # too many to list
+        return  # too many chunks to list
     chunks = ChunkedTensor(tensor=torch.empty(count, device="meta"), wire=None, first=first, length=length).chunks
     assert [begin for _, begin, _ in chunks] == [0, *(end for _, _, end in chunks[:-1])]
     assert chunks[-1][2] == count
@@ -75,7 +75,8 @@ def test_chunks_cover_the_tensor_in_order(count: int, power: int, first: int) ->
 def test_owners_balance_variable_sizes(sizes: list[int], count: int) -> None:
     owner = owners(sizes, count)
     load = [sum(size for size, who in zip(sizes, owner, strict=True) if who == number) for number in range(count)]
-    # The assignment is greedy, largest first: the fullest owner received its last variable when it had the least.
+    # Variables are assigned greedily, the largest first, to the owner with the least. So the fullest owner had the
+    # least before it got its last variable.
     assert max(load) - min(load) <= max(sizes, default=0)
 
 
