@@ -151,7 +151,10 @@ def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
 def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
     if logs is None or not logs.missing:
         return ()
-    message = f"findings name no lines of the source: {one_line(logs.missing)[:_MAX_REASON]}"
+    effect = (
+        "findings may name no line, or not the right one" if logs.has_lines else "findings name no lines of the source"
+    )
+    message = f"{effect}: {one_line(logs.missing)[:_MAX_REASON]}"
     return (Validity(code="no-source-lines", message=message),)
 
 

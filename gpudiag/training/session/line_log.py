@@ -149,6 +149,8 @@ class LineLog:
             "pid": os.getpid(),
             "parent": os.getppid(),
             "host": os.uname().nodename,
+            "begun": _start_ticks(os.getpid()),
+            "parent_begun": _start_ticks(os.getppid()),
             "by": "traced" if isinstance(self._source, TracedEvents) else "events",
             "unavailable": self.unavailable,
             "directory": _directory(),
@@ -207,6 +209,11 @@ class _Compilations:
         return list(self._rows.values())
 
 
+def worker_log_name() -> str:
+    """Return a name for this worker's log that no worker of another machine or container has."""
+    return f"worker{os.getpid()}-{os.urandom(4).hex()}.json.gz"
+
+
 def write_lines(path: Path, content: dict[str, Any]) -> None:
     """Write a log. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -214,6 +221,15 @@ def write_lines(path: Path, content: dict[str, Any]) -> None:
     with gzip.open(new, "wt", encoding="utf-8", compresslevel=3) as file:
         json.dump(content, file, separators=(",", ":"))
     new.replace(path)
+
+
+def _start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since the machine did; 0 if unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _directory() -> str:

@@ -211,3 +211,33 @@ def test_damaged_log_is_named_and_not_read(tmp_path: Path, damage: str, monkeypa
     logs = find_line_logs([tmp_path])
     assert logs.ranks == {}
     assert logs.missing.startswith("lines/rank0.json.gz (")
+
+
+def test_logs_beyond_the_total_limit_are_named_and_ranks_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LineLog()
+    train(log)
+    run_with_lines(tmp_path, log)
+    content = json.loads(gzip.decompress((tmp_path / LINES_DIR / "rank0.json.gz").read_bytes()))
+    size = len(gzip.decompress((tmp_path / LINES_DIR / "rank0.json.gz").read_bytes()))
+    for name in ("rank2", "rank10", "worker7-aa", "worker9-bb"):
+        write_lines(tmp_path / LINES_DIR / f"{name}.json.gz", content)
+    logs = find_line_logs([tmp_path])
+    assert (list(logs.ranks), len(logs.workers), logs.missing) == ([0, 2, 10], 2, "")
+    monkeypatch.setattr(log_reader, "MAX_TOTAL_BYTES", 2 * size + size // 2)
+    logs = find_line_logs([tmp_path])
+    assert (list(logs.ranks), logs.workers, logs.unread) == ([0, 2], (), ())
+    assert logs.missing.startswith("lines/rank10.json.gz and 2 more were not read, because all logs together exceed")
+
+
+def test_worker_belongs_to_the_process_that_started_it() -> None:
+    """Numbers of processes and names of hosts may be equal in two containers."""
+    here = LineLog().encode()
+    assert here["begun"] > here["parent_begun"] > 0
+    names = {line_log.worker_log_name() for _ in range(8)}
+    assert (len(names), all(log_reader._WORKER_LOG.fullmatch(name) for name in names)) == (8, True)
+    rank = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=7, parent=1, host="a", begun=100)
+    worker = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=100)
+    elsewhere = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=200)
+    assert (rank.started(worker), rank.started(elsewhere)) == (True, False)

@@ -202,6 +202,6 @@ class _WorkerLines:
             self._over = True
             self._log.end()
             with contextlib.suppress(Exception):  # a lost log only costs an explanation
-                from gpudiag.training.session.line_log import write_lines
+                from gpudiag.training.session.line_log import worker_log_name, write_lines
 
-                write_lines(Path(_lines_dir) / f"worker{os.getpid()}.json.gz", self._log.encode())
+                write_lines(Path(_lines_dir) / worker_log_name(), self._log.encode())
