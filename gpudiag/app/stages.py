@@ -46,6 +46,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.source_lines import CaseLines
     from gpudiag.model.source_lines.log import LineLogs
 
 #: Maximum length of a reason in a message, in characters.
@@ -53,11 +54,12 @@ _MAX_REASON = 300
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
-    """An analysis, and the timeline and attribution that it was made from."""
+    """An analysis, and the timeline, attribution and source lines that it was made from."""
 
     analysis: Analysis
     timeline: Timeline
     attribution: Attribution
+    lines: CaseLines | None
 
 
 def analysis_of_traces(
@@ -135,7 +137,7 @@ def analysis_of_traces(
         tries=_tried_changes(paths, diagnosis.findings),
         inference=find_inference(paths),
     )
-    return AnalysedTraces(analysis, timeline, attribution)
+    return AnalysedTraces(analysis, timeline, attribution, case.lines)
 
 
 def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
@@ -151,10 +153,8 @@ def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
 def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
     if logs is None or not logs.missing:
         return ()
-    effect = (
-        "findings may name no line, or not the right one" if logs.has_lines else "findings name no lines of the source"
-    )
-    message = f"{effect}: {one_line(logs.missing)[:_MAX_REASON]}"
+    effect = "some findings may name no line" if logs.has_lines else "findings name no lines"
+    message = f"{effect} of the source: {one_line(logs.missing)[:_MAX_REASON]}"
     return (Validity(code="no-source-lines", message=message),)
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.simulation.host_time import untraced_time
 from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, shortened
 from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
+from gpudiag.analysis.lines.spans import LineSpans, line_spans
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
@@ -84,6 +85,11 @@ class CaseLines:
             if lines is not None:
                 placed[trace] = lines
         return placed
+
+    @cached_property
+    def spans(self) -> dict[int, LineSpans]:
+        """Return the lines as nested spans, by index of the trace."""
+        return {trace: line_spans(self.ranks[trace], lines) for trace, lines in self.placed.items()}
 
     def table(self) -> tuple[SourceLine, ...]:
         """Return the lines of all processes; of the workers of a process, those of the slowest one."""

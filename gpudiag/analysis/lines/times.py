@@ -41,8 +41,9 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean unprofiled step. If traced steps take longer, the difference is what `sys.settrace` costs, and is
-            divided by the number of events and calls.
+        step_ms: mean unprofiled step. If traced steps take longer than it and the events' known cost, or less, then
+            other programs slowed one of the phases, and all lines are scaled. If the cost of events is unknown, it is
+            the difference between the steps.
 
     Attributes:
         log: the process's log.
@@ -74,7 +75,7 @@ class ProcessTimes:
         recorded = self._recorded_ns
         first = self._discovery_steps
         later = recorded[:, first:].copy()
-        if self.log.by == "traced" and self._step_ms is not None and later.size:
+        if self.log.by == "traced" and later.size:
             self._remove_cost(later, first)
         if first and later.shape[1]:
             self._give_back(later)
@@ -93,9 +94,23 @@ class ProcessTimes:
         inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
         weights = np.zeros_like(later)
         np.add.at(weights, (node[inside], step[inside] - first), weight[inside])
-        excess_ns = later.sum(axis=0).mean() - (self._step_ms or 0.0) * NS_PER_MS
-        per_event = max(0.0, excess_ns) / max(1.0, weights.sum(axis=0).mean())
+        slowed, per_event = self._cost_of_tracing(later, float(weights.sum(axis=0).mean()))
+        later /= slowed
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
+
+    def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
+        """Return the factor by which steps were slower than unprofiled ones for other reasons, and the cost per event.
+
+        Args:
+            later: float64[nodes, steps], ns as recorded.
+            weight: events and calls per step.
+        """
+        recorded = float(later.sum(axis=0).mean())
+        unprofiled = recorded if self._step_ms is None else self._step_ms * NS_PER_MS
+        if self.log.call_ns <= 0:
+            return 1.0, max(0.0, recorded - unprofiled) / max(1.0, weight)
+        traced = unprofiled + (self.log.call_ns * weight if self._step_ms is not None else 0.0)
+        return recorded / max(traced, 1.0), self.log.call_ns
 
     @cached_property
     def total_ns(self) -> Times:

@@ -114,6 +114,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
 
     Attributes:
         by: `events`: `sys.monitoring`. `traced`: `sys.settrace`, which slows pure Python.
+        call_ns: cost of an event, or of a call of a function that is not recorded, under `sys.settrace`; 0 if unknown.
         unavailable: the reason why nothing was recorded, or recording ended early; "" otherwise.
         directory: the program's working directory.
         stack: (code, line) of the loop's frames as the first section began, outermost first.
@@ -124,6 +125,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
     """
 
     by: Literal["events", "traced"] = "events"
+    call_ns: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     unavailable: str = ""
     directory: _NAME = ""
     stack: list[tuple[Number, Number]] = []

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import itertools
 import os
+import posixpath
 import sys
 import sysconfig
 import threading
@@ -37,6 +38,8 @@ _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 #: Maximum events of one step, and of each other thread in a section.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
+#: Repetitions of the measurement of what tracing adds to a call, and calls of each.
+_CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
 _PACKAGE = str(Path(__file__).resolve().parents[2])
@@ -116,6 +119,11 @@ def _works() -> dict[CodeType, int]:
     return kinds
 
 
+def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
+    """Return the kinds of work by `id` of the function's code, whose hash takes longer."""
+    return {id(code): kind for code, kind in works.items()}
+
+
 def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
     """Return the event source of this interpreter, or the reason why there is none."""
     if sys.gettrace() is not None:
@@ -174,9 +182,11 @@ class MonitoredEvents:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._thread = threading.get_ident()
         self._works = _works()
-        self._loop: set[CodeType] = set()
-        self._own: set[CodeType] = set()
-        self._disabled: set[tuple[CodeType, int]] = set()
+        # By `id`, because hashing a code object takes up to a microsecond.
+        self._work_of = _by_id(self._works)
+        self._loop: dict[int, CodeType] = {}
+        self._own: dict[int, CodeType] = {}
+        self._disabled: set[tuple[int, int]] = set()
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
         self._limit = 0
@@ -199,8 +209,8 @@ class MonitoredEvents:
             (events.PY_UNWIND, self._unwind),
         ):
             self._api.register_callback(self._tool, event, callback)
-        self._loop.update(frame.f_code for frame in frames)
-        for code in self._loop | self._own | set(self._works):
+        self._loop.update((id(frame.f_code), frame.f_code) for frame in frames)
+        for code in self._watched():
             self._listen(code)
         self._api.set_events(self._tool, events.PY_UNWIND | (events.PY_START if discover else 0))
         self._api.restart_events()
@@ -211,7 +221,7 @@ class MonitoredEvents:
             return
         self._active = False
         self._api.set_events(self._tool, 0)
-        for code in self._loop | self._own | set(self._works):
+        for code in self._watched():
             self._api.set_local_events(self._tool, code, 0)
         self._api.free_tool_id(self._tool)
 
@@ -221,16 +231,20 @@ class MonitoredEvents:
         if discovering:
             return
         self._api.set_events(self._tool, self._api.events.PY_UNWIND)
-        self._disabled |= events_to_disable(entries, self._loop)
-        for code in {code for code, line in self._disabled if line == 0}:
+        disabled = events_to_disable(entries, set(self._loop.values()))
+        self._disabled |= {(id(code), line) for code, line in disabled}
+        for code in {code for code, line in disabled if line == 0}:
             self._listen(code)
+
+    def _watched(self) -> list[CodeType]:
+        return [*self._loop.values(), *self._own.values(), *self._works]
 
     def _listen(self, code: CodeType) -> None:
         events = self._api.events
         wanted = events.PY_START
-        if code not in self._works:
+        if id(code) not in self._work_of:
             wanted |= events.PY_RESUME | events.PY_RETURN | events.PY_YIELD | events.LINE
-        self._api.set_local_events(self._tool, code, 0 if (code, 0) in self._disabled else wanted)
+        self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
         """Append an event of the current thread; return False if another thread has too many."""
@@ -244,21 +258,22 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        if (code, number) in self._disabled or len(self._entries) > self._limit:
+        if (id(code), number) in self._disabled or len(self._entries) > self._limit:
             return self._api.DISABLE
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        if code in self._own or code in self._loop:
+        key = id(code)
+        if key in self._own or key in self._loop:
             self._note(code, CALL)
             return None
-        work = self._works.get(code)
+        work = self._work_of.get(key)
         if work is not None:
             self._note(None, work)
             return None
         if not is_own(code.co_filename):
             return self._api.DISABLE
-        self._own.add(code)
+        self._own[key] = code
         self._listen(code)
         self._note(code, CALL)
         return None
@@ -268,17 +283,33 @@ class MonitoredEvents:
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
         # This event cannot be enabled for single functions.
-        if code in self._own or code in self._loop:
+        if id(code) in self._own or id(code) in self._loop:
             self._note(code, LEAVE)
 
 
+def _call_ns() -> float:
+    """Return the duration of a short call of the standard library; `basename` itself calls one function."""
+    begin_ns = time.perf_counter_ns()
+    for _ in range(_CALIBRATION_CALLS):
+        posixpath.basename("a/b")
+    return (time.perf_counter_ns() - begin_ns) / (2 * _CALIBRATION_CALLS)
+
+
 class TracedEvents:
-    """Receives events of `sys.settrace` on the training thread, for Python 3.11."""
+    """Receives events of `sys.settrace` on the training thread, for Python 3.11.
+
+    Attributes:
+        call_ns: what tracing adds to a call of a function that is not recorded, measured here; 0 before `calibrate`.
+    """
 
     def __init__(self) -> None:
+        self.call_ns = 0.0
         self._works = _works()
+        self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
         self._closed: set[CodeType] = set()
+        #: Functions that are not recorded, by `id`; the first test of each call.
+        self._foreign: dict[int, CodeType] = {}
         #: Calls of other functions since the last event, each of which `sys.settrace` slows.
         self._calls = 0
         self._entries: list[Entry] = []
@@ -296,9 +327,19 @@ class TracedEvents:
             frame.f_trace = self._trace
         sys.settrace(self._called)
 
+    def calibrate(self) -> None:
+        """Measure what tracing adds to a call, in half a millisecond."""
+        entries: list[Entry] = [(0, None, STEP)]
+        plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
+        self.start([], entries, {}, discover=False)
+        self.call_ns = max(0.0, min(_call_ns() for _ in range(_CALIBRATIONS)) - plain_ns)
+        self.stop()
+        self._calls = 0
+
     def stop(self) -> None:
         """End tracing; if another thread calls this, at the training thread's next call."""
         self._active = False
+        self._foreign = {}
         if sys.gettrace() == self._called:
             sys.settrace(None)
         for frame in self._loop:
@@ -318,15 +359,22 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if id(code) in self._foreign:
+            self._calls += 1
+            return None
         if not self._active:
             sys.settrace(None)
             return None
-        code = frame.f_code
-        work = self._works.get(code)
+        work = self._work_of.get(id(code))
         if work is not None:
             self._entries.append((time.perf_counter_ns(), None, work))
             return None
-        if not is_own(code.co_filename) or len(self._entries) > self._limit:
+        if not is_own(code.co_filename):
+            self._foreign[id(code)] = code
+            self._calls += 1
+            return None
+        if len(self._entries) > self._limit:
             self._calls += 1
             return None
         self._note_calls()

@@ -73,6 +73,8 @@ class LineLog:
             self._source, self.unavailable = make_source()
             if self._source is None:
                 return
+            if isinstance(self._source, TracedEvents):
+                self._source.calibrate()
         entries: list[Entry] = []
         others: dict[int, list[Entry]] = defaultdict(list)
         self.sections.append((section, entries, others))
@@ -152,6 +154,7 @@ class LineLog:
             "begun": _start_ticks(os.getpid()),
             "parent_begun": _start_ticks(os.getppid()),
             "by": "traced" if isinstance(self._source, TracedEvents) else "events",
+            "call_ns": self._source.call_ns if isinstance(self._source, TracedEvents) else 0.0,
             "unavailable": self.unavailable,
             "directory": _directory(),
             "stack": [[numbers[code], line] for code, line in self._stack],
