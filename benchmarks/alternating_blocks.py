@@ -38,6 +38,7 @@ class SharedSwitch(argparse.Namespace):
 
     @property
     def fixed(self) -> bool:
+        """Whether the problem is absent now."""
         return self._cell[0] != 0
 
     @fixed.setter

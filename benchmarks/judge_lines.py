@@ -3,9 +3,11 @@
     python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--keep DIR]
 
 For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
-`alternating_blocks.py` measures the true cost with the same number of processes; the mean of both is the truth. A line is right if a finding names a line that is marked with the fault, or a line of
-`spin`, which the marked line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length
-of the steps that record them beside that of the unprofiled steps of the same run.
+`alternating_blocks.py` measures the true cost with the same number of processes; the mean of both is the truth. A line
+is right if the first finding with a line names one that is marked with the fault, or a line of `spin`, which the marked
+line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length of the steps that record
+them beside that of the unprofiled steps of the same run. `--script` judges another program, such as
+`more_line_faults.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
     marked = {number for number, names in faults.items() if fault in names}
     if any("spin(" in lines[number - 1] for number in marked):
         begin = next(number for number, line in enumerate(lines, 1) if line.startswith("def spin"))
-        marked |= set(range(begin + 2, begin + 5))
+        marked |= set(range(begin + 2, begin + 7))
     return marked
 
 

@@ -74,6 +74,7 @@ class Compose:
         self.transforms = transforms
 
     def __call__(self, sample: list[float]) -> list[float]:
+        """Return the transformed sample."""
         for transform in self.transforms:
             sample = transform(sample)
         return sample
@@ -108,7 +109,7 @@ def counted(function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapper(*values: Any) -> Any:
         result = function(*values)
         if has("decorator"):
-            subprocess.run(["sleep", str(args.ms / 1e3)], check=True)  # fault: decorator  # noqa: S607
+            subprocess.run(["sleep", str(args.ms / 1e3)], check=True)  # fault: decorator
         return result
 
     return wrapper
@@ -125,6 +126,7 @@ class Recorder(Callback):
     """Writes the history as JSON after each step."""
 
     def on_step_end(self, step: int) -> None:
+        """Encode the history."""
         if has("callback"):
             self.sent = len(self.encode(step))
 
@@ -140,6 +142,7 @@ class Printer(Callback):
     """Prints to a file, and waits for the disk."""
 
     def on_step_end(self, step: int) -> None:
+        """Print numbers."""
         if has("flushes"):
             for number in range(int(2 * args.ms)):
                 print("step", step, "value", number, file=NOTES)
@@ -169,11 +172,11 @@ class Slow(nn.Module):
     def forward(self, batch: Tensor) -> Tensor:
         """Return the batch."""
         if has("forward"):
-            self.statistics(batch)
+            self.statistics()
         return batch
 
-    def statistics(self, batch: Tensor) -> dict[int, float]:
-        """Return the mean of each row."""
+    def statistics(self) -> dict[int, float]:
+        """Return a number for each row."""
         means = {}
         for _ in repeats(1.0):
             for row in range(60):
@@ -181,7 +184,7 @@ class Slow(nn.Module):
         return means
 
 
-def warmup(step: int) -> float:
+def warmup(_step: int) -> float:
     """Return the factor of the learning rate."""
     if has("schedule"):
         time.sleep(args.ms / 1e3)  # fault: schedule
@@ -218,7 +221,7 @@ def train() -> None:
         scheduler.step()
         for callback in callbacks:
             callback.on_step_end(step)
-        if args.fault == "thread" and has("thread"):
+        if has("thread"):
             time.sleep(args.ms / 1e3)  # fault: thread
         if step + 1 == args.steps:
             break

@@ -56,6 +56,8 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
     edit = partial(_without_line, line)
     gone = edit(what_if, what_if.corrected)
     saved = what_if.saving_ms(gone)
+    if all(track.is_cpu for track in case.tracks):
+        saved = min(saved, line.most_ms)  # no kernels outlast the line, but recorded steps may be slower
     if not notable(saved, what_if.now_ms) or saved < WARNING_PERCENT / 100 * what_if.now_ms:
         return findings
     absorbed = absorbed_by(what_if, [scored for scored in findings if _may_lie_in_a_line(scored.finding)], gone)

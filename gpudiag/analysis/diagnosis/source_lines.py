@@ -39,7 +39,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the line.
-        ms: time per step without the profiler, in the line and below; the median over ranks.
+        ms, most_ms: time per step without the profiler, in the line and below; median and maximum over ranks.
         times: times of the line and the lines below it, as normal sets by index of the trace.
         untraced: the part of `times` without operators and calls.
         begin_ns: begin of the analysed steps, by index of the trace.
@@ -47,6 +47,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     source: SourceLocation
     ms: float
+    most_ms: float
     times: dict[int, Intervals]
     untraced: dict[int, Intervals]
     begin_ns: dict[int, int]
@@ -126,6 +127,15 @@ class CaseLines:
             best = total, None if node is None else location(process, node)
         return best[1]
 
+    def tracing_ns(self, host: HostNodes) -> Times:
+        """float64[n], ns: what `sys.settrace` cost before each host node, on Python 3.11."""
+        cost = np.zeros(len(host.time))
+        for trace, lines in self.placed.items():
+            nodes = np.flatnonzero(host.process == trace)
+            until = lines.tracing_until(np.append(float(self._tracks[trace].bounds[0]), host.time[nodes]))
+            cost[nodes] = np.maximum(np.diff(until), 0.0)
+        return cost
+
     def removable(self, least_share: float) -> list[LineInSteps]:
         """Return the lines that are not training and take this share of the step or more, longest first.
 
@@ -149,19 +159,19 @@ class CaseLines:
             nodes = {trace: tables[trace][path][0] for trace in processes if path in tables[trace]}
             total = [float(processes[trace].total_ns[other].mean()) for trace, other in nodes.items()]
             total += [0.0] * (len(processes) - len(nodes))
-            if float(np.median(total)) < least_ns:
-                continue
-            lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
+            if float(np.median(total)) >= least_ns:
+                lines.append(self._in_steps(location(process, node), nodes, total))
         return sorted(lines, key=lambda line: -line.ms)
 
-    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
+    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], total_ns: list[float]) -> LineInSteps:
         times, untraced = {}, {}
         for trace, node in nodes.items():
             below = np.array(self.ranks[trace].tree.subtree(node), np.int64)
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
         begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
-        return LineInSteps(source=source, ms=ms, times=times, untraced=untraced, begin_ns=begin)
+        ms, most_ms = float(np.median(total_ns)) / NS_PER_MS, max(total_ns) / NS_PER_MS
+        return LineInSteps(source=source, ms=ms, most_ms=most_ms, times=times, untraced=untraced, begin_ns=begin)
 
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
