@@ -108,9 +108,11 @@ def _works() -> dict[CodeType, int]:
         target: Any = torch
         for name in path.split("."):
             target = getattr(target, name, None)
-        code = getattr(target, "__code__", None)
-        if code is not None:
-            kinds[code] = WORK[kind]
+        while target is not None:  # gpudiag wraps the fetch of a batch for a part of the steps
+            code = getattr(target, "__code__", None)
+            if code is not None:
+                kinds[code] = WORK[kind]
+            target = getattr(target, "__wrapped__", None)
     # `step` of every optimizer is wrapped by the same inner function.
     wrapper = getattr(torch.optim.Optimizer.profile_hook_step, "__code__", None)
     for constant in wrapper.co_consts if wrapper is not None else ():
@@ -307,6 +309,8 @@ class TracedEvents:
         self._works = _works()
         self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
+        #: Functions on the loop's stack, by `id`: a library calls some of them anew in each step.
+        self._loop_code: dict[int, CodeType] = {}
         self._closed: set[CodeType] = set()
         #: Functions that are not recorded, by `id`; the first test of each call.
         self._foreign: dict[int, CodeType] = {}
@@ -323,6 +327,7 @@ class TracedEvents:
         del others, discover  # there is one thread, and functions are selected at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
+        self._loop_code.update((id(frame.f_code), frame.f_code) for frame in frames)
         for frame in frames:
             frame.f_trace = self._trace
         sys.settrace(self._called)
@@ -350,7 +355,7 @@ class TracedEvents:
         """Stop tracing the functions whose lines must be disabled, because single lines cannot be."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if not discovering:
-            loop = {frame.f_code for frame in self._loop}
+            loop = set(self._loop_code.values())
             self._closed |= {code for code, _ in events_to_disable(entries, loop, by_line=False)}
 
     def _note_calls(self) -> None:
@@ -370,7 +375,7 @@ class TracedEvents:
         if work is not None:
             self._entries.append((time.perf_counter_ns(), None, work))
             return None
-        if not is_own(code.co_filename):
+        if id(code) not in self._loop_code and not is_own(code.co_filename):
             self._foreign[id(code)] = code
             self._calls += 1
             return None

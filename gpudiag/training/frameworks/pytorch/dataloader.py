@@ -119,6 +119,7 @@ def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     kind: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the base of all iterators of DataLoader
     fetch = kind.__next__
 
+    @functools.wraps(fetch)
     def marked(iterator: Any) -> Any:
         with Range(INPUT):
             try:
