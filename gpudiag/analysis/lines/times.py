@@ -65,6 +65,12 @@ class ProcessTimes:
         return next((walked for section, walked in self.sections if section.kind == "alone"), None)
 
     @property
+    def frames(self) -> int:
+        """Return the number of frames of the log's stack that were not left in the section without the profiler."""
+        walked = [self.alone] if self.alone is not None else [walked for _, walked in self.sections]
+        return min((section.frames for section in walked), default=len(self.log.stack))
+
+    @property
     def steps(self) -> int:
         """Return the number of steps that `self_ns` has."""
         return int(self.self_ns.shape[1])
@@ -151,15 +157,16 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """float64[nodes], mean events per step of the steps from `begin` to before `end`."""
+        """float64[nodes], median events per step of the steps from `begin` to before `end`."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]
-        time, node = np.array(walked.time_ns), np.array(walked.node)
-        first, last = np.searchsorted(time, (bounds[0], bounds[-1]))
-        counted = node[first:last]
-        counts = np.bincount(counted[counted != NO_LINE], minlength=len(self.tree.parent))
-        return counts / max(1, len(bounds) - 1)
+        step = np.searchsorted(np.array(bounds), np.array(walked.time_ns), side="right") - 1
+        node = np.array(walked.node)
+        inside = (step >= 0) & (step < len(bounds) - 1) & (node != NO_LINE)
+        counts = np.zeros((len(self.tree.parent), max(1, len(bounds) - 1)))
+        np.add.at(counts, (node[inside], step[inside]), 1)
+        return np.median(counts, axis=1)
 
     def _give_back(self, later: Times) -> None:
         """Move time from recorded lines to the omitted lines after them; changes `later`."""

@@ -311,8 +311,7 @@ class TracedEvents:
         self._loop: list[FrameType] = []
         #: Functions on the loop's stack, by `id`: a library calls some of them anew in each step.
         self._loop_code: dict[int, CodeType] = {}
-        self._closed: set[CodeType] = set()
-        #: Functions that are not recorded, by `id`; the first test of each call.
+        #: Functions that are not recorded, or not any more, by `id`; the first test of each call.
         self._foreign: dict[int, CodeType] = {}
         #: Calls of other functions since the last event, each of which `sys.settrace` slows.
         self._calls = 0
@@ -356,7 +355,8 @@ class TracedEvents:
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
         if not discovering:
             loop = set(self._loop_code.values())
-            self._closed |= {code for code, _ in events_to_disable(entries, loop, by_line=False)}
+            closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}
+            self._foreign.update((id(code), code) for code in closed)
 
     def _note_calls(self) -> None:
         if self._calls:
@@ -384,8 +384,6 @@ class TracedEvents:
             return None
         self._note_calls()
         self._entries.append((time.perf_counter_ns(), code, CALL))
-        if code in self._closed:
-            frame.f_trace_lines = False
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
