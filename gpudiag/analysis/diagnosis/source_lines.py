@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,8 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the line.
-        ms, most_ms: time per step without the profiler, in the line and below; median and maximum over ranks.
+        ms: time per step without the profiler, in the line and below; the median over ranks.
+        longest_ms: mean over these steps of the maximum over ranks.
         times: times of the line and the lines below it, as normal sets by index of the trace.
         untraced: the part of `times` without operators and calls.
         begin_ns: begin of the analysed steps, by index of the trace.
@@ -47,7 +49,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     source: SourceLocation
     ms: float
-    most_ms: float
+    longest_ms: float
     times: dict[int, Intervals]
     untraced: dict[int, Intervals]
     begin_ns: dict[int, int]
@@ -104,7 +106,14 @@ class CaseLines:
                 rows.extend(line_table(slowest, rank, "worker"))
         return tuple(rows)
 
-    def of_nodes(self, host: HostNodes, untraced: Times, traced: Times, ranks: set[int]) -> SourceLocation | None:
+    def of_nodes(
+        self,
+        host: HostNodes,
+        untraced: Times,
+        traced: Times,
+        ranks: set[int],
+        others: Set[SourceLocation] = frozenset(),
+    ) -> SourceLocation | None:
         """Return the line in which these ranks spend most of an amount of host time.
 
         Args:
@@ -112,6 +121,7 @@ class CaseLines:
             untraced: float64[n], ns of untraced host time before each node.
             traced: float64[n], ns of other host time before each node.
             ranks: the ranks that count; of several, the one with the largest amount decides.
+            others: lines that the amount is not in.
         """
         best: tuple[float, SourceLocation | None] = (0.0, None)
         for trace, lines in self.placed.items():
@@ -120,9 +130,11 @@ class CaseLines:
             if self._tracks[trace].rank not in ranks or total <= best[0]:
                 continue
             process = self.ranks[trace]
-            amounts = self._amounts_by_line(lines, process, host, np.where(here, traced, 0.0))
+            gone = self._nodes_of(process, others)
+            amounts = self._amounts_by_line(lines.without(gone), process, host, np.where(here, traced, 0.0))
             if untraced[here].any():
-                amounts += self._amounts_by_line(self._untraced(trace), process, host, np.where(here, untraced, 0.0))
+                stretches = self._untraced(trace).without(gone)
+                amounts += self._amounts_by_line(stretches, process, host, np.where(here, untraced, 0.0))
             node = main_line(process, amounts)
             best = total, None if node is None else location(process, node)
         return best[1]
@@ -160,18 +172,21 @@ class CaseLines:
             total = [float(processes[trace].total_ns[other].mean()) for trace, other in nodes.items()]
             total += [0.0] * (len(processes) - len(nodes))
             if float(np.median(total)) >= least_ns:
-                lines.append(self._in_steps(location(process, node), nodes, total))
+                lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
         return sorted(lines, key=lambda line: -line.ms)
 
-    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], total_ns: list[float]) -> LineInSteps:
+    def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
         times, untraced = {}, {}
         for trace, node in nodes.items():
             below = np.array(self.ranks[trace].tree.subtree(node), np.int64)
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
         begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
-        ms, most_ms = float(np.median(total_ns)) / NS_PER_MS, max(total_ns) / NS_PER_MS
-        return LineInSteps(source=source, ms=ms, most_ms=most_ms, times=times, untraced=untraced, begin_ns=begin)
+        # The ranks begin and end these steps together.
+        by_step = [self.ranks[trace].total_ns[node] for trace, node in nodes.items()]
+        steps = min(len(ns) for ns in by_step)
+        longest_ms = float(np.max([ns[:steps] for ns in by_step], axis=0).mean()) / NS_PER_MS
+        return LineInSteps(source=source, ms=ms, longest_ms=longest_ms, times=times, untraced=untraced, begin_ns=begin)
 
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
@@ -232,6 +247,17 @@ class CaseLines:
             excess[node] = max(0.0, ns - usual)
         line = main_line(process, excess)
         return None if line is None else location(process, line)
+
+    @staticmethod
+    def _nodes_of(process: ProcessTimes, lines: Set[SourceLocation]) -> NDArray[np.int64]:
+        """Return the nodes of these lines and of the lines below them."""
+        wanted = {(line.file, line.line) for line in lines}
+        nodes: set[int] = set()
+        for node in range(1, len(process.tree.parent)) if wanted else ():
+            where = location(process, node)
+            if process.tree.parent[node] in nodes or (where.file, where.line) in wanted:
+                nodes.add(node)
+        return np.array(sorted(nodes), np.int64)
 
     def _amounts_by_line(self, lines: LinesOnTrace, process: ProcessTimes, host: HostNodes, amounts: Times) -> Times:
         """float64[nodes of the tree]: the amounts, each divided by the lines that run in the time before its node."""

@@ -50,6 +50,13 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
             node=self.node[stretch],
         )
 
+    def without(self, nodes: NDArray[np.int64]) -> LinesOnTrace:
+        """Return the stretches in other lines than these."""
+        if not len(nodes):
+            return self
+        kept = ~np.isin(self.node, nodes)
+        return LinesOnTrace(start=self.start[kept], end=self.end[kept], node=self.node[kept])
+
     def of(self, nodes: NDArray[np.int64]) -> Intervals:
         """Return the times of these lines as a normal set."""
         chosen = np.isin(self.node, nodes) & (self.end > self.start)
