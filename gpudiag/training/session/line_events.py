@@ -11,6 +11,7 @@ discovery steps say how the hook's time divides among its lines.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -63,6 +64,17 @@ def is_own(file: str) -> bool:
         return False
     # A relative path is that of a program that was started as `python train.py`.
     return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (_PACKAGE, *_standard_library())))
+
+
+def shown_name(file: str) -> str:
+    """Return `Cell In[3]` for the file of a notebook's cell, whose name has no number; other names as they are."""
+    if not any(cell in file for cell in _CELLS):
+        return file
+    with contextlib.suppress(Exception):  # whatever IPython's compiler is in another version
+        label, number = sys.modules["IPython"].get_ipython().compile.format_code_name(file)
+        return f"{label} {number}"
+    number = file.removeprefix(_CELLS[0]).partition("-")[0]
+    return f"Cell In[{number}]" if file.startswith(_CELLS[0]) and number.isdecimal() else file
 
 
 @functools.lru_cache(maxsize=8192)

@@ -28,6 +28,7 @@ from gpudiag.training.session.line_events import (
     is_own,
     loop_frames,
     make_source,
+    shown_name,
 )
 
 LINES_SCHEMA = "gpudiag/lines/1"
@@ -160,7 +161,7 @@ class LineLog:
             "stack": [[numbers[code], line] for code, line in self._stack],
             "codes": [
                 {
-                    "file": code.co_filename,
+                    "file": shown_name(code.co_filename),
                     "function": code.co_qualname,
                     "line": code.co_firstlineno,
                     "own": is_own(code.co_filename),
@@ -268,6 +269,6 @@ def _texts(
     for code, line in positions:
         wanted[code.co_filename].update(range(max(1, line - 1), line + 2))
     return {
-        file: {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
+        shown_name(file): {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
         for file, lines in wanted.items()
     }

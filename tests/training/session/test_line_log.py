@@ -10,13 +10,16 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.utils.data import DataLoader
 
 from gpudiag.model.run_directory import LINES_DIR, RUN_FILE, SOURCE_TEXT_VARIABLE
 from gpudiag.model.source_lines import log as log_reader
 from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, find_line_logs
+from gpudiag.training.frameworks.pytorch.dataloader import marked_loaders
 from gpudiag.training.session import line_events, line_log
 from gpudiag.training.session.line_events import drives_loops, events_to_disable, is_own
 from gpudiag.training.session.line_log import LineLog, write_lines
@@ -241,3 +244,52 @@ def test_worker_belongs_to_the_process_that_started_it() -> None:
     worker = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=100)
     elsewhere = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=200)
     assert (rank.started(worker), rank.started(elsewhere)) == (True, False)
+
+
+def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/tmp/ipykernel_7/123.py"  # noqa: S108  # only a name
+    assert [line_events.shown_name(name) for name in (file, "<ipython-input-12-ab>", "/a/b.py")] == [
+        file,
+        "Cell In[12]",
+        "/a/b.py",
+    ]
+    compiler = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[4]") if name == file else None)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert [line_events.shown_name(name) for name in (file, "<ipython-input-12-ab>")] == ["Cell In[4]", "Cell In[12]"]
+
+
+def test_fetch_and_step_function_are_seen_in_each_step() -> None:
+    """Loaders are marked for a part of the steps only, and a step function is called anew."""
+    batches = iter(DataLoader([0.0] * 100, batch_size=2))
+    log = LineLog()
+
+    def one_step() -> None:
+        next(batches)
+        log.begin("alone") if not log.sections else log.step()
+        time.sleep(0.0005)  # after the step
+
+    with marked_loaders():
+        for _ in range(3):
+            one_step()
+    for _ in range(STEPS):
+        one_step()
+    log.end()
+    counts = Counter(columns(log))
+    assert counts["", line_events.WORK["input"]] >= STEPS
+    after = next(
+        number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "# after the step" in line
+    )
+    sleeps = [count for (name, value), count in counts.items() if name.endswith("one_step") and value == after]
+    assert sleeps[0] >= STEPS
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring disables single lines")
+def test_function_whose_lines_run_often_is_traced_no_more() -> None:
+    log = LineLog()
+    train(log, hot=True)
+    events = log.encode()["sections"][0]["events"]["value"]
+    later = events[[index for index, value in enumerate(events) if value == STEP][4] :]
+    spins = [name for name, value in columns(log)[-len(later) :] if name == "spin"]
+    assert spins == []
+    assert log.encode()["call_ns"] > 0
