@@ -323,8 +323,9 @@ class TracedEvents:
         self._loop: list[FrameType] = []
         #: Functions on the loop's stack, by `id`: a library calls some of them anew in each step.
         self._loop_code: dict[int, CodeType] = {}
-        #: Functions that are not recorded, or not any more, by `id`; the first test of each call.
+        #: Functions that are not recorded, by `id`; the first test of each call. `_closed` are not recorded any more.
         self._foreign: dict[int, CodeType] = {}
+        self._closed: dict[int, CodeType] = {}
         #: Calls of other functions since the last event, each of which `sys.settrace` slows.
         self._calls = 0
         self._entries: list[Entry] = []
@@ -338,9 +339,10 @@ class TracedEvents:
         del others, discover  # there is one thread, and functions are selected at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
+        self._foreign = self._closed.copy()
         self._loop_code.update((id(frame.f_code), frame.f_code) for frame in frames)
         for frame in frames:
-            frame.f_trace = self._trace
+            frame.f_trace, frame.f_trace_lines = self._trace, True
         sys.settrace(self._called)
 
     def calibrate(self) -> None:
@@ -365,10 +367,13 @@ class TracedEvents:
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
         """Stop tracing the functions whose lines must be disabled, because single lines cannot be."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
+        for frame in self._loop:
+            frame.f_trace_lines = True  # the step before may have had too many events
         if not discovering:
             loop = set(self._loop_code.values())
             closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}
-            self._foreign.update((id(code), code) for code in closed)
+            self._closed.update((id(code), code) for code in closed)
+            self._foreign.update(self._closed)
 
     def _note_calls(self) -> None:
         if self._calls:

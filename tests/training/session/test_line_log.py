@@ -292,4 +292,8 @@ def test_function_whose_lines_run_often_is_traced_no_more() -> None:
     later = events[[index for index, value in enumerate(events) if value == STEP][4] :]
     spins = [name for name, value in columns(log)[-len(later) :] if name == "spin"]
     assert spins == []
+    log.begin("light")
+    spin(1)
+    log.end()
+    assert len(log.sections[-1][1]) < 50
     assert log.encode()["call_ns"] > 0
