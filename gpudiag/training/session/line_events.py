@@ -37,7 +37,8 @@ WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
 #: Maximum overhead: the larger of a share of the step and of an absolute time with a larger share.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of one step, and of each other thread in a section.
+#: Maximum events of one step, and of each other thread in a section. The loop's own frames may have twice as many,
+#: because without them all other events would belong to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of the measurement of what tracing adds to a call, and calls of each.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -201,6 +202,7 @@ class MonitoredEvents:
         self._loop: dict[int, CodeType] = {}
         self._own: dict[int, CodeType] = {}
         self._disabled: set[tuple[int, int]] = set()
+        self._exceeded = False
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
         self._limit = 0
@@ -247,6 +249,9 @@ class MonitoredEvents:
         self._api.set_events(self._tool, self._api.events.PY_UNWIND)
         disabled = events_to_disable(entries, set(self._loop.values()))
         self._disabled |= {(id(code), line) for code, line in disabled}
+        if self._exceeded:  # lines were disabled that are not among these
+            self._exceeded = False
+            self._api.restart_events()
         for code in {code for code, line in disabled if line == 0}:
             self._listen(code)
 
@@ -272,7 +277,11 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        if (id(code), number) in self._disabled or len(self._entries) > self._limit:
+        if (id(code), number) in self._disabled:
+            return self._api.DISABLE
+        beyond = len(self._entries) - self._limit
+        if beyond > 0 and (id(code) not in self._loop or beyond > _MAX_STEP_EVENTS):
+            self._exceeded = True
             return self._api.DISABLE
         return None if self._note(code, number) else self._api.DISABLE
 
@@ -408,7 +417,8 @@ class TracedEvents:
             return None
         self._note_calls()
         if event == "line":
-            if len(self._entries) > self._limit:
+            beyond = len(self._entries) - self._limit
+            if beyond > 0 and (id(frame.f_code) not in self._loop_code or beyond > _MAX_STEP_EVENTS):
                 frame.f_trace_lines = False
                 return self._trace
             self._entries.append((time.perf_counter_ns(), frame.f_code, frame.f_lineno))
