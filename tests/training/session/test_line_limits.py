@@ -98,5 +98,5 @@ def test_step_with_too_many_events_leaves_those_of_the_loop(monkeypatch: pytest.
     here = sys._getframe().f_code
     steps = [index for index, entry in enumerate(entries) if entry[2] == STEP]
     for begin, end in itertools.pairwise(steps):
-        assert sum(code is here for _, code, _ in entries[begin:end]) >= 3
+        assert sum(code is here for _, code, _ in entries[begin:end]) >= 1
         assert end - begin < 250
