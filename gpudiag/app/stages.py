@@ -151,11 +151,15 @@ def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
 
 
 def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
-    if logs is None or not logs.missing:
-        return ()
-    effect = "some findings may name no line" if logs.has_lines else "findings name no lines"
-    message = f"{effect} of the source: {one_line(logs.missing)[:_MAX_REASON]}"
-    return (Validity(code="no-source-lines", message=message),)
+    messages: list[str] = []
+    if logs is not None and logs.missing:
+        effect = "some findings may name no line" if logs.has_lines else "findings name no lines"
+        messages.append(f"{effect} of the source: {one_line(logs.missing)[:_MAX_REASON]}")
+    if logs is not None and logs.without_text:
+        messages.append(
+            f"lines of the source are named without their text: {one_line(logs.without_text)[:_MAX_REASON]}"
+        )
+    return tuple(Validity(code="no-source-lines", message=message) for message in messages)
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:

@@ -27,6 +27,8 @@ WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
 #: Maximum size of a log and of all logs together, unpacked, in bytes, and maximum number of logs. Events in memory take
 #: up to ten times the bytes of the file.
 MAX_LOG_BYTES, MAX_TOTAL_BYTES, _MAX_LOGS = 64 << 20, 256 << 20, 4096
+#: Number of files whose text is unknown that are named.
+_SHOWN_FILES = 3
 #: Logs of ranks.
 _RANK_LOG = re.compile(r"rank(\d{1,7})\.json\.gz", re.ASCII)
 #: Logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
@@ -120,6 +122,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
         stack: (code, line) of the loop's frames as the first section began, outermost first.
         codes: the functions.
         texts: file → line number → text.
+        without_text: file → reason why its text is unknown.
         compilations: functions that `torch.compile` compiled in the steps without the profiler.
         sections: the events.
     """
@@ -131,6 +134,7 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
     stack: list[tuple[Number, Number]] = []
     codes: list[Code] = []
     texts: dict[str, dict[str, str]] = {}
+    without_text: dict[_NAME, _NAME] = {}
     compilations: list[CompiledFunction] = []
     sections: list[LogSection] = []
 
@@ -161,6 +165,14 @@ class LineLogs(msgspec.Struct, frozen=True):
             limit = f"all logs together exceed {MAX_TOTAL_BYTES >> 20} MiB"
             reasons.append(f"{self.omitted[0]}{more} {'were' if more else 'was'} not read, because {limit}")
         return "; ".join(dict.fromkeys(reasons))
+
+    @property
+    def without_text(self) -> str:
+        """Return why the text of some lines is unknown; "" if none is."""
+        logs = (*self.ranks.values(), *self.workers)
+        reasons = {f"{file} {reason}": None for log in logs for file, reason in sorted(log.without_text.items())}
+        more = f", and {len(reasons) - _SHOWN_FILES} more" if len(reasons) > _SHOWN_FILES else ""
+        return ", ".join(list(reasons)[:_SHOWN_FILES]) + more
 
     @property
     def has_lines(self) -> bool:

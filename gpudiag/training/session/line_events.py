@@ -11,20 +11,17 @@ discovery steps say how the hook's time divides among its lines.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import itertools
-import os
 import posixpath
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+from gpudiag.training.session.user_code import is_own
 
 #: Entries that are no line number.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
@@ -42,68 +39,9 @@ _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of the measurement of what tracing adds to a call, and calls of each.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
-#: Directories of installed packages.
-_INSTALLED = ("site-packages", "dist-packages")
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-#: File names of notebook cells.
-_CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
-#: Packages that never drive a training loop.
-_NEVER_A_LOOP = ("torch", "tensorflow", "keras")
 
+#: Time in ns, function or None, and line number or kind of entry.
 Entry = tuple[int, CodeType | None, int]
-
-
-@functools.lru_cache(maxsize=8192)
-def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or no standard library, installed package or gpudiag."""
-    if any(cell in file for cell in _CELLS):
-        return True
-    if file.startswith("<") or not file:
-        return False
-    path = Path(file)
-    if any(part in _INSTALLED for part in path.parts):
-        return False
-    # A relative path is that of a program that was started as `python train.py`.
-    return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (_PACKAGE, *_standard_library())))
-
-
-def shown_name(file: str) -> str:
-    """Return `Cell In[3]` for the file of a notebook's cell, whose name has no number; other names as they are."""
-    if not any(cell in file for cell in _CELLS):
-        return file
-    with contextlib.suppress(Exception):  # whatever IPython's compiler is in another version
-        label, number = sys.modules["IPython"].get_ipython().compile.format_code_name(file)
-        return f"{label} {number}"
-    number = file.removeprefix(_CELLS[0]).partition("-")[0]
-    return f"Cell In[{number}]" if file.startswith(_CELLS[0]) and number.isdecimal() else file
-
-
-@functools.lru_cache(maxsize=8192)
-def drives_loops(file: str) -> bool:
-    """Return whether a file is of an installed package that may run a training loop."""
-    parts = Path(file).parts
-    for index, part in enumerate(parts):
-        if part in _INSTALLED:
-            return index + 1 < len(parts) and parts[index + 1] not in _NEVER_A_LOOP
-    return False
-
-
-@functools.cache
-def _standard_library() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(
-        {folder for name in ("stdlib", "platstdlib") for folder in (paths[name], os.path.realpath(paths[name]))}
-    )
-
-
-def loop_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of the user and of libraries that drive the loop, outermost first."""
-    frames: list[FrameType] = []
-    while frame is not None:
-        if is_own(frame.f_code.co_filename) or drives_loops(frame.f_code.co_filename):
-            frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
 
 
 def _works() -> dict[CodeType, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import sys
 import threading
 import time
@@ -16,13 +17,16 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from gpudiag.analysis.lines.choose import location, main_line
+from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.model.run_directory import LINES_DIR, RUN_FILE, SOURCE_TEXT_VARIABLE
 from gpudiag.model.source_lines import log as log_reader
 from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, find_line_logs
 from gpudiag.training.frameworks.pytorch.dataloader import marked_loaders
 from gpudiag.training.session import line_events, line_log
-from gpudiag.training.session.line_events import drives_loops, events_to_disable, is_own
+from gpudiag.training.session.line_events import events_to_disable
 from gpudiag.training.session.line_log import LineLog, write_lines
+from gpudiag.training.session.user_code import drives_loops, is_own, shown_name
 
 STEPS = 12
 
@@ -159,6 +163,7 @@ def test_own_files_are_those_outside_of_installed_packages(file: str, own: bool,
 
 def run_with_lines(folder: Path, log: LineLog) -> Path:
     """Write a log into a run directory."""
+    folder.mkdir(exist_ok=True)
     (folder / RUN_FILE).write_text("{}")
     write_lines(folder / LINES_DIR / "rank0.json.gz", log.encode())
     return folder
@@ -248,7 +253,7 @@ def test_worker_belongs_to_the_process_that_started_it() -> None:
 
 def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
     file = "/tmp/ipykernel_7/123.py"  # noqa: S108  # only a name
-    assert [line_events.shown_name(name) for name in (file, "<ipython-input-12-ab>", "/a/b.py")] == [
+    assert [shown_name(name) for name in (file, "<ipython-input-12-ab>", "/a/b.py")] == [
         file,
         "Cell In[12]",
         "/a/b.py",
@@ -256,7 +261,7 @@ def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatc
     compiler = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[4]") if name == file else None)
     shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
     monkeypatch.setitem(sys.modules, "IPython", shell)
-    assert [line_events.shown_name(name) for name in (file, "<ipython-input-12-ab>")] == ["Cell In[4]", "Cell In[12]"]
+    assert [shown_name(name) for name in (file, "<ipython-input-12-ab>")] == ["Cell In[4]", "Cell In[12]"]
 
 
 def test_fetch_and_step_function_are_seen_in_each_step() -> None:
@@ -297,3 +302,52 @@ def test_function_whose_lines_run_often_is_traced_no_more() -> None:
     log.end()
     assert len(log.sections[-1][1]) < 50
     assert log.encode()["call_ns"] > 0
+
+
+def imported(folder: Path, text: str) -> Any:
+    """Return the function `work` of a module with this text."""
+    path = folder / "module_of_the_user.py"
+    path.write_text(text)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec", dont_inherit=True), namespace)  # noqa: S102  # a program of this test
+    return namespace["work"]
+
+
+@pytest.mark.parametrize("event", ["nothing", "change", "removal"])
+def test_file_that_changed_or_cannot_be_read_has_no_text(tmp_path: Path, event: str) -> None:
+    work = imported(tmp_path, "import time\ndef work():\n    time.sleep(0.001)\n")
+    path = tmp_path / "module_of_the_user.py"
+    log = LineLog()
+    log.begin("alone")
+    for _ in range(4):
+        work()
+        log.step()
+    log.end()
+    assert path.stat().st_mtime > line_log._begun_s()  # written after this process began, and unchanged since
+    if event == "change":
+        path.write_text("# one more line\nimport time\ndef work():\n    time.sleep(0.001)\n")
+    os.utime(path, (time.time() + 5, time.time() + 5))
+    if event == "removal":
+        path.unlink()
+    logs = find_line_logs([run_with_lines(tmp_path / "run", log)])
+    texts = logs.ranks[0].texts.get(str(path), {})
+    assert texts.get("3") == ("    time.sleep(0.001)" if event == "nothing" else None)
+    reasons = {"nothing": "", "change": "was changed after the program had begun", "removal": "cannot be read"}
+    assert logs.without_text == (reasons[event] and f"{path} {reasons[event]}")
+
+
+def test_line_that_calls_only_c_code_has_its_time(tmp_path: Path) -> None:
+    work = imported(
+        tmp_path, "def work(values):\n    values = list(values)\n    values.sort(key=abs)\n    return values\n"
+    )
+    values = [float(value * 7919 % 10007) for value in range(40_000)]
+    log = LineLog()
+    log.begin("alone")
+    for _ in range(6):
+        work(values)
+        log.step()
+    log.end()
+    process = ProcessTimes(find_line_logs([run_with_lines(tmp_path / "run", log)]).ranks[0])
+    node = main_line(process, process.self_ns.mean(axis=1))
+    assert node is not None
+    assert location(process, node).words == "module_of_the_user.py:3 `values.sort(key=abs)`"
