@@ -153,6 +153,8 @@ def main() -> None:
             raise
     if os.environ.get("RANK", "0") == "0":
         print(json.dumps(blocks.result()), flush=True)
+    if "RANK" in os.environ:
+        os._exit(0)  # PyTorch's gloo threads may abort a process whose interpreter ends
 
 
 if __name__ == "__main__":
