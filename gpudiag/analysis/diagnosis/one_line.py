@@ -75,10 +75,10 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
 def _saving_ms(case: Case, what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
     """Return what the step saves without the line, in ms.
 
-    On CPUs no kernels outlast the line, and recorded steps may be slowed elsewhere. Then the line saves the part of its
-    unprofiled time that the simulation saves of its recorded time.
+    If recorded steps on CPUs, where no kernels outlast the line, were slower than unprofiled ones, the line saves the
+    part of its unprofiled time that the simulation saves of its recorded time.
     """
-    if not all(track.is_cpu for track in case.tracks):
+    if what_if.now_ms >= what_if.corrected_ms or not all(track.is_cpu for track in case.tracks):
         return what_if.saving_ms(gone)
     now, host = what_if.corrected, what_if.graph.host
     removed = np.bincount(host.process, weights=now.busy - gone.busy + now.waiting - gone.waiting)
