@@ -196,10 +196,10 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor
     """Train with one batch."""
     with measured():
         optimizer.zero_grad()
-        loss = model(batch).square().mean()
+        loss: Tensor = model(batch).square().mean()
         if has("numpy"):
             spectrum()
-        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
+        loss.backward()
         optimizer.step()
     return loss.detach()
 

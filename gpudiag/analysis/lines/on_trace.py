@@ -81,7 +81,8 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
         # A stretch's cost is spread over the stretch; between stretches there is none.
         bounds = np.column_stack([self.start, self.end]).ravel()
         cost = np.column_stack([np.zeros(len(self.start)), self.tracing_ns]).ravel()
-        return np.interp(times, bounds, np.cumsum(cost))
+        until: NDArray[np.float64] = np.interp(times, bounds, np.cumsum(cost))
+        return until
 
     def time_inside(self, times: Intervals, nodes: int) -> NDArray[np.float64]:
         """float64[nodes], ns of each line within a normal set of times."""

@@ -148,7 +148,8 @@ class LineLog:
             for kind, entries, others in self.sections
         ]
         codes = [code for code in numbers if code is not None]
-        texts, without_text = {}, {}
+        texts: dict[str, dict[str, str]] = {}
+        without_text: dict[str, str] = {}
         if os.environ.get(SOURCE_TEXT_VARIABLE, "1") != "0":
             texts, without_text = _texts(codes, self.sections, self._stack)
         return {

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch.utils.data import DataLoader
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 from gpudiag.analysis.lines.choose import location, main_line
 from gpudiag.analysis.lines.times import ProcessTimes
@@ -266,7 +267,7 @@ def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatc
 
 def test_fetch_and_step_function_are_seen_in_each_step() -> None:
     """Loaders are marked for a part of the steps only, and a step function is called anew."""
-    batches = iter(DataLoader([0.0] * 100, batch_size=2))
+    batches = iter(DataLoader(TensorDataset(torch.zeros(100)), batch_size=2))
     log = LineLog()
 
     def one_step() -> None:
