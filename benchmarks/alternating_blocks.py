@@ -2,11 +2,13 @@
 
     python benchmarks/alternating_blocks.py --block 14 --skip 4 SCRIPT.py [its arguments]
 
-The script is unchanged. The script has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This
-program keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without,
-with. A step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and
-the first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
-epoch: it sets `args.steps_per_epoch` to a block's length.
+The script is unchanged. It has a switch `--fixed`, and reads `args.fixed` where the problem would occur. This program
+keeps a reference to `args` and changes `fixed` every `--block` steps, in the order: with, without, without, with. A
+step ends at a call of an optimizer's `step`. The device is synchronized at the start and end of each block, and the
+first `--skip` steps of a block are not timed. `--by-epoch` is for scripts that read `args.fixed` at the start of an
+epoch: it sets `args.steps_per_epoch` to a block's length. Workers that are forked see the change too. `--skip` must be
+larger than the number of batches that they have prepared. Under `torchrun`, `--seconds inf` measures the same blocks on
+each rank, and rank 0 prints.
 
 Print one JSON object on the last line: milliseconds per step with and without the problem, the duration of each block,
 and the host's wait for the device at the ends of blocks. A long wait shows that the device is the bottleneck.
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
+import os
 import runpy
 import statistics
 import sys
@@ -25,6 +29,21 @@ from typing import Any
 
 #: Presence of the problem in four consecutive blocks.
 ORDER = (True, False, False, True)
+
+
+class SharedSwitch(argparse.Namespace):
+    """Options of a script; `fixed` is in memory that forked workers share."""
+
+    _cell = mmap.mmap(-1, 1)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the problem is absent now."""
+        return self._cell[0] != 0
+
+    @fixed.setter
+    def fixed(self, value: bool) -> None:
+        self._cell[0] = int(value)
 
 
 class Blocks:
@@ -101,6 +120,7 @@ def hold_arguments(blocks: Blocks, *, by_epoch: bool) -> None:
     def parse_args(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> Any:
         namespace = parse(parser, *given, **named)
         if hasattr(namespace, "fixed"):
+            namespace = SharedSwitch(**vars(namespace))
             blocks.args = namespace
             if by_epoch:
                 namespace.steps_per_epoch, namespace.epochs = blocks.block, 1000
@@ -131,7 +151,10 @@ def main() -> None:
     except SystemExit as end:
         if end.code:
             raise
-    print(json.dumps(blocks.result()), flush=True)
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(blocks.result()), flush=True)
+    if "RANK" in os.environ:
+        os._exit(0)  # PyTorch's gloo threads may abort a process whose interpreter ends
 
 
 if __name__ == "__main__":

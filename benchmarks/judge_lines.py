@@ -2,10 +2,12 @@
 
     python benchmarks/judge_lines.py [--faults saves,item] [--ms 20] [--processes 2] [--keep DIR]
 
-For each fault of `line_faults.py`, `alternating_blocks.py` measures the true cost, and the unchanged script runs under
-`gpudiag profile --stop-after`. A line is right if a finding names a line that is marked with the fault, or a line of
-`spin`, which the marked line calls. An amount is right within 15 % or 1 ms. The cost of recording lines compares the
-steps that record lines with the unprofiled steps of the same run.
+For each fault of `line_faults.py`, the unchanged script runs under `gpudiag profile --stop-after`. Before and after it,
+`alternating_blocks.py` measures the true cost with the same number of processes; the mean of both is the truth. A line
+is right if the first finding with a line names one that is marked with the fault, or a line of `spin`, which the marked
+line calls. An amount is right within 15 % or 1 ms. The cost of recording lines is the length of the steps that record
+them beside that of the unprofiled steps of the same run. `--script` judges another program, such as
+`more_line_faults.py`.
 """
 
 from __future__ import annotations
@@ -33,15 +35,14 @@ TOLERANCE, TOLERANCE_MS = 0.15, 1.0
 STEP, PAUSE = -3, -4
 
 
-def marked_lines(fault: str) -> set[int]:
-    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if these lines call
-    `spin`."""
-    lines = SCRIPT.read_text(encoding="utf-8").splitlines()
+def marked_lines(fault: str, script: Path = SCRIPT) -> set[int]:
+    """Return the numbers of the lines that are marked with a fault, and of the loop in `spin` if they call it."""
+    lines = script.read_text(encoding="utf-8").splitlines()
     faults = {number: line.partition("# fault:")[2].split() for number, line in enumerate(lines, 1)}
     marked = {number for number, names in faults.items() if fault in names}
     if any("spin(" in lines[number - 1] for number in marked):
         begin = next(number for number, line in enumerate(lines, 1) if line.startswith("def spin"))
-        marked |= set(range(begin + 2, begin + 5))
+        marked |= set(range(begin + 2, begin + 7))
     return marked
 
 
@@ -55,35 +56,41 @@ def run(command: list[str], seconds: float) -> str:
 
 def judge(fault: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Return the truth, the finding that names a line, and the verdicts of one fault."""
-    program = [str(SCRIPT), "--fault", fault, "--ms", str(options.ms)]
-    block = ["--block", "14", "--skip", "4", "--seconds", "3"]
-    truth = json.loads(
-        run([sys.executable, str(HERE / "alternating_blocks.py"), *block, *program, "--steps", "4000"], options.each)
-        .strip()
-        .splitlines()[-1]
-    )
+    program = [str(options.script), "--fault", fault, "--ms", str(options.ms), "--steps", "4000"]
     start = [sys.executable]
     if options.processes > 1:
         start += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(options.processes)]
+    truths = [true_cost([*start, str(HERE / "alternating_blocks.py")], program, options)]
     profile = [sys.executable, "-m", "gpudiag", "profile", "--stop-after", "--output", str(folder), "--"]
-    run([*profile, *start, *program, "--steps", "4000"], options.each)
+    run([*profile, *start, *program], options.each)
+    truths.append(true_cost([*start, str(HERE / "alternating_blocks.py")], program, options))
+    truth = {key: statistics.mean(each[key] for each in truths) for key in ("costs_ms", "problem_ms")}
     analysis = json.loads((folder / "analysis.json").read_text(encoding="utf-8"))
     findings = [finding for finding in analysis["findings"] if finding["code"] != "compute-bound"]
     first = next((finding for finding in findings if finding.get("source")), None)
     unprofiled_ms = analysis["steps"]["unprofiled_mean_ms"]
     row: dict[str, Any] = {"fault": fault, "true_ms": truth["costs_ms"], "step_ms": truth["problem_ms"]}
+    row |= {"true_ms_before_and_after": [each["costs_ms"] for each in truths], "unprofiled_ms": unprofiled_ms}
     row["lines_overhead_percent"] = 100 * (line_step_ms(folder) / unprofiled_ms - 1)
     if first is not None:
         row |= {
             "code": first["code"],
             "first": first is findings[0],
             "line": first["source"]["line"],
-            "line_right": first["source"]["line"] in marked_lines(fault),
+            "line_right": first["source"]["line"] in marked_lines(fault, options.script),
             "found_ms": first["recoverable_ms_per_step"],
         }
         error_ms = abs(first["recoverable_ms_per_step"] - truth["costs_ms"])
         row["amount_right"] = error_ms <= max(TOLERANCE_MS, TOLERANCE * truth["costs_ms"])
     return row
+
+
+def true_cost(start: list[str], program: list[str], options: argparse.Namespace) -> dict[str, float]:
+    """Return the cost of a fault and the step with it, in ms, from blocks of steps with and without it."""
+    seconds = "inf" if options.processes > 1 else "3"
+    out = run([*start, "--block", "24", "--skip", "12", "--seconds", seconds, *program], options.each)
+    result: dict[str, float] = json.loads(out.strip().splitlines()[-1])
+    return result
 
 
 def line_step_ms(run_dir: Path) -> float:
@@ -104,6 +111,7 @@ def main() -> None:
     """Judge all faults, and print a table and one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--faults", default=FAULTS, help="names with commas between them; default: all")
+    parser.add_argument("--script", type=Path, default=SCRIPT, help="the program; default: line_faults.py")
     parser.add_argument("--ms", type=float, default=20.0, help="cost of a fault where it can be chosen")
     parser.add_argument("--processes", type=int, default=1, help="number of ranks under torchrun")
     parser.add_argument("--each", type=float, default=90.0, help="limit of each program in seconds")

@@ -28,6 +28,7 @@ parser.add_argument("--fixed", action="store_true", help="train without the prob
 parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--ms", type=float, default=30.0, help="how long the problem takes where that can be chosen")
 parser.add_argument("--width", type=int, default=0, help="of the model; 0 chooses it for the device")
+parser.add_argument("--busy", action="store_true", help="compute in workers even if there are too few processors")
 parser.add_argument("--rank", type=int, default=-1, help="only this rank has the problem; -1: all ranks")
 args = parser.parse_args()
 
@@ -37,6 +38,8 @@ DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if GPU els
 WIDTH = args.width or (2048 if GPU else 256)
 LOCK = threading.Lock()
 WORKERS = {"getitem": 0, "getitem-1": 1, "getitem-4": 4, "collate": 2}
+#: If busy workers also slow the training, the cost of a slow loader is not that of waiting for it.
+CROWDED = not args.busy and WORLD * (1 + WORKERS.get(args.fault, 0)) > len(os.sched_getaffinity(0))
 
 
 def faulty() -> bool:
@@ -45,8 +48,10 @@ def faulty() -> bool:
 
 
 def spin(ms: float) -> None:
-    """Compute in Python for some milliseconds."""
+    """Compute in Python for some milliseconds; sleep if all processes together have too few processors."""
     end = time.perf_counter() + ms / 1e3
+    if CROWDED:
+        time.sleep(ms / 1e3)
     while time.perf_counter() < end:
         sum(range(50))
 

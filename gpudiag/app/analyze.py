@@ -125,7 +125,8 @@ def _unused(reason: str) -> Validity:
 def _with_step(analysed: AnalysedTraces) -> tuple[Analysis, StepView | None]:
     from gpudiag.analysis.timeline.step_view import view_of_step  # noqa: PLC0415 # already imported
 
-    return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution)
+    lines = None if analysed.lines is None else analysed.lines.spans
+    return analysed.analysis, view_of_step(analysed.timeline, analysed.attribution, lines)
 
 
 def _import_stages() -> None:

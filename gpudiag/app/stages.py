@@ -45,6 +45,7 @@ from gpudiag.model.sanitize import one_line
 from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
+    from gpudiag.analysis.diagnosis.source_lines import CaseLines
     from gpudiag.model.pipeline import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
@@ -73,11 +74,12 @@ def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Findin
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
-    """An analysis, and the timeline and attribution from which it was made."""
+    """An analysis, and the timeline, attribution and source lines from which it was made."""
 
     analysis: Analysis
     timeline: Timeline
     attribution: Attribution
+    lines: CaseLines | None
 
 
 def analysis_of_traces(
@@ -153,7 +155,7 @@ def analysis_of_traces(
         inference=find_inference(paths),
         parallelism=_parallelism(case, case.attribution, findings),
     )
-    return AnalysedTraces(analysis, timeline, attribution)
+    return AnalysedTraces(analysis, timeline, attribution, case.lines)
 
 
 def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
@@ -167,10 +169,15 @@ def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:
 
 
 def _missing_lines(logs: LineLogs | None) -> tuple[Validity, ...]:
-    if logs is None or not logs.missing:
-        return ()
-    message = f"findings name no lines of the source: {one_line(logs.missing)[:_MAX_REASON]}"
-    return (Validity(code="no-source-lines", message=message),)
+    messages: list[str] = []
+    if logs is not None and logs.missing:
+        effect = "some findings may name no line" if logs.has_lines else "findings name no lines"
+        messages.append(f"{effect} of the source: {one_line(logs.missing)[:_MAX_REASON]}")
+    if logs is not None and logs.without_text:
+        messages.append(
+            f"lines of the source are named without their text: {one_line(logs.without_text)[:_MAX_REASON]}"
+        )
+    return tuple(Validity(code="no-source-lines", message=message) for message in messages)
 
 
 def _device_kind(timeline: Timeline) -> DeviceKind:

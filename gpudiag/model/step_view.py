@@ -11,7 +11,7 @@ from gpudiag.model.quantities import Count, Nanoseconds, Number, Ordinal
 STEP_SCHEMA = "gpudiag/step/1"
 STEP_FILE = "step.json"
 
-TrackKind = Literal["buckets", "device", "host"]
+TrackKind = Literal["buckets", "device", "host", "lines"]
 
 #: Name of idle time in a `buckets` row before a step's first op, while the host recorded nothing.
 UNMARKED_INPUT = "unmarked-input"
@@ -27,7 +27,7 @@ class StepTrack(msgspec.Struct, frozen=True, kw_only=True):
         start, length: nanoseconds since `StepView`'s begin; a start may be negative if the span began before.
         name: indices into `StepView.names`.
         colour: in a `buckets` row an index into `BUCKETS`, in a `device` row one into `DEVICE_COLOURS`, in a `host` row
-            0 for an operator, 1 for a range, 2 for a runtime call.
+            0 for an operator, 1 for a range, 2 for a runtime call; 0 in a `lines` row.
         depth: 0 for outermost spans.
         left_out: number of spans too short to be kept.
     """

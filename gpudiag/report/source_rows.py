@@ -26,17 +26,20 @@ class SourceRow(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         place: `train.py:12`.
-        ms: time per step in the line and the functions that it calls.
-        idle_ms: the part of this time in which the device was idle; None if unknown.
+        rank: rank of the line's process.
+        ms, idle_ms: time per step in the line and below, and the part in which the device was idle; None if unknown.
         text: the source, indented by depth.
         marked: a finding names the line.
+        span: name of the line's spans in the timeline; "" for a line of a worker.
     """
 
     place: str
+    rank: int
     ms: float
     idle_ms: float | None
     text: str
     marked: bool = False
+    span: str = ""
 
 
 def source_heading(lines: Sequence[SourceLine]) -> str:
@@ -87,8 +90,10 @@ def _row(line: SourceLine, *, marked: bool) -> SourceRow:
     text = one_line(line.source.strip() or line.function)
     return SourceRow(
         place=f"{one_line(line.file).rpartition('/')[2]}:{line.line}",
+        rank=line.rank,
         ms=line.ms_per_step,
         idle_ms=line.device_idle_ms,
         text="  " * min(line.depth, 8) + (text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"),
         marked=marked,
+        span=line.location.words if line.process == "training" else "",
     )

@@ -25,6 +25,9 @@ from gpudiag.app.analyze import analyze_with_step
 from gpudiag.errors import UsageError
 from gpudiag.model.analysis import Modules
 from gpudiag.model.benchmarks.scaling import Remark, Scaling
+from gpudiag.model.sanitize import one_line
+from gpudiag.model.source_lines import SourceLine
+from gpudiag.model.step_view import StepTrack
 from gpudiag.report.page.render import report, write_report
 from gpudiag.report.page.steps import steps_part
 from gpudiag.report.page.svg import Drawing, ticks
@@ -255,6 +258,50 @@ def test_browser_shows_location_of_finding_and_selected_step(tmp_path: Path) -> 
     assert begin <= longest.start / 1e3 + 1
     assert end >= (longest.start + longest.length) / 1e3 - 1
     assert 'data-step="4"' in opened(tmp_path, f"{path.as_uri()}#step-4")
+
+
+def with_source_lines() -> tuple[Analysis, StepView]:
+    """Return a run whose rank 2 runs two lines; the longer of two times of the second is 44 to 46 ms."""
+    analysis, step = late_rank()
+    rows = [
+        SourceLine(rank=2, file="train.py", line=9, function="main", source=f"    report({HOSTILE})", ms_per_step=5,
+                   self_ms=0, samples=9),
+        SourceLine(rank=2, file="train.py", line=4, function="report", source="time.sleep(1)", depth=1, ms_per_step=5,
+                   self_ms=5, samples=9),
+    ]  # fmt: skip
+    names = (*step.names, *(row.location.words for row in rows))
+    outer, inner = len(names) - 2, len(names) - 1
+    track = StepTrack(
+        kind="lines", label="source lines", start=(41_000_000, 41_000_000, 44_000_000),
+        length=(7_000_000, 500_000, 2_000_000), name=(outer, inner, inner), colour=(0, 0, 0), depth=(0, 1, 1),
+    )  # fmt: skip
+    ranks = tuple(
+        msgspec.structs.replace(rank, tracks=(*rank.tracks, track)) if rank.rank == 2 else rank for rank in step.ranks
+    )
+    return msgspec.structs.replace(analysis, lines=tuple(rows)), msgspec.structs.replace(step, names=names, ranks=ranks)
+
+
+def test_rows_of_source_lines_lead_into_the_timeline() -> None:
+    analysis, step = with_source_lines()
+    page = report(analysis=analysis, step=step)
+    buttons = re.findall(r'data-code="line" data-line="([^"]*)" data-ranks="(\d+)"', page)
+    assert [(html.unescape(line), rank) for line, rank in buttons] == [
+        (one_line(row.location.words)[:160], "2") for row in analysis.lines
+    ]
+    assert "source line</li>" in page
+    in_worker = msgspec.structs.replace(analysis, lines=(msgspec.structs.replace(analysis.lines[0], process="worker"),))
+    assert "data-line" not in report(analysis=in_worker, step=step).partition("<script")[0]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium to draw with")
+@pytest.mark.processes
+def test_browser_shows_the_longest_time_of_a_source_line(tmp_path: Path) -> None:
+    analysis, step = with_source_lines()
+    path = tmp_path / "report.html"
+    write_report(path, analysis=analysis, step=step)
+    page = opened(tmp_path, f"{path.as_uri()}#line-train.py:4")
+    assert 'data-shown="2 44000 46000"' in page, page[-500:]
+    assert 'data-shown="2 41000 48000"' in opened(tmp_path, f"{path.as_uri()}#line-train.py:9")
 
 
 def opened(tmp_path: Path, url: str) -> str:

@@ -72,6 +72,7 @@ class Case:
             later_input_ms=input_ms_above_most(self.run),
             unprofiled_input=unprofiled_input(self.run),
             recorded_ms=self.slowest_ms,
+            tracing=None if self.lines is None else self.lines.tracing_ns,
         )
 
     @cached_property

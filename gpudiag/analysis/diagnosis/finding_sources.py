@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.rules.host_stall import GARBAGE_COLLECTION, HostStall
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding
 from gpudiag.analysis.diagnosis.simulation.graph import HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -23,8 +24,9 @@ def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
     """Return scored findings with their lines."""
     if case.lines is None:
         return list(findings)
+    known = {scored.finding.source for scored in findings if scored.finding.source is not None}
     return [
-        msgspec.structs.replace(scored, finding=_with_line(case, scored.finding, _line(case, what_if, scored)))
+        msgspec.structs.replace(scored, finding=_with_line(case, scored.finding, _line(case, what_if, scored, known)))
         for scored in findings
     ]
 
@@ -41,7 +43,8 @@ def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _line(case: Case, what_if: WhatIf, scored: ScoredFinding) -> SourceLocation | None:
+def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceLocation]) -> SourceLocation | None:
+    """Return the line of a finding; a stall beside known lines is in another line."""
     assert case.lines is not None  # noqa: S101  # the callers check
     finding = scored.finding
     if finding.source is not None:
@@ -52,7 +55,9 @@ def _line(case: Case, what_if: WhatIf, scored: ScoredFinding) -> SourceLocation 
         return None
     gone = scored.proposal.edit(what_if, what_if.corrected)
     untraced = np.maximum(what_if.corrected.waiting - gone.waiting, 0.0)
-    return case.lines.of_nodes(what_if.graph.host, untraced, _traced_ns(what_if, gone), set(finding.ranks))
+    others = known if finding.code == HostStall.code else frozenset()
+    traced = _traced_ns(what_if, gone)
+    return case.lines.of_nodes(what_if.graph.host, untraced, traced, set(finding.ranks), others)
 
 
 def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
@@ -73,7 +78,7 @@ def _with_line(case: Case, finding: Finding, source: SourceLocation | None) -> F
 
 def _title(case: Case, finding: Finding, source: SourceLocation) -> str:
     saved, percent = finding.recoverable_ms_per_step, finding.recoverable_percent
-    if finding.code != "host-stall" or finding.cause == "garbage collection" or saved is None or percent is None:
+    if finding.code != "host-stall" or finding.cause == GARBAGE_COLLECTION or saved is None or percent is None:
         return f"{source.words}: {finding.title}"
     effect = "takes" if all(track.is_cpu for track in case.tracks) else "keeps the GPU idle for"
     return f"{source.words} {effect} {saved:.1f} ms of each step ({percent:.0f} %)"

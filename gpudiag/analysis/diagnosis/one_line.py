@@ -8,7 +8,7 @@ finding, and the findings that go away with it are its parts.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.analysis.diagnosis.calibration import SAME_AMOUNT, WARNING_PERCENT
+from gpudiag.analysis.diagnosis.calibration import AS_RECORDED, SAME_AMOUNT, WARNING_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.one_place import (
     MERGED_CODES,
@@ -26,8 +26,8 @@ from gpudiag.analysis.diagnosis.one_place import (
     parts_of,
     rescored,
 )
-from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, HostStall
-from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, notable, severity_of
+from gpudiag.analysis.diagnosis.rules.host_stall import ELSEWHERE, GARBAGE_COLLECTION, HostStall
+from gpudiag.analysis.diagnosis.rules.rule import Advice, Edit, Proposal, advice_for, notable, severity_of
 from gpudiag.analysis.diagnosis.scoring import ScoredFinding, in_order, scored_finding
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, HostBlock, Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -35,6 +35,7 @@ from gpudiag.analysis.diagnosis.source_lines import LineInSteps
 from gpudiag.intervals import lengths_inside, within
 from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
+from gpudiag.units import milliseconds
 
 #: Advice for a stall in a known line: the location need not be searched.
 _KNOWN_LINE: Advice = ELSEWHERE[1:3]
@@ -55,7 +56,7 @@ def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) 
 def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line: LineInSteps) -> list[ScoredFinding]:
     edit = partial(_without_line, line)
     gone = edit(what_if, what_if.corrected)
-    saved = what_if.saving_ms(gone)
+    saved = _saving_ms(case, what_if, line, gone)
     if not notable(saved, what_if.now_ms) or saved < WARNING_PERCENT / 100 * what_if.now_ms:
         return findings
     absorbed = absorbed_by(what_if, [scored for scored in findings if _may_lie_in_a_line(scored.finding)], gone)
@@ -66,9 +67,60 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
         finding = msgspec.structs.replace(largest.finding, source=line.source)
         return in_order([msgspec.structs.replace(largest, finding=finding), *others])
     proposal = Proposal(edit=edit, describe=partial(_describe, case, what_if, line, tuple(absorbed)))
-    others = [rescored(scored, gone, what_if) for scored in others]
+    others = [_beside_line(rescored(scored, gone, what_if), edit, gone, what_if) for scored in others]
     kept_others = [scored for scored in others if notable(scored.savings_ms, what_if.now_ms)]
     return in_order([scored_finding(what_if, proposal, saved), *kept_others])
+
+
+def _saving_ms(case: Case, what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
+    """Return what the step saves without the line, in ms.
+
+    If recorded steps on CPUs, where no kernels outlast the line, were slower than unprofiled ones, the line saves the
+    part of its unprofiled time that the simulation saves of its recorded time.
+    """
+    if what_if.now_ms >= what_if.corrected_ms or not all(track.is_cpu for track in case.tracks):
+        return what_if.saving_ms(gone)
+    now, host = what_if.corrected, what_if.graph.host
+    removed = np.bincount(host.process, weights=now.busy - gone.busy + now.waiting - gone.waiting)
+    recorded_ms = milliseconds(float(removed.max()) / max(what_if.graph.steps, 1))
+    simulated_ms = max(what_if.step_ms(now) - what_if.step_ms(gone), 0.0)
+    return min(simulated_ms, line.longest_ms * min(simulated_ms / max(recorded_ms, 1e-9), 1.0), what_if.max_saving_ms)
+
+
+def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
+    """Return the finding; reduce a stall that the line is a part of to the rest of the stall."""
+    finding = scored.finding
+    if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
+        return scored
+    stall = scored.proposal.edit
+    alone = what_if.saving_ms(stall(what_if, what_if.corrected), what_if.corrected)
+    rest = what_if.saving_ms(stall(what_if, gone), gone)
+    if rest >= (1 - AS_RECORDED) * alone:
+        return scored
+    proposal = msgspec.structs.replace(
+        scored.proposal,
+        edit=partial(_rest_of_stall, stall, without_line),
+        describe=partial(_describe_rest, scored.proposal.describe),
+    )
+    return scored_finding(what_if, proposal, min(rest, scored.savings_ms * rest / alone))
+
+
+def _describe_rest(describe: Callable[[float, float], Finding], gain: float, percent: float) -> Finding:
+    """Describe a stall without its main place, which is that of the line."""
+    title = f"the training thread stalls at other points of the step, which costs {gain:.1f} ms per step"
+    return msgspec.structs.replace(describe(gain, percent), title=title, place="", evidence={})
+
+
+def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scenario) -> Scenario:
+    """Remove what the stall has beside the line."""
+    gone = without_line(what_if, costs)
+    both = stall(what_if, gone)
+    return replace(
+        costs,
+        busy=costs.busy - np.maximum(gone.busy - both.busy, 0.0),
+        waiting=costs.waiting - np.maximum(gone.waiting - both.waiting, 0.0),
+        blocking=costs.blocking & ~(gone.blocking & ~both.blocking),
+    )
 
 
 def _may_lie_in_a_line(finding: Finding) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.simulation.host_time import untraced_time
 from gpudiag.analysis.lines.choose import location, main_line, other_work, path_of, shortened
 from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
+from gpudiag.analysis.lines.spans import LineSpans, line_spans
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import ROOT
@@ -39,6 +41,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         source: the line.
         ms: time per step without the profiler, in the line and below; the median over ranks.
+        longest_ms: mean over these steps of the maximum over ranks.
         times: times of the line and the lines below it, as normal sets by index of the trace.
         untraced: the part of `times` without operators and calls.
         begin_ns: begin of the analysed steps, by index of the trace.
@@ -46,6 +49,7 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     source: SourceLocation
     ms: float
+    longest_ms: float
     times: dict[int, Intervals]
     untraced: dict[int, Intervals]
     begin_ns: dict[int, int]
@@ -85,6 +89,11 @@ class CaseLines:
                 placed[trace] = lines
         return placed
 
+    @cached_property
+    def spans(self) -> dict[int, LineSpans]:
+        """Return the lines as nested spans, by index of the trace."""
+        return {trace: line_spans(self.ranks[trace], lines) for trace, lines in self.placed.items()}
+
     def table(self) -> tuple[SourceLine, ...]:
         """Return the lines of all processes; of the workers of a process, those of the slowest one."""
         rows: list[SourceLine] = []
@@ -97,7 +106,14 @@ class CaseLines:
                 rows.extend(line_table(slowest, rank, "worker"))
         return tuple(rows)
 
-    def of_nodes(self, host: HostNodes, untraced: Times, traced: Times, ranks: set[int]) -> SourceLocation | None:
+    def of_nodes(
+        self,
+        host: HostNodes,
+        untraced: Times,
+        traced: Times,
+        ranks: set[int],
+        others: Set[SourceLocation] = frozenset(),
+    ) -> SourceLocation | None:
         """Return the line in which these ranks spend most of an amount of host time.
 
         Args:
@@ -105,6 +121,7 @@ class CaseLines:
             untraced: float64[n], ns of untraced host time before each node.
             traced: float64[n], ns of other host time before each node.
             ranks: the ranks that count; of several, the one with the largest amount decides.
+            others: lines that the amount is not in.
         """
         best: tuple[float, SourceLocation | None] = (0.0, None)
         for trace, lines in self.placed.items():
@@ -113,12 +130,23 @@ class CaseLines:
             if self._tracks[trace].rank not in ranks or total <= best[0]:
                 continue
             process = self.ranks[trace]
-            amounts = self._amounts_by_line(lines, process, host, np.where(here, traced, 0.0))
+            gone = self._nodes_of(process, others)
+            amounts = self._amounts_by_line(lines.without(gone), process, host, np.where(here, traced, 0.0))
             if untraced[here].any():
-                amounts += self._amounts_by_line(self._untraced(trace), process, host, np.where(here, untraced, 0.0))
+                stretches = self._untraced(trace).without(gone)
+                amounts += self._amounts_by_line(stretches, process, host, np.where(here, untraced, 0.0))
             node = main_line(process, amounts)
             best = total, None if node is None else location(process, node)
         return best[1]
+
+    def tracing_ns(self, host: HostNodes) -> Times:
+        """float64[n], ns: what `sys.settrace` cost before each host node, on Python 3.11."""
+        cost = np.zeros(len(host.time))
+        for trace, lines in self.placed.items():
+            nodes = np.flatnonzero(host.process == trace)
+            until = lines.tracing_until(np.append(float(self._tracks[trace].bounds[0]), host.time[nodes]))
+            cost[nodes] = np.maximum(np.diff(until), 0.0)
+        return cost
 
     def removable(self, least_share: float) -> list[LineInSteps]:
         """Return the lines that are not training and take this share of the step or more, longest first.
@@ -143,9 +171,8 @@ class CaseLines:
             nodes = {trace: tables[trace][path][0] for trace in processes if path in tables[trace]}
             total = [float(processes[trace].total_ns[other].mean()) for trace, other in nodes.items()]
             total += [0.0] * (len(processes) - len(nodes))
-            if float(np.median(total)) < least_ns:
-                continue
-            lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
+            if float(np.median(total)) >= least_ns:
+                lines.append(self._in_steps(location(process, node), nodes, float(np.median(total)) / NS_PER_MS))
         return sorted(lines, key=lambda line: -line.ms)
 
     def _in_steps(self, source: SourceLocation, nodes: dict[int, int], ms: float) -> LineInSteps:
@@ -155,7 +182,11 @@ class CaseLines:
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
         begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
-        return LineInSteps(source=source, ms=ms, times=times, untraced=untraced, begin_ns=begin)
+        # The ranks begin and end these steps together.
+        by_step = [self.ranks[trace].total_ns[node] for trace, node in nodes.items()]
+        steps = min(len(ns) for ns in by_step)
+        longest_ms = float(np.max([ns[:steps] for ns in by_step], axis=0).mean()) / NS_PER_MS
+        return LineInSteps(source=source, ms=ms, longest_ms=longest_ms, times=times, untraced=untraced, begin_ns=begin)
 
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
@@ -216,6 +247,17 @@ class CaseLines:
             excess[node] = max(0.0, ns - usual)
         line = main_line(process, excess)
         return None if line is None else location(process, line)
+
+    @staticmethod
+    def _nodes_of(process: ProcessTimes, lines: Set[SourceLocation]) -> NDArray[np.int64]:
+        """Return the nodes of these lines and of the lines below them."""
+        wanted = {(line.file, line.line) for line in lines}
+        nodes: set[int] = set()
+        for node in range(1, len(process.tree.parent)) if wanted else ():
+            where = location(process, node)
+            if process.tree.parent[node] in nodes or (where.file, where.line) in wanted:
+                nodes.add(node)
+        return np.array(sorted(nodes), np.int64)
 
     def _amounts_by_line(self, lines: LinesOnTrace, process: ProcessTimes, host: HostNodes, amounts: Times) -> Times:
         """float64[nodes of the tree]: the amounts, each divided by the lines that run in the time before its node."""

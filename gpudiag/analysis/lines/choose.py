@@ -97,11 +97,15 @@ def is_users(process: ProcessTimes, node: int) -> bool:
 
 
 def loop_depth(process: ProcessTimes) -> int:
-    """Return the depth of the loop: of the innermost frame of the user on the stack of the optimizer's step."""
-    own = [index for index, (code, _) in enumerate(process.log.stack) if process.log.codes[code].own]
-    innermost = own[-1] + 1 if own else 0
-    # A frame of a library below it drives the loop, so that the user's lines are in what it calls.
-    return innermost if innermost == len(process.log.stack) else innermost + 1
+    """Return the depth of the loop's lines.
+
+    The loop is in the innermost frame that is on the stack of the optimizer's step and is not left between steps. If
+    that is a frame of a library, the lines are those of the user below it.
+    """
+    stack, frames = process.log.stack, process.frames
+    if not frames:
+        return min(1, len(stack))
+    return frames if process.log.codes[stack[frames - 1][0]].own else frames + 1
 
 
 def _omitted_below(process: ProcessTimes, node: int, children: dict[int, list[int]]) -> int:

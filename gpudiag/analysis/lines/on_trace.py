@@ -29,11 +29,13 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         start, end: int64[n], ns, on the clock of the step marks.
         node: int64[n], node of the line that runs.
+        tracing_ns: float64[n], cost of `sys.settrace` within each stretch; empty if unknown or none.
     """
 
     start: Times
     end: Times
     node: NDArray[np.int64]
+    tracing_ns: NDArray[np.float64] = np.zeros(0)
 
     def inside(self, times: Intervals) -> LinesOnTrace:
         """Return the stretches within a normal set of times."""
@@ -47,6 +49,13 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
             end=np.minimum(self.end[stretch], times.end[index]),
             node=self.node[stretch],
         )
+
+    def without(self, nodes: NDArray[np.int64]) -> LinesOnTrace:
+        """Return the stretches in other lines than these."""
+        if not len(nodes):
+            return self
+        kept = ~np.isin(self.node, nodes)
+        return LinesOnTrace(start=self.start[kept], end=self.end[kept], node=self.node[kept])
 
     def of(self, nodes: NDArray[np.int64]) -> Intervals:
         """Return the times of these lines as a normal set."""
@@ -64,6 +73,16 @@ class LinesOnTrace(msgspec.Struct, frozen=True, kw_only=True):
                 node = int(self.node[index])
                 amounts[node] = amounts.get(node, 0.0) + ns
         return amounts
+
+    def tracing_until(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+        """float64[len(times)], cost of `sys.settrace` from the first stretch until each time, ns."""
+        if not len(self.tracing_ns):
+            return np.zeros(len(times))
+        # A stretch's cost is spread over the stretch; between stretches there is none.
+        bounds = np.column_stack([self.start, self.end]).ravel()
+        cost = np.column_stack([np.zeros(len(self.start)), self.tracing_ns]).ravel()
+        until: NDArray[np.float64] = np.interp(times, bounds, np.cumsum(cost))
+        return until
 
     def time_inside(self, times: Intervals, nodes: int) -> NDArray[np.float64]:
         """float64[nodes], ns of each line within a normal set of times."""
@@ -93,7 +112,13 @@ def lines_on_trace(process: ProcessTimes, mark_start: Times) -> LinesOnTrace | N
     time = np.array(walked.time_ns, np.int64) + int(shift)
     node = np.array(walked.node[:-1], np.int64)
     lines = node != NO_LINE
-    return LinesOnTrace(start=time[:-1][lines], end=time[1:][lines], node=node[lines])
+    tracing_ns = np.zeros(0)
+    if process.log.by == "traced":
+        events = np.ones(len(walked.time_ns))
+        for index, calls in walked.calls.items():
+            events[max(index, 0)] += calls
+        tracing_ns = process.log.call_ns * events[:-1][lines]
+    return LinesOnTrace(start=time[:-1][lines], end=time[1:][lines], node=node[lines], tracing_ns=tracing_ns)
 
 
 def _fits(walked: Walked, mark_start: Times) -> list[tuple[float, float]]:

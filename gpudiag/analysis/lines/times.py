@@ -41,8 +41,9 @@ class ProcessTimes:
 
     Args:
         log: the process's log.
-        step_ms: mean unprofiled step. If traced steps take longer, the difference is what `sys.settrace` costs, and is
-            divided by the number of events and calls.
+        step_ms: mean unprofiled step. If traced steps take longer than it and the events' known cost, or less, then
+            other programs slowed one of the phases, and all lines are scaled. If the cost of events is unknown, it is
+            the difference between the steps.
 
     Attributes:
         log: the process's log.
@@ -64,6 +65,12 @@ class ProcessTimes:
         return next((walked for section, walked in self.sections if section.kind == "alone"), None)
 
     @property
+    def frames(self) -> int:
+        """Return the number of frames of the log's stack that were not left in the section without the profiler."""
+        walked = [self.alone] if self.alone is not None else [walked for _, walked in self.sections]
+        return min((section.frames for section in walked), default=len(self.log.stack))
+
+    @property
     def steps(self) -> int:
         """Return the number of steps that `self_ns` has."""
         return int(self.self_ns.shape[1])
@@ -74,7 +81,7 @@ class ProcessTimes:
         recorded = self._recorded_ns
         first = self._discovery_steps
         later = recorded[:, first:].copy()
-        if self.log.by == "traced" and self._step_ms is not None and later.size:
+        if self.log.by == "traced" and later.size:
             self._remove_cost(later, first)
         if first and later.shape[1]:
             self._give_back(later)
@@ -93,9 +100,23 @@ class ProcessTimes:
         inside = (step >= first) & (step < len(bounds) - 1) & (node != NO_LINE)
         weights = np.zeros_like(later)
         np.add.at(weights, (node[inside], step[inside] - first), weight[inside])
-        excess_ns = later.sum(axis=0).mean() - (self._step_ms or 0.0) * NS_PER_MS
-        per_event = max(0.0, excess_ns) / max(1.0, weights.sum(axis=0).mean())
+        slowed, per_event = self._cost_of_tracing(later, float(weights.sum(axis=0).mean()))
+        later /= slowed
         later -= np.minimum(per_event * weights, _MAX_EVENT_SHARE_LATER * later)
+
+    def _cost_of_tracing(self, later: Times, weight: float) -> tuple[float, float]:
+        """Return the factor by which steps were slower than unprofiled ones for other reasons, and the cost per event.
+
+        Args:
+            later: float64[nodes, steps], ns as recorded.
+            weight: events and calls per step.
+        """
+        recorded = float(later.sum(axis=0).mean())
+        unprofiled = recorded if self._step_ms is None else self._step_ms * NS_PER_MS
+        if self.log.call_ns <= 0:
+            return 1.0, max(0.0, recorded - unprofiled) / max(1.0, weight)
+        traced = unprofiled + (self.log.call_ns * weight if self._step_ms is not None else 0.0)
+        return recorded / max(traced, 1.0), self.log.call_ns
 
     @cached_property
     def total_ns(self) -> Times:
@@ -136,15 +157,16 @@ class ProcessTimes:
         return recorded
 
     def _events(self, begin: int, end: int | None) -> Times:
-        """float64[nodes], mean events per step of the steps from `begin` to before `end`."""
+        """float64[nodes], median events per step of the steps from `begin` to before `end`."""
         walked = self.alone
         assert walked is not None  # noqa: S101  # the callers check
         bounds = walked.step_ns[begin : None if end is None else end + 1]
-        time, node = np.array(walked.time_ns), np.array(walked.node)
-        first, last = np.searchsorted(time, (bounds[0], bounds[-1]))
-        counted = node[first:last]
-        counts = np.bincount(counted[counted != NO_LINE], minlength=len(self.tree.parent))
-        return counts / max(1, len(bounds) - 1)
+        step = np.searchsorted(np.array(bounds), np.array(walked.time_ns), side="right") - 1
+        node = np.array(walked.node)
+        inside = (step >= 0) & (step < len(bounds) - 1) & (node != NO_LINE)
+        counts = np.zeros((len(self.tree.parent), max(1, len(bounds) - 1)))
+        np.add.at(counts, (node[inside], step[inside]), 1)
+        return np.median(counts, axis=1)
 
     def _give_back(self, later: Times) -> None:
         """Move time from recorded lines to the omitted lines after them; changes `later`."""

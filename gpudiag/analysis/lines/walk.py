@@ -105,12 +105,14 @@ class Walked(msgspec.Struct, frozen=True, kw_only=True):
         node: the node that is current from each time on, or `NO_LINE`.
         step_ns: times at which steps end, the first one at the section's beginning.
         calls: by index of `time_ns`, calls of functions that are not recorded, from that time on.
+        frames: number of frames of the log's stack, the outermost ones, that the section never left.
     """
 
     time_ns: list[int]
     node: list[int]
     step_ns: list[int]
     calls: dict[int, int]
+    frames: int
 
 
 class _Stack:
@@ -180,11 +182,15 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
         node = NO_LINE if value == PAUSE else follower.current
         times.append(at_ns)
         nodes.append(node)
-    return Walked(time_ns=times, node=nodes, step_ns=steps, calls=calls)
+    return Walked(time_ns=times, node=nodes, step_ns=steps, calls=calls, frames=follower.frames)
 
 
 class _Follower:
-    """The stacks of the training thread, and of other threads while it waits in `backward`."""
+    """The stacks of the training thread, and of other threads while it waits in `backward`.
+
+    Attributes:
+        frames: number of frames of the log's stack that were never left.
+    """
 
     def __init__(self, tree: LineTree, log: ProcessLines) -> None:
         self._tree = tree
@@ -193,6 +199,7 @@ class _Follower:
             self._main.move(code, CALL)
             if line > 0:
                 self._main.move(code, line)
+        self.frames = len(log.stack)
         self._others: dict[int, _Stack] = {}
         self._in_backward = False
 
@@ -212,6 +219,7 @@ class _Follower:
         """Follow an event; return False if it belongs to no line of the training thread."""
         if thread == _TRAINING:
             self._main.move(code, value)
+            self.frames = min(self.frames, len(self._main.codes))
             self._others.clear()
             self._in_backward = False
             return True

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -12,12 +15,15 @@ from gpudiag.model.event import EventKind
 from gpudiag.model.step_view import DEVICE_COLOURS, UNMARKED_INPUT, RankView, StepTrack, StepView, WaitView
 from gpudiag.model.timeline import UNKNOWN, Attribution, DeviceTrack, Timeline, TrackAttribution
 
+if TYPE_CHECKING:
+    from gpudiag.analysis.lines.spans import LineSpans
+
 Columns = NDArray[np.int64]
 
 #: Maximum number of spans per row; beyond it, the shortest are omitted, because they would be invisible.
 _MOST_SPANS = 6000
-#: Nesting depth of the host's rows.
-_MOST_DEPTH = 4
+#: Nesting depth of the host's rows, and of the rows of source lines.
+_MOST_DEPTH, _MOST_LINE_DEPTH = 4, 6
 #: Maximum number of ranks, which limits the length of the page.
 _MOST_RANKS = 16
 #: Number of steps in addition to the typical one, from the shortest to the longest.
@@ -32,17 +38,32 @@ _HOST_KINDS = {EventKind.OPERATOR: 0, EventKind.ANNOTATION: 1, EventKind.RUNTIME
 
 
 class _NameTable:
-    def __init__(self) -> None:
+    """Names by number, and the source lines of each process.
+
+    Attributes:
+        known: number of each name.
+        lines: spans of source lines, by index of the trace.
+    """
+
+    def __init__(self, lines: Mapping[int, LineSpans] | None = None) -> None:
         self.known: dict[str, int] = {}
+        self.lines = lines or {}
 
     def index(self, name: str) -> int:
         return self.known.setdefault(name[:_LONGEST_NAME], len(self.known))
 
 
-def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | None:
+def view_of_step(
+    timeline: Timeline, attribution: Attribution, lines: Mapping[int, LineSpans] | None = None
+) -> StepView | None:
     """Return a step of about median length on the first track, and other steps; None if no track has a window.
 
     The last typical step is used, so that tracks that begin late have activity before it.
+
+    Args:
+        timeline: the job's device tracks.
+        attribution: buckets of each track's steps.
+        lines: spans of the user's source lines, by index of the trace.
     """
     attributed_tracks = [
         (track, attributed)
@@ -56,7 +77,7 @@ def view_of_step(timeline: Timeline, attribution: Attribution) -> StepView | Non
     typical = int(np.flatnonzero(away <= away.min() + _TYPICAL * median(lengths))[-1])
     by_length = [window for window in np.argsort(lengths, kind="stable").tolist() if window != typical]
     chosen = distinct(np.linspace(0, len(by_length) - 1, min(len(by_length), _MOST_OTHERS)).round().astype(int))
-    names = _NameTable()
+    names = _NameTable(lines or {})
     view = _view(timeline, attributed_tracks, typical, names)
     others = tuple(
         _view(timeline, attributed_tracks, window, names) for window in sorted(by_length[index] for index in chosen)
@@ -145,6 +166,9 @@ def _tracks(
             )
         )
     tracks.append(_host_track(timeline, track, span, names))
+    lines = names.lines.get(track.trace)
+    if lines is not None:
+        tracks.append(_line_track(lines, span, names))
     return tracks
 
 
@@ -184,6 +208,15 @@ def _host_track(timeline: Timeline, track: DeviceTrack, span: tuple[int, int], n
     name = np.array([names.index(events.name_of(int(row))) for row in rows], np.int64)
     colour = np.array([_HOST_KINDS[EventKind(int(kind))] for kind in events.kind[rows]], np.int64)
     return _track("host", "host", (start, end, name, colour), span[0], depth)
+
+
+def _line_track(lines: LineSpans, span: tuple[int, int], names: _NameTable) -> StepTrack:
+    """Draw the user's source lines that the training thread runs."""
+    rows = np.flatnonzero((lines.end > span[0]) & (lines.start < span[1]) & (lines.depth < _MOST_LINE_DEPTH))
+    known = {label: names.index(lines.labels[label]) for label in distinct(lines.label[rows]).tolist()}
+    name = np.array([known[label] for label in lines.label[rows].tolist()], np.int64)
+    columns = (lines.start[rows], lines.end[rows], name, np.zeros(len(rows), np.int64))
+    return _track("lines", "source lines", columns, span[0], lines.depth[rows])
 
 
 def _depths(start: Columns, end: Columns) -> Columns:

@@ -79,3 +79,8 @@ class SourceLine(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     samples: Count
     ci95: Milliseconds | None = None
     estimated: bool = False
+
+    @property
+    def location(self) -> SourceLocation:
+        """Return where the line is."""
+        return SourceLocation(file=self.file, line=self.line, function=self.function, text=self.source.strip())

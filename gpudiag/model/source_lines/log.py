@@ -24,10 +24,15 @@ CALLS = -1000
 #: Values of an event that say which work the current line calls.
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
 
-#: Maximum size of a log in bytes, and maximum number of logs.
-MAX_LOG_BYTES, _MAX_LOGS = 64 << 20, 4096
+#: Maximum size of a log and of all logs together, unpacked, in bytes, and maximum number of logs. Events in memory take
+#: up to ten times the bytes of the file.
+MAX_LOG_BYTES, MAX_TOTAL_BYTES, _MAX_LOGS = 64 << 20, 256 << 20, 4096
+#: Number of files whose text is unknown that are named.
+_SHOWN_FILES = 3
+#: Logs of ranks.
+_RANK_LOG = re.compile(r"rank(\d{1,7})\.json\.gz", re.ASCII)
 #: Logs of DataLoader workers on the machine that wrote them, and maximum number of copies for one rank.
-_WORKER_LOG, _MAX_WORKERS = re.compile(r"worker\d{1,12}\.json\.gz", re.ASCII), 256
+_WORKER_LOG, _MAX_WORKERS = re.compile(r"worker\d{1,12}(-[0-9a-f]{1,16})?\.json\.gz", re.ASCII), 256
 _NAME = Annotated[str, msgspec.Meta(max_length=4096)]
 _UNREADABLE = (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError)
 
@@ -88,16 +93,22 @@ class LogOrigin(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid, parent: process numbers.
         host: name of the machine.
+        begun, parent_begun: start times of the process and of its parent, in clock ticks of the machine; 0 if unknown.
     """
 
     schema: Literal["gpudiag/lines/1"]
     pid: Number
     parent: Number
     host: _NAME = ""
+    begun: Number = 0
+    parent_begun: Number = 0
 
     def started(self, other: LogOrigin) -> bool:
-        """Return whether this process started the other one. Process numbers may be equal on two machines."""
-        return (self.host, self.pid) == (other.host, other.parent)
+        """Return whether this process started the other one.
+
+        Process numbers may be equal on two machines, and in two containers of one machine.
+        """
+        return (self.host, self.pid, self.begun) == (other.host, other.parent, other.parent_begun)
 
 
 class ProcessLines(LogOrigin, frozen=True, kw_only=True):
@@ -105,21 +116,25 @@ class ProcessLines(LogOrigin, frozen=True, kw_only=True):
 
     Attributes:
         by: `events`: `sys.monitoring`. `traced`: `sys.settrace`, which slows pure Python.
+        call_ns: cost of an event, or of a call of a function that is not recorded, under `sys.settrace`; 0 if unknown.
         unavailable: the reason why nothing was recorded, or recording ended early; "" otherwise.
         directory: the program's working directory.
         stack: (code, line) of the loop's frames as the first section began, outermost first.
         codes: the functions.
         texts: file → line number → text.
+        without_text: file → reason why its text is unknown.
         compilations: functions that `torch.compile` compiled in the steps without the profiler.
         sections: the events.
     """
 
     by: Literal["events", "traced"] = "events"
+    call_ns: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
     unavailable: str = ""
     directory: _NAME = ""
     stack: list[tuple[Number, Number]] = []
     codes: list[Code] = []
     texts: dict[str, dict[str, str]] = {}
+    without_text: dict[_NAME, _NAME] = {}
     compilations: list[CompiledFunction] = []
     sections: list[LogSection] = []
 
@@ -131,17 +146,38 @@ class LineLogs(msgspec.Struct, frozen=True):
         ranks: log of each process, by the rank of its first device.
         workers: logs of DataLoader workers.
         unread: names of files that could not be read, with the reason.
+        omitted: names of files that were not read, because all together are too large.
     """
 
     ranks: dict[int, ProcessLines] = {}
     workers: tuple[ProcessLines, ...] = ()
     unread: tuple[str, ...] = ()
+    omitted: tuple[str, ...] = ()
 
     @property
     def missing(self) -> str:
         """Return why lines of some processes are unknown; "" if none are missing."""
         reasons = [log.unavailable for log in self.ranks.values() if log.unavailable]
-        return "; ".join(dict.fromkeys([*reasons, *(f"{name} cannot be read" for name in self.unread)]))
+        reasons += [f"in a DataLoader worker, {log.unavailable}" for log in self.workers if log.unavailable]
+        reasons += [f"{name} cannot be read" for name in self.unread]
+        if self.omitted:
+            more = f" and {len(self.omitted) - 1:,} more" if len(self.omitted) > 1 else ""
+            limit = f"all logs together exceed {MAX_TOTAL_BYTES >> 20} MiB"
+            reasons.append(f"{self.omitted[0]}{more} {'were' if more else 'was'} not read, because {limit}")
+        return "; ".join(dict.fromkeys(reasons))
+
+    @property
+    def without_text(self) -> str:
+        """Return why the text of some lines is unknown; "" if none is."""
+        logs = (*self.ranks.values(), *self.workers)
+        reasons = {f"{file} {reason}": None for log in logs for file, reason in sorted(log.without_text.items())}
+        more = f", and {len(reasons) - _SHOWN_FILES} more" if len(reasons) > _SHOWN_FILES else ""
+        return ", ".join(list(reasons)[:_SHOWN_FILES]) + more
+
+    @property
+    def has_lines(self) -> bool:
+        """Return whether lines of some rank are known."""
+        return any(log.sections for log in self.ranks.values())
 
     def workers_of(self, rank: int) -> tuple[ProcessLines, ...]:
         """Return the logs of the workers that a rank's process started."""
@@ -150,23 +186,38 @@ class LineLogs(msgspec.Struct, frozen=True):
 
 
 def find_line_logs(paths: Sequence[Path | str]) -> LineLogs:
-    """Return the logs beside the given traces, if a single path names a run directory; an unreadable one is named."""
+    """Return the logs beside the given traces, if a single path names a run directory.
+
+    Logs that cannot be read, and logs beyond `MAX_TOTAL_BYTES`, are named. Ranks are read before workers.
+    """
     directory = find_run_directory(paths)
     ranks: dict[int, ProcessLines] = {}
     workers: list[ProcessLines] = []
     unread: list[str] = []
+    omitted: list[str] = []
+    left = MAX_TOTAL_BYTES
     for path in _log_files(directory):
-        try:
-            log = _read(path)
-        except _UNREADABLE as error:
-            unread.append(f"{LINES_DIR}/{path.name} ({type(error).__name__})")
+        name = f"{LINES_DIR}/{path.name}"
+        if left <= 0:
+            omitted.append(name)
             continue
-        name = path.name.removesuffix(".json.gz")
-        if name.startswith("worker"):
+        try:
+            content = _content(path, max(left, 0))
+            log = None if content is None else _decode(content)
+        except _UNREADABLE as error:
+            unread.append(f"{name} ({type(error).__name__})")
+            continue
+        if log is None or content is None:
+            left = 0
+            omitted.append(name)
+            continue
+        left -= len(content)
+        rank = _RANK_LOG.fullmatch(path.name)
+        if rank is not None:
+            ranks[int(rank[1])] = log
+        elif path.name.startswith("worker"):
             workers.append(log)
-        with contextlib.suppress(ValueError):
-            ranks[int(name.removeprefix("rank"))] = log
-    return LineLogs(ranks, tuple(workers), tuple(unread))
+    return LineLogs(ranks, tuple(workers), tuple(unread), tuple(omitted))
 
 
 def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
@@ -174,7 +225,9 @@ def read_log_origins(directory: Path) -> dict[str, LogOrigin]:
     origins = {}
     for path in _log_files(directory):
         with contextlib.suppress(*_UNREADABLE):
-            origins[path.name] = msgspec.json.decode(_content(path), type=LogOrigin)
+            content = _content(path)
+            if content is not None:
+                origins[path.name] = msgspec.json.decode(content, type=LogOrigin)
     return origins
 
 
@@ -193,24 +246,31 @@ def logs_of_rank(origins: Mapping[str, LogOrigin], rank: int) -> dict[str, str]:
 
 
 def _log_files(directory: Path | None) -> list[Path]:
+    """Return the logs of ranks in their order, then the others."""
     folder = None if directory is None else directory / LINES_DIR
     if folder is None or folder.is_symlink() or not folder.is_dir():
         return []
-    return sorted(folder.glob("*.json.gz"))[:_MAX_LOGS]
+    names = {path: _RANK_LOG.fullmatch(path.name) for path in folder.glob("*.json.gz")}
+    order = sorted(names, key=lambda path: (int(rank[1]) if (rank := names[path]) else 10**7, path.name))
+    return order[:_MAX_LOGS]
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path, most_bytes: int = MAX_LOG_BYTES) -> bytes | None:
+    """Return the unpacked log; None if it is larger than `most_bytes`, less than the limit of a log."""
     if path.is_symlink() or not path.is_file():
         raise ValueError("no regular file")
+    limit = min(most_bytes, MAX_LOG_BYTES)
     with gzip.open(path) as file:
-        data = file.read(MAX_LOG_BYTES + 1)
-    if len(data) > MAX_LOG_BYTES:
-        raise ValueError("too large")
-    return data
+        data = file.read(limit + 1)
+    if len(data) <= limit:
+        return data
+    if limit < MAX_LOG_BYTES:
+        return None
+    raise ValueError("too large")
 
 
-def _read(path: Path) -> ProcessLines:
-    log = msgspec.json.decode(_content(path), type=ProcessLines)
+def _decode(content: bytes) -> ProcessLines:
+    log = msgspec.json.decode(content, type=ProcessLines)
     columns = [events for section in log.sections for events in (section.events, *section.threads)]
     known = range(-1, len(log.codes))
     if any(code not in known for events in columns for code in set(events.code)):

@@ -13,7 +13,7 @@ from gpudiag.report import verdict as words
 from gpudiag.report.compute_rows import COMPUTE_COLUMNS, compute_rows
 from gpudiag.report.kernel_names import kernel_label
 from gpudiag.report.module_rows import MODULE_COLUMNS, module_cells, module_rows, rest_of_modules
-from gpudiag.report.page.steps import ASSUMED_INPUT, steps_part
+from gpudiag.report.page.steps import ASSUMED_INPUT, LONGEST_NAME, steps_part
 from gpudiag.report.palette import LABELS
 from gpudiag.report.source_rows import SOURCE_COLUMNS, source_cells, source_tables
 from gpudiag.report.terminal.report import time_heading
@@ -58,7 +58,10 @@ def run_part(analysis: Analysis, step: StepView | None, heading: str = "") -> di
         "rank_rows": [rank_rows.cells(row, buckets) for row in rows],
         "rank_notes": list(filter(None, (header.recorded_steps_note(analysis), rank_rows.overlapped_note(rows), note))),
         "source_headings": SOURCE_COLUMNS,
-        "source_tables": [(heading, [source_cells(row) for row in rows]) for heading, rows in source_tables(analysis)],
+        "source_tables": [
+            (heading, [(*source_cells(row), one_line(row.span)[:LONGEST_NAME], row.rank) for row in rows])
+            for heading, rows in source_tables(analysis)
+        ],
         "timeline": None if step is None else steps_part(step),
         "parallel": _parallel(analysis),
         "findings": [finding_part(finding, analysis) for finding in analysis.findings],

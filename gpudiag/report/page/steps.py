@@ -17,7 +17,8 @@ from gpudiag.report.palette import LABELS
 
 #: The script's time unit. Shorter times are less than a pixel at any zoom, and more digits would make the page large.
 _TICK_NS = 100
-_LONGEST_NAME = 160
+#: Maximum length of a span's name in the page, in characters.
+LONGEST_NAME = 160
 ASSUMED_INPUT = "no events: assumed data loading"
 
 
@@ -27,7 +28,7 @@ def steps_part(step: StepView) -> dict[str, Any]:
     `others_packed` is gzipped JSON in base64: a list of steps as in `step_json`, without the names.
     """
     choices = sorted([(step, -1), *((other, index) for index, other in enumerate(step.others))], key=_step_number)
-    names = [one_line(name)[:_LONGEST_NAME] for name in step.names]
+    names = [one_line(name)[:LONGEST_NAME] for name in step.names]
     others = msgspec.json.encode([_drawn(other) for other in step.others])
     return {
         "step_json": _json({**_drawn(step), "names": names}),
@@ -48,7 +49,7 @@ def _drawn(step: StepView) -> dict[str, Any]:
     ranks = [
         {
             "rank": rank.rank,
-            "device": one_line(rank.device)[:_LONGEST_NAME],
+            "device": one_line(rank.device)[:LONGEST_NAME],
             "begin": rank.begin // _TICK_NS,
             "end": rank.end // _TICK_NS,
             "tracks": [_track(track) for track in rank.tracks],
@@ -64,7 +65,7 @@ def _track(track: StepTrack) -> dict[str, Any]:
     ends = [round((start + length) / _TICK_NS) for start, length in zip(track.start, track.length, strict=True)]
     return {
         "kind": track.kind,
-        "label": one_line(track.label)[:_LONGEST_NAME],
+        "label": one_line(track.label)[:LONGEST_NAME],
         "start": [after - before for before, after in pairwise([0, *starts])],
         "length": [end - start for start, end in zip(starts, ends, strict=True)],
         "name": track.name,
@@ -108,6 +109,7 @@ def _legend(step: StepView) -> list[tuple[str, str]]:
         *buckets,
         *device,
         ("host operator", "operator"),
+        *([("source line", "source-line")] if any(track.kind == "lines" for track in tracks) else []),
         ("annotated range", "annotation"),
         ("CUDA call", "runtime"),
     ]

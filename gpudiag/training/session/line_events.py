@@ -11,89 +11,37 @@ discovery steps still show how the hook's time divides among its lines.
 
 from __future__ import annotations
 
-import functools
 import itertools
-import os
+import posixpath
 import sys
-import sysconfig
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-#: Values of an entry that are no line number.
+from gpudiag.training.session.user_code import is_own
+
+#: Entries that are no line number.
 CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 #: The value `CALLS - n` means: n functions that are not recorded were called since the previous entry.
 CALLS = -1000
 #: Values of an entry that name the kind of work that the current line has called.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
 
-#: Cost in ns of each of the first `_COLD_EVENTS` events of a step, which find the processor's caches cold.
-_EVENT_NS, _COLD_EVENTS = 1300, 250
-#: Cost in ns of each further event of the step.
-_FURTHER_EVENT_NS = 400
-#: Maximum overhead as a share of a step.
-_MAX_SHARE = 0.02
-#: In a short step, the overhead may be this many ns, up to this larger share of the step.
-_MAX_NS, _MAX_SHARE_OF_SHORT = 100_000, 0.06
-#: Maximum number of events of the training thread in a step, and of another thread in a section.
+#: Cost of an event in ns, of the first events of a step and of the others, which find the processor's caches filled.
+_EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
+#: Maximum overhead: the larger of a share of the step and of an absolute time with a larger share.
+_MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
+#: Maximum events of one step, and of each other thread in a section. The loop's own frames may have twice as many,
+#: because without them all other events would belong to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
-#: Directories of installed packages.
-_INSTALLED = ("site-packages", "dist-packages")
-#: Directory of gpudiag.
-_PACKAGE = str(Path(__file__).resolve().parents[2])
-#: File names of notebook cells.
-_CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
-#: Packages that never drive a training loop.
-_NEVER_A_LOOP = ("torch", "tensorflow", "keras")
+#: Repetitions of the measurement of what tracing adds to a call, and calls of each.
+_CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
 
-#: Time in ns of `time.perf_counter_ns`, function, and line number or another value.
+#: Time in ns, function or None, and line number or kind of entry.
 Entry = tuple[int, CodeType | None, int]
-
-
-@functools.lru_cache(maxsize=8192)
-def is_own(file: str) -> bool:
-    """Return whether a file is the user's: a notebook cell, or not of the standard library, a package or gpudiag."""
-    if any(cell in file for cell in _CELLS):
-        return True
-    if file.startswith("<") or not file:
-        return False
-    path = Path(file)
-    if any(part in _INSTALLED for part in path.parts):
-        return False
-    # A program that was started as `python train.py` has a relative path.
-    return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (_PACKAGE, *_standard_library())))
-
-
-@functools.lru_cache(maxsize=8192)
-def drives_loops(file: str) -> bool:
-    """Return whether a file belongs to an installed package that may run a training loop."""
-    parts = Path(file).parts
-    for index, part in enumerate(parts):
-        if part in _INSTALLED:
-            return index + 1 < len(parts) and parts[index + 1] not in _NEVER_A_LOOP
-    return False
-
-
-@functools.cache
-def _standard_library() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    return tuple(
-        {folder for name in ("stdlib", "platstdlib") for folder in (paths[name], os.path.realpath(paths[name]))}
-    )
-
-
-def loop_frames(frame: FrameType | None) -> list[FrameType]:
-    """Return the stack's frames that belong to the user or to a library that drives loops, outermost first."""
-    frames: list[FrameType] = []
-    while frame is not None:
-        if is_own(frame.f_code.co_filename) or drives_loops(frame.f_code.co_filename):
-            frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
 
 
 def _works() -> dict[CodeType, int]:
@@ -111,15 +59,22 @@ def _works() -> dict[CodeType, int]:
         target: Any = torch
         for name in path.split("."):
             target = getattr(target, name, None)
-        code = getattr(target, "__code__", None)
-        if code is not None:
-            kinds[code] = WORK[kind]
+        while target is not None:  # gpudiag wraps the fetch of a batch for a part of the steps
+            code = getattr(target, "__code__", None)
+            if code is not None:
+                kinds[code] = WORK[kind]
+            target = getattr(target, "__wrapped__", None)
     # `step` of every optimizer is wrapped by the same inner function.
     wrapper = getattr(torch.optim.Optimizer.profile_hook_step, "__code__", None)
     for constant in wrapper.co_consts if wrapper is not None else ():
         if isinstance(constant, CodeType):
             kinds[constant] = WORK["optimizer"]
     return kinds
+
+
+def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
+    """Return the kinds of work by `id` of the function's code, whose hash takes longer."""
+    return {id(code): kind for code, kind in works.items()}
 
 
 def make_source() -> tuple[MonitoredEvents | TracedEvents | None, str]:
@@ -189,9 +144,12 @@ class MonitoredEvents:
         self._api: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
         self._thread = threading.get_ident()
         self._works = _works()
-        self._loop: set[CodeType] = set()
-        self._own: set[CodeType] = set()
-        self._disabled: set[tuple[CodeType, int]] = set()
+        # By `id`, because hashing a code object takes up to a microsecond.
+        self._work_of = _by_id(self._works)
+        self._loop: dict[int, CodeType] = {}
+        self._own: dict[int, CodeType] = {}
+        self._disabled: set[tuple[int, int]] = set()
+        self._exceeded = False
         self._entries: list[Entry] = []
         self._others: dict[int, list[Entry]] = {}
         self._limit = 0
@@ -217,8 +175,8 @@ class MonitoredEvents:
             (events.PY_UNWIND, self._unwind),
         ):
             self._api.register_callback(self._tool, event, callback)
-        self._loop.update(frame.f_code for frame in frames)
-        for code in self._loop | self._own | set(self._works):
+        self._loop.update((id(frame.f_code), frame.f_code) for frame in frames)
+        for code in self._watched():
             self._listen(code)
         self._api.set_events(self._tool, events.PY_UNWIND | (events.PY_START if discover else 0))
         self._api.restart_events()
@@ -229,7 +187,7 @@ class MonitoredEvents:
             return
         self._active = False
         self._api.set_events(self._tool, 0)
-        for code in self._loop | self._own | set(self._works):
+        for code in self._watched():
             self._api.set_local_events(self._tool, code, 0)
         self._api.free_tool_id(self._tool)
 
@@ -239,16 +197,23 @@ class MonitoredEvents:
         if discovering:
             return
         self._api.set_events(self._tool, self._api.events.PY_UNWIND)
-        self._disabled |= events_to_disable(entries, self._loop)
-        for code in {code for code, line in self._disabled if line == 0}:
+        disabled = events_to_disable(entries, set(self._loop.values()))
+        self._disabled |= {(id(code), line) for code, line in disabled}
+        if self._exceeded:  # lines were disabled that are not among these
+            self._exceeded = False
+            self._api.restart_events()
+        for code in {code for code, line in disabled if line == 0}:
             self._listen(code)
+
+    def _watched(self) -> list[CodeType]:
+        return [*self._loop.values(), *self._own.values(), *self._works]
 
     def _listen(self, code: CodeType) -> None:
         events = self._api.events
         wanted = events.PY_START
-        if code not in self._works:
+        if id(code) not in self._work_of:
             wanted |= events.PY_RESUME | events.PY_RETURN | events.PY_YIELD | events.LINE
-        self._api.set_local_events(self._tool, code, 0 if (code, 0) in self._disabled else wanted)
+        self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
         """Append an event of the current thread; return False if another thread has too many."""
@@ -262,21 +227,26 @@ class MonitoredEvents:
         return True
 
     def _line(self, code: CodeType, number: int) -> Any:
-        if (code, number) in self._disabled or len(self._entries) > self._limit:
+        if (id(code), number) in self._disabled:
+            return self._api.DISABLE
+        beyond = len(self._entries) - self._limit
+        if beyond > 0 and (id(code) not in self._loop or beyond > _MAX_STEP_EVENTS):
+            self._exceeded = True
             return self._api.DISABLE
         return None if self._note(code, number) else self._api.DISABLE
 
     def _call(self, code: CodeType, _offset: int) -> Any:
-        if code in self._own or code in self._loop:
+        key = id(code)
+        if key in self._own or key in self._loop:
             self._note(code, CALL)
             return None
-        work = self._works.get(code)
+        work = self._work_of.get(key)
         if work is not None:
             self._note(None, work)
             return None
         if not is_own(code.co_filename):
             return self._api.DISABLE
-        self._own.add(code)
+        self._own[key] = code
         self._listen(code)
         self._note(code, CALL)
         return None
@@ -285,19 +255,37 @@ class MonitoredEvents:
         self._note(code, LEAVE)
 
     def _unwind(self, code: CodeType, _offset: int, _error: BaseException) -> None:
-        # Unwinding cannot be monitored for single functions, so that events of all functions arrive.
-        if code in self._own or code in self._loop:
+        # This event cannot be enabled for single functions.
+        if id(code) in self._own or id(code) in self._loop:
             self._note(code, LEAVE)
 
 
+def _call_ns() -> float:
+    """Return the duration of a short call of the standard library; `basename` itself calls one function."""
+    begin_ns = time.perf_counter_ns()
+    for _ in range(_CALIBRATION_CALLS):
+        posixpath.basename("a/b")
+    return (time.perf_counter_ns() - begin_ns) / (2 * _CALIBRATION_CALLS)
+
+
 class TracedEvents:
-    """Receive events of `sys.settrace` on the training thread, for Python 3.11."""
+    """Receives events of `sys.settrace` on the training thread, for Python 3.11.
+
+    Attributes:
+        call_ns: what tracing adds to a call of a function that is not recorded, measured here; 0 before `calibrate`.
+    """
 
     def __init__(self) -> None:
+        self.call_ns = 0.0
         self._works = _works()
+        self._work_of = _by_id(self._works)
         self._loop: list[FrameType] = []
-        self._closed: set[CodeType] = set()
-        #: Number of calls of other functions since the last event. `sys.settrace` slows each of them.
+        #: Functions on the loop's stack, by `id`: a library calls some of them anew in each step.
+        self._loop_code: dict[int, CodeType] = {}
+        #: Functions that are not recorded, by `id`; the first test of each call. `_closed` are not recorded any more.
+        self._foreign: dict[int, CodeType] = {}
+        self._closed: dict[int, CodeType] = {}
+        #: Calls of other functions since the last event, each of which `sys.settrace` slows.
         self._calls = 0
         self._entries: list[Entry] = []
         self._limit = 0
@@ -310,13 +298,25 @@ class TracedEvents:
         del others, discover  # only one thread is traced, and the user's functions are found at each call
         self._entries, self._loop, self._limit = entries, frames, _MAX_STEP_EVENTS
         self._active = True
+        self._foreign = self._closed.copy()
+        self._loop_code.update((id(frame.f_code), frame.f_code) for frame in frames)
         for frame in frames:
-            frame.f_trace = self._trace
+            frame.f_trace, frame.f_trace_lines = self._trace, True
         sys.settrace(self._called)
+
+    def calibrate(self) -> None:
+        """Measure what tracing adds to a call, in half a millisecond."""
+        entries: list[Entry] = [(0, None, STEP)]
+        plain_ns = min(_call_ns() for _ in range(_CALIBRATIONS))
+        self.start([], entries, {}, discover=False)
+        self.call_ns = max(0.0, min(_call_ns() for _ in range(_CALIBRATIONS)) - plain_ns)
+        self.stop()
+        self._calls = 0
 
     def stop(self) -> None:
         """End tracing. If another thread calls this method, tracing ends at the training thread's next call."""
         self._active = False
+        self._foreign = {}
         if sys.gettrace() == self._called:
             sys.settrace(None)
         for frame in self._loop:
@@ -326,9 +326,13 @@ class TracedEvents:
     def limit(self, entries: list[Entry], *, discovering: bool) -> None:
         """As `MonitoredEvents.limit`, but disable whole functions, because single lines cannot be disabled."""
         self._limit = len(self._entries) + _MAX_STEP_EVENTS
+        for frame in self._loop:
+            frame.f_trace_lines = True  # the step before may have had too many events
         if not discovering:
-            loop = {frame.f_code for frame in self._loop}
-            self._closed |= {code for code, _ in events_to_disable(entries, loop, by_line=False)}
+            loop = set(self._loop_code.values())
+            closed = {code for code, _ in events_to_disable(entries, loop, by_line=False)}
+            self._closed.update((id(code), code) for code in closed)
+            self._foreign.update(self._closed)
 
     def _note_calls(self) -> None:
         if self._calls:
@@ -336,21 +340,26 @@ class TracedEvents:
             self._calls = 0
 
     def _called(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        code = frame.f_code
+        if id(code) in self._foreign:
+            self._calls += 1
+            return None
         if not self._active:
             sys.settrace(None)
             return None
-        code = frame.f_code
-        work = self._works.get(code)
+        work = self._work_of.get(id(code))
         if work is not None:
             self._entries.append((time.perf_counter_ns(), None, work))
             return None
-        if not is_own(code.co_filename) or len(self._entries) > self._limit:
+        if id(code) not in self._loop_code and not is_own(code.co_filename):
+            self._foreign[id(code)] = code
+            self._calls += 1
+            return None
+        if len(self._entries) > self._limit:
             self._calls += 1
             return None
         self._note_calls()
         self._entries.append((time.perf_counter_ns(), code, CALL))
-        if code in self._closed:
-            frame.f_trace_lines = False
         return self._trace
 
     def _trace(self, frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
@@ -358,7 +367,8 @@ class TracedEvents:
             return None
         self._note_calls()
         if event == "line":
-            if len(self._entries) > self._limit:
+            beyond = len(self._entries) - self._limit
+            if beyond > 0 and (id(frame.f_code) not in self._loop_code or beyond > _MAX_STEP_EVENTS):
                 frame.f_trace_lines = False
                 return self._trace
             self._entries.append((time.perf_counter_ns(), frame.f_code, frame.f_lineno))

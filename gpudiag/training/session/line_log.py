@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import json
 import linecache
+import math
 import os
 import sys
 import time
@@ -25,10 +26,9 @@ from gpudiag.training.session.line_events import (
     Entry,
     MonitoredEvents,
     TracedEvents,
-    is_own,
-    loop_frames,
     make_source,
 )
+from gpudiag.training.session.user_code import is_own, loop_frames, shown_name
 
 LINES_SCHEMA = "gpudiag/lines/1"
 #: `alone`: steps without the profiler. `light`, `full`: the recorded steps of a trace.
@@ -40,6 +40,8 @@ DISCOVERY_STEPS = 2
 _MAX_EVENTS = 300_000
 #: Maximum length of a source line in the file, in characters.
 _MAX_TEXT = 200
+#: A file is changed if that happened so many seconds after the program began, because clocks differ.
+_CHANGED_S = 2.0
 #: Maximum length of the reason for a recompilation, in characters.
 _MAX_REASON = 300
 
@@ -74,6 +76,8 @@ class LineLog:
             self._source, self.unavailable = make_source()
             if self._source is None:
                 return
+            if isinstance(self._source, TracedEvents):
+                self._source.calibrate()
         entries: list[Entry] = []
         others: dict[int, list[Entry]] = defaultdict(list)
         self.sections.append((section, entries, others))
@@ -146,27 +150,33 @@ class LineLog:
             for kind, entries, others in self.sections
         ]
         codes = [code for code in numbers if code is not None]
+        texts: dict[str, dict[str, str]] = {}
+        without_text: dict[str, str] = {}
+        if os.environ.get(SOURCE_TEXT_VARIABLE, "1") != "0":
+            texts, without_text = _texts(codes, self.sections, self._stack)
         return {
             "schema": LINES_SCHEMA,
             "pid": os.getpid(),
             "parent": os.getppid(),
             "host": os.uname().nodename,
+            "begun": _start_ticks(os.getpid()),
+            "parent_begun": _start_ticks(os.getppid()),
             "by": "traced" if isinstance(self._source, TracedEvents) else "events",
+            "call_ns": self._source.call_ns if isinstance(self._source, TracedEvents) else 0.0,
             "unavailable": self.unavailable,
             "directory": _directory(),
             "stack": [[numbers[code], line] for code, line in self._stack],
             "codes": [
                 {
-                    "file": code.co_filename,
+                    "file": shown_name(code.co_filename),
                     "function": code.co_qualname,
                     "line": code.co_firstlineno,
                     "own": is_own(code.co_filename),
                 }
                 for code in codes
             ],
-            "texts": _texts(codes, self.sections, self._stack)
-            if os.environ.get(SOURCE_TEXT_VARIABLE, "1") != "0"
-            else {},
+            "texts": texts,
+            "without_text": without_text,
             "compilations": self._compilations.rows(),
             "sections": sections,
         }
@@ -209,6 +219,11 @@ class _Compilations:
         return list(self._rows.values())
 
 
+def worker_log_name() -> str:
+    """Return a name for this worker's log that no worker of another machine or container has."""
+    return f"worker{os.getpid()}-{os.urandom(4).hex()}.json.gz"
+
+
 def write_lines(path: Path, content: dict[str, Any]) -> None:
     """Write a log, so that a reader sees either no file or the whole log. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -216,6 +231,15 @@ def write_lines(path: Path, content: dict[str, Any]) -> None:
     with gzip.open(new, "wt", encoding="utf-8", compresslevel=3) as file:
         json.dump(content, file, separators=(",", ":"))
     new.replace(path)
+
+
+def _start_ticks(pid: int) -> int:
+    """Return when a process started, in clock ticks since the machine did; 0 if unknown."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _directory() -> str:
@@ -243,8 +267,12 @@ def _texts(
     codes: list[CodeType],
     sections: list[tuple[Section, list[Entry], dict[int, list[Entry]]]],
     stack: list[tuple[CodeType, int]],
-) -> dict[str, dict[str, str]]:
-    """Return the text of each line that occurs, and of its neighbours in its function, by file and line number."""
+) -> tuple[dict[str, dict[str, str]], dict[str, str]]:
+    """Return the texts of the lines that occur and of their neighbours, and the files without text.
+
+    The first is file → line number → text; the second file → reason. A file that was changed after the program had
+    begun has other lines than those that run.
+    """
     wanted: dict[str, set[int]] = defaultdict(set)
     known = set(codes)
     positions = [*stack]
@@ -253,7 +281,45 @@ def _texts(
             positions.extend({(code, value) for _, code, value in of_thread if code in known and value > 0})
     for code, line in positions:
         wanted[code.co_filename].update(range(max(1, line - 1), line + 2))
-    return {
-        file: {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
-        for file, lines in wanted.items()
-    }
+    texts: dict[str, dict[str, str]] = {}
+    without_text: dict[str, str] = {}
+    begun_s = _begun_s()
+    for file, lines in wanted.items():
+        if _changed_s(file) > begun_s + _CHANGED_S and not _still_has(
+            file, [code for code in codes if code.co_filename == file]
+        ):
+            without_text[shown_name(file)] = "was changed after the program had begun"
+        elif not linecache.getlines(file):
+            without_text[shown_name(file)] = "cannot be read"
+        else:
+            found = {str(line): linecache.getline(file, line).rstrip()[:_MAX_TEXT] for line in sorted(lines)}
+            texts[shown_name(file)] = found
+    return texts, without_text
+
+
+def _still_has(file: str, codes: list[CodeType]) -> bool:
+    """Return whether the file as it is now has these functions: a program may write a module and then import it."""
+    try:
+        known = [compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return False
+    for code in known:  # grows
+        known.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return all(any(code == other for other in known) for code in codes)
+
+
+def _begun_s() -> float:
+    """Return the time at which this process started, in seconds of `time.time`; infinity if unknown."""
+    ticks = _start_ticks(os.getpid())
+    if not ticks:
+        return math.inf
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s
+
+
+def _changed_s(file: str) -> float:
+    """Return when a file was changed last; 0 if it cannot be seen."""
+    try:
+        return Path(file).stat().st_mtime
+    except (OSError, ValueError):
+        return 0.0

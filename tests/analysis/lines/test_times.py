@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 
 from gpudiag.analysis.lines.choose import location, main_line, other_work
-from gpudiag.analysis.lines.on_trace import lines_on_trace
+from gpudiag.analysis.lines.on_trace import LinesOnTrace, lines_on_trace
+from gpudiag.analysis.lines.spans import line_spans
 from gpudiag.analysis.lines.table import line_table
 from gpudiag.analysis.lines.times import ProcessTimes
+from gpudiag.analysis.lines.walk import NO_LINE
 from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, ProcessLines
 from tests.analysis.lines.logs import HELPER, HOOK, LIBRARY, MAIN, Row, calling, log_of, step_rows
 
@@ -143,3 +146,83 @@ def test_log_without_steps_has_no_times() -> None:
     assert process.steps == 0
     assert line_table(process, 0, "training") == ()
     assert ProcessTimes(log_of([(0, -1, PAUSE)])).steps == 0
+
+
+def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
+    """Each event costs 1 us, and the traced phase was 1.5 times as slow as the unprofiled steps of 4 ms."""
+    rows: list[Row] = []
+    for step in range(5):
+        begin = step * 20 * MS
+        middle = [(begin + 1, MAIN, 5), (begin + 1, -1, CALLS - 1996), (begin + 6 * MS, MAIN, 6)]
+        rows += step_rows(begin, middle, begin + 9 * MS)
+    log = msgspec.structs.replace(log_of([*rows, (100 * MS, -1, STEP)], by="traced"), call_ns=1000.0)
+    process = ProcessTimes(log, step_ms=4.0)
+    line = {process.tree.position[node][1]: node for node in range(1, len(process.tree.parent))}
+    assert process.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.01)  # 6 / 1.5 - 2
+    assert process.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.01)  # 3 / 1.5
+    alone = ProcessTimes(log)  # as in a worker, whose unprofiled time is unknown
+    assert alone.self_ns[line[5]].mean() == pytest.approx(4 * MS, rel=0.01)
+
+
+def with_step_function() -> ProcessTimes:
+    """Return a loop in `main` (line 5) whose steps are calls of `helper`, in which the optimizer's step ends."""
+    rows: list[Row] = []
+    for step in range(4):
+        begin = step * 10 * MS
+        rows += [
+            (begin, -1, STEP),
+            (begin + 1, HELPER, LEAVE),
+            (begin + 1, MAIN, 7),  # a callback
+            (begin + 1, HOOK, CALL),
+            (begin + 1, HOOK, 41),
+            (begin + 4 * MS, HOOK, LEAVE),
+            (begin + 4 * MS, MAIN, 5),
+            (begin + 5 * MS, MAIN, 6),
+            (begin + 5 * MS, HELPER, CALL),
+            (begin + 5 * MS, HELPER, 21),
+            (begin + 6 * MS, HELPER, 22),
+            (begin + 8 * MS, -1, PAUSE),
+        ]
+    return ProcessTimes(log_of([*rows, (40 * MS, -1, STEP)], stack=[(LIBRARY, 3), (MAIN, 6), (HELPER, 22)]))
+
+
+def test_loop_is_in_the_frame_that_is_not_left_between_steps() -> None:
+    process = with_step_function()
+    table = [(row.line, row.depth, round(row.ms_per_step, 1)) for row in line_table(process, 0, "training")]
+    assert table == [(5, 0, 1.0), (6, 0, 3.0), (21, 1, 1.0), (22, 1, 2.0), (7, 0, 4.0), (41, 1, 4.0)]
+    lines = [process.tree.position[node][1] for node in other_work(process, 2.5 * MS)]
+    assert 7 in lines
+
+
+def test_placed_lines_become_nested_spans() -> None:
+    process = with_step_function()
+    walked = process.alone
+    assert walked is not None
+    time, node = np.array(walked.time_ns, np.int64), np.array(walked.node[:-1], np.int64)
+    kept = node != NO_LINE
+    spans = line_spans(process, LinesOnTrace(start=time[:-1][kept], end=time[1:][kept], node=node[kept]))
+    rows = [
+        (spans.labels[label].partition(" ")[0], start / MS, end / MS, depth)
+        for label, start, end, depth in zip(
+            spans.label.tolist(), spans.start.tolist(), spans.end.tolist(), spans.depth.tolist(), strict=True
+        )
+        if 10 * MS <= start < 20 * MS
+    ]
+    assert [(place, round(start), round(end), depth) for place, start, end, depth in rows] == [
+        ("train.py:6", 10, 10, 0),
+        ("train.py:22", 10, 10, 1),
+        ("train.py:7", 10, 14, 0),
+        ("train.py:41", 10, 14, 1),
+        ("train.py:5", 14, 15, 0),
+        ("train.py:6", 15, 18, 0),
+        ("train.py:21", 15, 16, 1),
+        ("train.py:22", 16, 18, 1),
+    ]
+
+
+def test_cost_of_tracing_is_where_the_calls_are() -> None:
+    columns = [np.array(column, np.int64) for column in ([0, 100, 300], [100, 200, 400], [1, 2, 1])]
+    lines = LinesOnTrace(start=columns[0], end=columns[1], node=columns[2], tracing_ns=np.array([10.0, 50.0, 4.0]))
+    until = lines.tracing_until(np.array([-5.0, 50.0, 100.0, 150.0, 250.0, 500.0]))
+    assert until.tolist() == [0.0, 5.0, 10.0, 35.0, 60.0, 64.0]
+    assert lines.without(np.array([1])).node.tolist() == [2]

@@ -33,7 +33,7 @@ FOLDER = Path(alignment.__file__).parent
 CASES = Cases(calibration)
 #: Constants that may be elsewhere: limits of time, memory, and the number of drawn spans.
 BOUNDS = {"_WIDEST_LAG", "_VOTERS", "_MOST_CANDIDATES", "_CLASS_OF", "_MOST_SHOWN", "_ORDINARY_ROLE", "_THREE"}
-DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
+DRAWN = {"_MOST_SPANS", "_MOST_DEPTH", "_MOST_LINE_DEPTH", "_MOST_RANKS", "_LONGEST_NAME", "_HOST_KINDS"}
 DRAWN |= {"_MOST_OTHERS", "_TYPICAL", "_SEEN_WAIT", "_MOST_WAITS"}
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import time
 
 import pytest
 
-from gpudiag.training.session.line_events import _MAX_THREAD_EVENTS
+from gpudiag.training.session.line_events import _MAX_THREAD_EVENTS, STEP
 from gpudiag.training.session.line_log import LineLog
 
 MONITORED = sys.version_info >= (3, 12)
@@ -80,3 +81,22 @@ def test_ended_section_does_not_remove_a_later_tracer() -> None:
     remaining = sys.gettrace()
     sys.settrace(None)
     assert remaining is tracer
+
+
+def test_step_with_too_many_events_leaves_those_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpudiag.training.session.line_events._MAX_STEP_EVENTS", 100)
+    log = LineLog()
+    for step in range(6):
+        if step:
+            log.step()
+        else:
+            log.begin("alone")
+        for _ in range(3):
+            train()
+    log.end()
+    ((_, entries, _),) = log.sections
+    here = sys._getframe().f_code
+    steps = [index for index, entry in enumerate(entries) if entry[2] == STEP]
+    for begin, end in itertools.pairwise(steps):
+        assert sum(code is here for _, code, _ in entries[begin:end]) >= 1
+        assert end - begin < 250

@@ -5,21 +5,29 @@ from __future__ import annotations
 import contextlib
 import gzip
 import json
+import os
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+from gpudiag.analysis.lines.choose import location, main_line
+from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.model.run_directory import LINES_DIR, RUN_FILE, SOURCE_TEXT_VARIABLE
 from gpudiag.model.source_lines import log as log_reader
 from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, find_line_logs
+from gpudiag.training.frameworks.pytorch.dataloader import marked_loaders
 from gpudiag.training.session import line_events, line_log
-from gpudiag.training.session.line_events import drives_loops, events_to_disable, is_own
+from gpudiag.training.session.line_events import events_to_disable
 from gpudiag.training.session.line_log import LineLog, write_lines
+from gpudiag.training.session.user_code import drives_loops, is_own, shown_name
 
 STEPS = 12
 
@@ -157,6 +165,7 @@ def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool,
 
 def run_with_lines(folder: Path, log: LineLog) -> Path:
     """Write a log into a run directory."""
+    folder.mkdir(exist_ok=True)
     (folder / RUN_FILE).write_text("{}")
     write_lines(folder / LINES_DIR / "rank0.json.gz", log.encode())
     return folder
@@ -213,3 +222,135 @@ def test_damaged_log_is_named_and_not_read(tmp_path: Path, damage: str, monkeypa
     logs = find_line_logs([tmp_path])
     assert logs.ranks == {}
     assert logs.missing.startswith("lines/rank0.json.gz (")
+
+
+def test_logs_beyond_the_total_limit_are_named_and_ranks_come_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = LineLog()
+    train(log)
+    run_with_lines(tmp_path, log)
+    content = json.loads(gzip.decompress((tmp_path / LINES_DIR / "rank0.json.gz").read_bytes()))
+    size = len(gzip.decompress((tmp_path / LINES_DIR / "rank0.json.gz").read_bytes()))
+    for name in ("rank2", "rank10", "worker7-aa", "worker9-bb"):
+        write_lines(tmp_path / LINES_DIR / f"{name}.json.gz", content)
+    logs = find_line_logs([tmp_path])
+    assert (list(logs.ranks), len(logs.workers), logs.missing) == ([0, 2, 10], 2, "")
+    monkeypatch.setattr(log_reader, "MAX_TOTAL_BYTES", 2 * size + size // 2)
+    logs = find_line_logs([tmp_path])
+    assert (list(logs.ranks), logs.workers, logs.unread) == ([0, 2], (), ())
+    assert logs.missing.startswith("lines/rank10.json.gz and 2 more were not read, because all logs together exceed")
+
+
+def test_worker_belongs_to_the_process_that_started_it() -> None:
+    """Numbers of processes and names of hosts may be equal in two containers."""
+    here = LineLog().encode()
+    assert here["begun"] > here["parent_begun"] > 0
+    names = {line_log.worker_log_name() for _ in range(8)}
+    assert (len(names), all(log_reader._WORKER_LOG.fullmatch(name) for name in names)) == (8, True)
+    rank = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=7, parent=1, host="a", begun=100)
+    worker = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=100)
+    elsewhere = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=9, parent=7, host="a", begun=300, parent_begun=200)
+    assert (rank.started(worker), rank.started(elsewhere)) == (True, False)
+
+
+def test_notebook_cells_are_named_by_their_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "/tmp/ipykernel_7/123.py"  # noqa: S108  # only a name
+    assert [shown_name(name) for name in (file, "<ipython-input-12-ab>", "/a/b.py")] == [
+        file,
+        "Cell In[12]",
+        "/a/b.py",
+    ]
+    compiler = SimpleNamespace(format_code_name=lambda name: ("Cell", "In[4]") if name == file else None)
+    shell = SimpleNamespace(get_ipython=lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setitem(sys.modules, "IPython", shell)
+    assert [shown_name(name) for name in (file, "<ipython-input-12-ab>")] == ["Cell In[4]", "Cell In[12]"]
+
+
+def test_fetch_and_step_function_are_seen_in_each_step() -> None:
+    """Loaders are marked for a part of the steps only, and a step function is called anew."""
+    batches = iter(DataLoader(TensorDataset(torch.zeros(100)), batch_size=2))
+    log = LineLog()
+
+    def one_step() -> None:
+        next(batches)
+        log.begin("alone") if not log.sections else log.step()
+        time.sleep(0.0005)  # after the step
+
+    with marked_loaders():
+        for _ in range(3):
+            one_step()
+    for _ in range(STEPS):
+        one_step()
+    log.end()
+    counts = Counter(columns(log))
+    assert counts["", line_events.WORK["input"]] >= STEPS
+    after = next(
+        number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if "# after the step" in line
+    )
+    sleeps = [count for (name, value), count in counts.items() if name.endswith("one_step") and value == after]
+    assert sleeps[0] >= STEPS
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring disables single lines")
+def test_function_whose_lines_run_often_is_traced_no_more() -> None:
+    log = LineLog()
+    train(log, hot=True)
+    events = log.encode()["sections"][0]["events"]["value"]
+    later = events[[index for index, value in enumerate(events) if value == STEP][4] :]
+    spins = [name for name, value in columns(log)[-len(later) :] if name == "spin"]
+    assert spins == []
+    log.begin("light")
+    spin(1)
+    log.end()
+    assert len(log.sections[-1][1]) < 50
+    assert log.encode()["call_ns"] > 0
+
+
+def imported(folder: Path, text: str) -> Any:
+    """Return the function `work` of a module with this text."""
+    path = folder / "module_of_the_user.py"
+    path.write_text(text)
+    namespace: dict[str, Any] = {}
+    exec(compile(text, str(path), "exec", dont_inherit=True), namespace)  # noqa: S102  # a program of this test
+    return namespace["work"]
+
+
+@pytest.mark.parametrize("event", ["nothing", "change", "removal"])
+def test_file_that_changed_or_cannot_be_read_has_no_text(tmp_path: Path, event: str) -> None:
+    work = imported(tmp_path, "import time\ndef work():\n    time.sleep(0.001)\n")
+    path = tmp_path / "module_of_the_user.py"
+    log = LineLog()
+    log.begin("alone")
+    for _ in range(4):
+        work()
+        log.step()
+    log.end()
+    assert path.stat().st_mtime > line_log._begun_s()  # written after this process began, and unchanged since
+    if event == "change":
+        path.write_text("# one more line\nimport time\ndef work():\n    time.sleep(0.001)\n")
+    os.utime(path, (time.time() + 5, time.time() + 5))
+    if event == "removal":
+        path.unlink()
+    logs = find_line_logs([run_with_lines(tmp_path / "run", log)])
+    texts = logs.ranks[0].texts.get(str(path), {})
+    assert texts.get("3") == ("    time.sleep(0.001)" if event == "nothing" else None)
+    reasons = {"nothing": "", "change": "was changed after the program had begun", "removal": "cannot be read"}
+    assert logs.without_text == (reasons[event] and f"{path} {reasons[event]}")
+
+
+def test_line_that_calls_only_c_code_has_its_time(tmp_path: Path) -> None:
+    work = imported(
+        tmp_path, "def work(values):\n    values = list(values)\n    values.sort(key=abs)\n    return values\n"
+    )
+    values = [float(value * 7919 % 10007) for value in range(40_000)]
+    log = LineLog()
+    log.begin("alone")
+    for _ in range(6):
+        work(values)
+        log.step()
+    log.end()
+    process = ProcessTimes(find_line_logs([run_with_lines(tmp_path / "run", log)]).ranks[0])
+    node = main_line(process, process.self_ns.mean(axis=1))
+    assert node is not None
+    assert location(process, node).words == "module_of_the_user.py:3 `values.sort(key=abs)`"

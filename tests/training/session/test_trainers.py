@@ -141,3 +141,72 @@ def test_trainer_steps_are_model_updates(case: str, tmp_path: Path) -> None:
     assert analysis.ranks_present == tuple(range(ranks))
     # The input wait within one analysed step depends on the machine: under load it may be hidden entirely.
     assert analysis.steps.analysed >= 1
+
+
+SLOW_LIGHTNING = """
+import time
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+class Small(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def training_step(self, batch, index):
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def collate(samples):
+    time.sleep(0.01)  # slow
+    return torch.stack([values for values, in samples])
+
+trainer = Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+                  enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(Small(), DataLoader(TensorDataset(torch.randn(8 * 200, 64)), batch_size=8, collate_fn=collate))
+"""
+
+SLOW_TRANSFORMERS = """
+import time
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 64)
+    def forward(self, x, labels=None):
+        return {"loss": self.layer(x).square().mean()}
+
+class Slow(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        self.write(state)
+    def write(self, state):
+        time.sleep(0.01)  # slow
+
+rows = [{"x": torch.randn(64), "labels": torch.zeros(1)} for _ in range(8 * 200)]
+arguments = TrainingArguments("out", per_device_train_batch_size=8, num_train_epochs=1, use_cpu=True, report_to=[],
+                              save_strategy="no", disable_tqdm=True)
+Trainer(Small(), arguments, train_dataset=rows, callbacks=[Slow()]).train()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [(SLOW_LIGHTNING, "input-bound"), (SLOW_TRANSFORMERS, "host-stall")],
+    ids=["collate", "callback"],
+)
+def test_line_in_a_trainers_callback_or_collator_is_named(program: str, code: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(program, encoding="utf-8")
+    options = ("-m", "gpudiag", "profile", "--stop-after", "--warmup", "2", "--steps", "8", "--output", "run", "--")
+    words = [str(PYTHON), *options, str(PYTHON), "train.py"]
+    changes = {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment(**changes), capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    line = next(number for number, text in enumerate(program.splitlines(), 1) if text.endswith("# slow"))
+    first = gpudiag.analyze(tmp_path / "run").findings[0]
+    assert first.source is not None, first
+    assert (first.code, Path(first.source.file).name, first.source.line) == (code, "train.py", line)

@@ -44,6 +44,8 @@ _LOST_CORE: Advice = (
         "{waited:.1f} ms per step for a core."
     ),
 )
+#: Cause of a stall in which Python collects garbage.
+GARBAGE_COLLECTION = "garbage collection"
 _MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the evidence has the longest stalls.",)
 
 
@@ -75,7 +77,7 @@ class HostStall:
             code=self.code,
             severity=severity_of(percent),
             ranks=tuple(sorted(what_if.graph.ranks.values())),
-            cause="garbage collection" if collecting else "unmarked time within the step",
+            cause=GARBAGE_COLLECTION if collecting else "unmarked time within the step",
             recoverable_ms_per_step=gain,
             recoverable_percent=percent,
             confidence="high",

@@ -6,7 +6,7 @@ profiling slows the host and is not part of the job.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import (
     HIGHEST_NS_PER_CALL,
     HIGHEST_NS_PER_EVENT,
+    MOST_PROFILER_SHARE,
     POOR_SIMULATION,
     PROFILER_NS_PER_CALL,
     PROFILER_NS_PER_EVENT,
     SIMULATION_ERROR,
 )
 from gpudiag.analysis.diagnosis.simulation.build import build_graph
-from gpudiag.analysis.diagnosis.simulation.graph import Graph, Scenario
+from gpudiag.analysis.diagnosis.simulation.graph import Graph, HostNodes, Scenario
 from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 from gpudiag.analysis.diagnosis.simulation.job_model import JobModel
 from gpudiag.analysis.diagnosis.simulation.profiler_cost import limited_to, profiler_cost, usual_ns_per_event
@@ -46,6 +47,7 @@ class WhatIf:
         later_input_ns: by process, the longest that it waits for input beyond its peers; as recorded if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
         recorded_ms: mean recorded step time of the slowest device.
+        tracing_ns: float64[n], ns before each host node that recording source lines cost; None if none.
     """
 
     model: JobModel
@@ -55,6 +57,7 @@ class WhatIf:
     later_input_ns: Mapping[int, float] = field(default_factory=dict)
     input_not_recorded_ms: float = 0.0
     recorded_ms: float | None = None
+    tracing_ns: NDArray[np.float64] | None = None
 
     @property
     def graph(self) -> Graph:
@@ -84,8 +87,11 @@ class WhatIf:
         """The recorded durations without profiler overhead on hosts."""
         recorded, host = self.model.recorded, self.graph.host
         overhead = profiler_cost(self.graph, self.per_event_ns, self.model.host_pace)
-        busy = limited_to(self.graph, host.busy - overhead.busy, self.max_host_ns)
-        return replace(recorded, busy=busy, waiting=recorded.waiting - overhead.untraced)
+        busy, waiting = host.busy - overhead.busy, recorded.waiting - overhead.untraced
+        if self.tracing_ns is not None:
+            share = np.minimum(self.tracing_ns / np.maximum(busy + waiting, 1.0), MOST_PROFILER_SHARE)
+            busy, waiting = busy * (1 - share), waiting * (1 - share)
+        return replace(recorded, busy=limited_to(self.graph, busy, self.max_host_ns), waiting=waiting)
 
     @cached_property
     def untraced(self) -> NDArray[np.float64]:
@@ -175,6 +181,7 @@ def build_what_if(
     later_input_ms: Mapping[int, float] | None = None,
     unprofiled_input: UnprofiledInput | None = None,
     recorded_ms: float | None = None,
+    tracing: Callable[[HostNodes], NDArray[np.float64]] | None = None,
 ) -> WhatIf | None:
     """Return the what-if of a timeline, or None if nothing in it can be simulated.
 
@@ -189,6 +196,7 @@ def build_what_if(
         later_input_ms: by rank, how much longer than most ranks it waited for input in unprofiled steps.
         unprofiled_input: how long unprofiled steps fetched batches.
         recorded_ms: mean recorded step time of the slowest device.
+        tracing: returns what recording source lines cost before each host node, in ns.
     """
     graph = build_graph(timeline)
     if graph is None:
@@ -204,6 +212,7 @@ def build_what_if(
         later_input_ns={process: later[rank] * NS_PER_MS for process, rank in graph.ranks.items() if rank in later},
         input_not_recorded_ms=missing_ms,
         recorded_ms=recorded_ms,
+        tracing_ns=None if tracing is None else tracing(graph.host),
     )
     if unprofiled_ms is None:
         return what_if

@@ -6,7 +6,7 @@
   const typical = JSON.parse(document.getElementById("step").textContent), names = typical.names;
   const buckets = JSON.parse(document.getElementById("step-colours").textContent);
   const tip = document.getElementById("tip"), context = canvas.getContext("2d");
-  const palettes = { buckets: buckets, device: ["compute", "communication", "copy"], host: ["operator", "annotation", "runtime"] };
+  const palettes = { buckets: buckets, device: ["compute", "communication", "copy"], host: ["operator", "annotation", "runtime"], lines: ["source-line"] };
   const unmarked = names.indexOf("unmarked-input"), words = { "unmarked-input": "no events: assumed data loading", idle: "idle, no host events", communication_transfer: "transfer", communication_wait: "wait" };
   const tick = 100; // ns
   const narrow = () => canvas.clientWidth < 600;
@@ -25,6 +25,7 @@
         track.longest = track.length.reduce((most, one) => Math.max(most, one), 0);
       }
       rank.buckets = rank.tracks.find((track) => track.kind === "buckets");
+      rank.lines = rank.tracks.find((track) => track.kind === "lines");
     }
     step.waits = step.waits.map(([rank, on, start, length]) => ({ rank, on, start: start * tick, end: (start + length) * tick })).sort((a, b) => a.start - b.start);
     for (const rank of step.ranks) rank.late = lateness(rank, step.waits.filter((wait) => wait.on === rank.rank));
@@ -66,7 +67,7 @@
   function readColours() {
     const style = getComputedStyle(document.documentElement);
     colours = {};
-    for (const name of ["ink", "faint", "line", "page", "card", "bad", ...buckets, ...palettes.device, ...palettes.host]) colours[name] = style.getPropertyValue("--" + name).trim();
+    for (const name of ["ink", "faint", "line", "page", "card", "bad", ...buckets, ...palettes.device, ...palettes.host, ...palettes.lines]) colours[name] = style.getPropertyValue("--" + name).trim();
     const cell = document.createElement("canvas"), pen = cell.getContext("2d");
     cell.width = cell.height = 8;
     pen.fillStyle = colours.input; pen.fillRect(0, 0, 8, 8);
@@ -102,7 +103,7 @@
       context.fillRect(x, y, Math.max(wide - (wide > 3 ? 0.6 : 0), 0.8), rowHeight - 2);
       edge = Math.max(x + 0.8, end); edgeDepth = depth; edgeColour = track.colour[i];
       if (wide > 46 && track.kind !== "buckets") {
-        context.fillStyle = track.kind === "host" ? colours.page : "#fff";
+        context.fillStyle = track.kind === "host" || track.kind === "lines" ? colours.page : "#fff";
         write(names[track.name[i]], x, end, y + rowHeight / 2 - 1);
       }
     }
@@ -188,7 +189,7 @@
     canvas.dataset.step = view.step;
     layout(); later(); markPlaces();
   }
-  // Location of each finding: the longest wait for a late rank, or the largest cluster of the finding's buckets.
+  // Location of each finding: the longest wait for a late rank, or the largest cluster of the finding's buckets; of a source line, of its spans.
   const looks = { "input-bound": ["input", "unmarked-input"], "communication-bound": ["communication_transfer"], "launch-bound": ["launch"], "host-sync": ["sync"], "memory-allocation": ["sync", "launch"], "host-stall": ["launch", "idle", "unmarked-input"], "slow-copy": ["copy"], "compute-bound": ["compute"] };
   function placeOf(button) {
     const ranks = button.dataset.ranks ? button.dataset.ranks.split(" ").map(Number) : view.ranks.map((one) => one.rank);
@@ -196,7 +197,9 @@
     const propose = (rank, from, to, weight) => { if (weight > 0 && (!best || weight > best.weight)) best = { rank, from, to, weight }; };
     for (const rank of view.ranks.filter((one) => ranks.includes(one.rank))) {
       if (button.dataset.code === "straggler") for (const one of rank.late) propose(rank.rank, one.start, one.end, one.end - one.start);
-      const wanted = (looks[button.dataset.code] ?? []).map((name) => names.indexOf(name)), track = rank.buckets;
+      const line = button.dataset.line, track = line ? rank.lines : rank.buckets;
+      const wanted = (line ? [line] : looks[button.dataset.code] ?? []).map((name) => names.indexOf(name));
+      if (!track) continue;
       let from = 0, to = -1, weight = 0;
       for (let i = 0; i < track.start.length; i++) {
         if (!wanted.includes(track.name[i]) || track.start[i] + track.length[i] < rank.begin || track.start[i] > rank.end) continue;
@@ -233,7 +236,7 @@
   async function follow() { // #step-5 and #place-straggler select a step and a finding's location
     const option = [...(chooser?.options ?? [])].find((one) => location.hash === "#step-" + one.textContent.match(/\d+/)[0]);
     if (option) { chooser.value = option.value; await choose(); }
-    showPlace(placeButtons.find((one) => location.hash === "#place-" + one.dataset.code));
+    showPlace(placeButtons.find((one) => location.hash === "#place-" + one.dataset.code) ?? placeButtons.find((one) => one.dataset.line && location.hash.startsWith("#line-") && one.dataset.line.startsWith(decodeURIComponent(location.hash.slice(6)) + " ")));
   }
   const zoom = (factor, at) => show(at - (at - range[0]) * factor, at + (range[1] - at) * factor);
   const timeAt = (x) => range[0] + (x - margin()) / scale();

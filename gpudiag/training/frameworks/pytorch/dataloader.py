@@ -119,6 +119,7 @@ def marked_loaders(ended: Callable[[], None] = lambda: None) -> Iterator[None]:
     kind: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001  # the base of all iterators of DataLoader
     fetch = kind.__next__
 
+    @functools.wraps(fetch)
     def marked(iterator: Any) -> Any:
         with Range(INPUT):
             try:
@@ -202,6 +203,6 @@ class _WorkerLines:
             self._over = True
             self._log.end()
             with contextlib.suppress(Exception):  # a lost log only costs an explanation
-                from gpudiag.training.session.line_log import write_lines
+                from gpudiag.training.session.line_log import worker_log_name, write_lines
 
-                write_lines(Path(_lines_dir) / f"worker{os.getpid()}.json.gz", self._log.encode())
+                write_lines(Path(_lines_dir) / worker_log_name(), self._log.encode())
