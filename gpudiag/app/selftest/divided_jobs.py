@@ -23,12 +23,14 @@ def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:
     )
 
 
-def _fault(name: str, summary: str, cause: str, amount: float, beside: dict[str, tuple[str, ...]]) -> CatalogueEntry:
+def _fault(
+    name: str, summary: str, cause: str | None, amount: float, beside: dict[str, tuple[str, ...]]
+) -> CatalogueEntry:
     return CatalogueEntry(
         name=name,
         summary=summary,
-        code="straggler",
-        causes=(cause,),
+        code="straggler" if cause else "pipeline-bubble",
+        causes=(cause,) if cause else (),
         or_else=beside,
         gpu_amount=amount,
         cpu_amount=amount,
@@ -39,11 +41,11 @@ def _fault(name: str, summary: str, cause: str, amount: float, beside: dict[str,
 
 
 DIVIDED = (
-    _job("pipeline", "equal pipeline stages (1F1B)", "pipeline-bubble"),
+    _fault("pipeline", "equal pipeline stages (1F1B) with as many microbatches as stages", None, 1.0, _COMMUNICATION),
     # Its communication is measured, so that a finding of that size is no false alarm.
     _job("tensor-and-data-parallel", "well built: matrices are split over pairs of ranks (DTensor), and FSDP2", None),
     # The amounts are shares of the usual layers and tokens, and of all tokens.
-    _fault("uneven-stages", "one pipeline stage has twice the layers of the others", "stage", 1.0, _PIPELINE),
+    _fault("uneven-stages", "one pipeline stage computes twice as long as the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),
     _fault("hot-expert", "the router sends most tokens to one expert", "experts", 0.5, _COMMUNICATION),
 )

@@ -245,7 +245,7 @@ def test_logs_beyond_the_total_limit_are_named_and_ranks_come_first(
 def test_worker_belongs_to_the_process_that_started_it() -> None:
     """Numbers of processes and names of hosts may be equal in two containers."""
     here = LineLog().encode()
-    assert here["begun"] > here["parent_begun"] > 0
+    assert here["begun"] >= here["parent_begun"] > 0
     names = {line_log.worker_log_name() for _ in range(8)}
     assert (len(names), all(log_reader._WORKER_LOG.fullmatch(name) for name in names)) == (8, True)
     rank = log_reader.LogOrigin(schema="gpudiag/lines/1", pid=7, parent=1, host="a", begun=100)

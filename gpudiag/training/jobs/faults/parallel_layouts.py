@@ -22,7 +22,8 @@ def selftest_layout(kind: str, processes: int) -> ParallelLayout:
     """Return the layout of a job or fault of this kind for an even number of processes."""
     if kind in {"pipeline", "uneven-stages"}:
         stages = 2 if processes % _STAGES else _STAGES
-        return ParallelLayout(pp=stages, dp=processes // stages, microbatches=2 * stages)
+        microbatches = stages if kind == "pipeline" else 2 * stages
+        return ParallelLayout(pp=stages, dp=processes // stages, microbatches=microbatches)
     if kind == "tensor-and-data-parallel":
         return ParallelLayout(dp=processes // 2, tp=2)
     return ParallelLayout(ep=processes) if kind == "hot-expert" else ParallelLayout(dp=processes)

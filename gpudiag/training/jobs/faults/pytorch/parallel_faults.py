@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from torch import nn
+import msgspec
 
 from gpudiag.model.job import ParallelLayout
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
-from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, ParallelTrainer, divided_gpt
+from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, MS_PER_TOKEN, ParallelTrainer, divided_gpt
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
@@ -55,10 +55,31 @@ class DividedJob(Fault[ParallelTrainer]):
         return self.amount_ms / self.trainer.clean_ms
 
 
-class PipelineJob(DividedJob):
-    """A pipeline of equal stages."""
+class PipelineJob(Fault[ParallelTrainer]):
+    """A pipeline of equal stages (on), or the same with twice as many microbatches of half the size (off)."""
 
-    kind = "pipeline"
+    kind: ClassVar[str] = "pipeline"
+
+    def prepare(self) -> None:
+        """Build both pipelines."""
+        trainer = self.trainer
+        layout = selftest_layout(self.kind, trainer.place.world_size)
+        self.network = divided_gpt(layout, trainer.device)
+        finer = msgspec.structs.replace(layout, microbatches=2 * layout.microbatches)
+        self._finer = divided_gpt(finer, trainer.device)
+        self.batch = trainer.tokens(self.network)
+
+    def switch(self, *, on: bool) -> None:
+        """Train one of the pipelines."""
+        self.trainer.use(self.network if on else self._finer, self.batch)
+
+    def rest(self) -> None:
+        """Train the default job."""
+        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
+
+    def close(self) -> None:
+        """Delete the pipelines."""
+        del self.network, self._finer
 
 
 class TensorAndDataParallel(DividedJob):
@@ -69,16 +90,19 @@ class TensorAndDataParallel(DividedJob):
 
 
 class UnevenStages(DividedJob):
-    """One pipeline stage has more layers; the added ones share the weights of the others."""
+    """Layers of one pipeline stage take longer (on), or layers of all stages take equally long (off).
+
+    The sum over all stages is the same, as if a layer had been moved to the slow stage.
+    """
 
     kind = "uneven-stages"
 
     def switch(self, *, on: bool) -> None:
-        """Add layers to the slow stage, or remove them."""
-        if self.affected:
-            part = self.network.parts[0]
-            usual = list(dict.fromkeys(part.blocks))
-            part.blocks = nn.ModuleList([*usual, *usual[: round(self.share * len(usual))]] if on else usual)
+        """Set the durations of this stage's layers."""
+        stages = self.network.layout.pp
+        times = (1.0 + self.share if self.affected else 1.0) if on else (stages + self.share) / stages
+        for block in self.network.parts[0].blocks:
+            block.ms_per_token = times * MS_PER_TOKEN
         self.trainer.use(self.network, self.batch)
 
 

@@ -27,6 +27,7 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 LAYERS, TOKENS = 4, 64
 #: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
 LAYER_MS = 8.0
+MS_PER_TOKEN = LAYER_MS / TOKENS
 
 
 class ParallelTrainer(Trainer):
@@ -105,11 +106,10 @@ def divided_gpt(layout: ParallelLayout, device: torch.device, *, layers: int = L
 
 def _set_durations(network: ParallelGpt) -> None:
     """Set the duration of each layer; experts have half of it."""
-    each_ms = LAYER_MS / TOKENS
     for part in network.parts:
         for module in part.modules():
             if isinstance(module, SplitBlock):
                 has_experts = isinstance(module.feed, ExpertLayer)
-                module.ms_per_token = each_ms / 2 if has_experts else each_ms
+                module.ms_per_token = MS_PER_TOKEN / 2 if has_experts else MS_PER_TOKEN
             elif isinstance(module, ExpertLayer):
-                module.ms_per_token = each_ms / 2
+                module.ms_per_token = MS_PER_TOKEN / 2
