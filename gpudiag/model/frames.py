@@ -114,9 +114,10 @@ def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
     """Return the tables of a job's grid, which have no rows if it divides only its batches."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
+    positions: dict[str, str] = dict.fromkeys(grid.sizes, "Int64")
     rank_columns = {
         "rank": "int64",
-        **dict.fromkeys(grid.sizes, "Int64"),
+        **positions,
         "compute_ms": "float64",
         "relative": "float64",
     }

@@ -206,7 +206,7 @@ def pass_before_send(at: float) -> object:
     """A backward pass of 1 ms, then forward compute of `at` ms between two sends."""
     work = round(at * NS_PER_MS)
     builder = TraceBuilder().operator(0, 1_000, name="autograd::engine::evaluate_function: MulBackward0")
-    events = builder.operator(1_001, 1_001 + work / 1_000).build().events
+    events = builder.operator(1_001, 1_001 + work // 1_000).build().events
     sends = CollectiveCall(row=0, operation="send")
     start = np.array([0, NS_PER_MS + 500, NS_PER_MS + 2_000 + work])
     track: Any = Of(calls=(sends,) * 3, start=start, row=np.zeros(3, np.int64))

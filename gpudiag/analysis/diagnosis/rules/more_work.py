@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gpudiag.analysis.diagnosis.calibration import LEAST_ELSEWHERE, LONGER_SEGMENT, MORE_WORK, MOST_OF_EXCESS
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice
-from gpudiag.analysis.diagnosis.simulation.components import amount
+from gpudiag.analysis.diagnosis.simulation.components import Component, amount
 from gpudiag.analysis.diagnosis.simulation.graph import NONE, Times
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.timeline import OpClass
@@ -110,7 +110,7 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
 
 def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
     """Return float64[processes, segments], ns: work between consecutive collectives of a step."""
-    component = "launch" if case.tracks[0].is_cpu else "compute"
+    component: Component = "launch" if case.tracks[0].is_cpu else "compute"
     graph = what_if.graph
     process = graph.host.process if component == "launch" else what_if.model.process_of_op
     segment = what_if.model.segments[0 if component == "launch" else 1]
@@ -119,7 +119,7 @@ def _work_by_segment(case: Case, what_if: WhatIf) -> Times | None:
         return None
     processes, segments = max(graph.ranks) + 1, int(segment.max()) + 1
     sums = np.bincount(process * segments + segment, weights=amounts, minlength=processes * segments)
-    table: Times = sums.reshape(processes, segments)
+    table: Times = sums.reshape(processes, segments).astype(np.float64)
     return table
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpudiag.analysis.diagnosis.calibration import LONG_STAGE
 from gpudiag.analysis.diagnosis.case import Case
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, severity_of
-from gpudiag.analysis.diagnosis.simulation.components import amount
+from gpudiag.analysis.diagnosis.simulation.components import Component, amount
 from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
 from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
@@ -59,7 +59,7 @@ def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
     """Return float64[processes], ns per step: compute of each process."""
-    component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
+    component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
     work = amount(what_if, scenario, component)
     if component == "launch":
         work = work + amount(what_if, scenario, "operators") + amount(what_if, scenario, "allocation")

@@ -102,7 +102,7 @@ class UnevenStages(DividedJob):
         stages = self.network.layout.pp
         times = (1.0 + self.share if self.affected else 1.0) if on else (stages + self.share) / stages
         for block in self.network.parts[0].blocks:
-            block.ms_per_token = times * MS_PER_TOKEN
+            block.ms_per_token = times * MS_PER_TOKEN  # type: ignore[assignment]  # modules have any attribute
         self.trainer.use(self.network, self.batch)
 
 
