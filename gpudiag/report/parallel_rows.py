@@ -10,7 +10,7 @@ from statistics import mean
 import msgspec
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import ROLES, Parallelism, PassOfStage, Pipeline, RankPlace
+from gpudiag.model.parallelism import ROLES, GroupRole, Parallelism, PassOfStage, Pipeline, RankPlace
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import OVERLAPPED, duration
@@ -47,7 +47,7 @@ def traffic_columns(parallelism: Parallelism) -> dict[str, list[str]]:
     def times(values: Iterable[float]) -> list[str]:
         return [figures.milliseconds(duration(ms), beside=most) for ms in values]
 
-    columns = {
+    columns: dict[str, list[str]] = {
         "role": [traffic.role for traffic in shown],
         "size": [_known(parallelism.sizes.get(traffic.role)) for traffic in shown],
         "transfer ms": times(traffic.transfer_ms for traffic in shown),
@@ -88,7 +88,7 @@ def stage_rows(analysis: Analysis, parallelism: Parallelism) -> list[tuple[str, 
     waits = {device.rank: device.buckets_ms.get("communication_wait", 0.0) for device in analysis.devices}
     compute = {stage: mean(duration(place.compute_ms) for place in places) for stage, places in stages.items()}
     middle, longest = mean(compute.values()) if compute else 0.0, max(compute.values(), default=0.0)
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for stage, places in sorted(stages.items())[:_MOST_STAGES]:
         slowest = max(places, key=lambda place: duration(place.relative))
         waiting = mean(duration(waits.get(place.rank, 0.0)) for place in places)
@@ -126,7 +126,7 @@ def rank_rows(parallelism: Parallelism, most: int) -> list[tuple[str, ...]]:
     ]
 
 
-def _roles(parallelism: Parallelism) -> list[str]:
+def _roles(parallelism: Parallelism) -> list[GroupRole]:
     return [role for role in ROLES if role in parallelism.sizes]
 
 

@@ -33,7 +33,7 @@ def run_differences(before: ComparedAnalysis, after: ComparedAnalysis) -> tuple[
     )
     machine = (
         ("strategy", old.strategy, new.strategy),
-        ("parallelism", *(grid and grid.words for grid in (before.analysis.parallelism, after.analysis.parallelism))),
+        ("parallelism", _grid(before), _grid(after)),
         ("devices", _devices(before), _devices(after)),
         *((f"version of {name}", old.software[name], new.software.get(name)) for name in sorted(old.software)),
     )
@@ -51,6 +51,11 @@ def _differing(rows: Sequence[tuple[str, str | int | None, str | int | None]]) -
                 message=_MESSAGES.get(what, "this alone may explain the difference"),
                 same_work=what not in {"workload", "batch size per device"},
             )
+
+
+def _grid(side: ComparedAnalysis) -> str | None:
+    grid = side.analysis.parallelism
+    return None if grid is None else grid.words
 
 
 def _devices(side: ComparedAnalysis) -> str:
