@@ -114,14 +114,12 @@ def _parallelism(analysis: Analysis) -> dict[str, DataFrame]:
     """Return the tables of a job's grid, which have no rows if it divides only its batches."""
     grid = analysis.parallelism or Parallelism(sizes={}, stated=False)
     passes = () if grid.pipeline is None else grid.pipeline.passes
-    positions: dict[str, str] = dict.fromkeys(grid.sizes, "Int64")
-    rank_columns = {
-        "rank": "int64",
-        **positions,
-        "compute_ms": "float64",
-        "relative": "float64",
-    }
-    ranks = [{**msgspec.structs.asdict(place), **place.position} for place in grid.ranks]
+    roles = dict.fromkeys(map(str, grid.sizes), "Int64")
+    rank_columns = {"rank": "int64", **roles, "compute_ms": "float64", "relative": "float64"}
+    ranks = [
+        msgspec.structs.asdict(place) | {str(role): index for role, index in place.position.items()}
+        for place in grid.ranks
+    ]
     operations = {name: f"{name}_per_step" for role in grid.traffic for name in role.operations}
     traffic = [
         {**msgspec.structs.asdict(role), "size": grid.sizes.get(role.role)}

@@ -14,8 +14,10 @@ from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import BUCKETS, Steps
 from gpudiag.model.diff import DIFF_SCHEMA, OTHER_KERNELS, Diff
 from gpudiag.model.run_directory import encode_json
+from tests import builders
 from tests.analysis.comparison.runs import analyses, healthy, hostile, late_rank, run, source
 from tests.examples import examples
+from tests.report.parallel_job import pipeline_job
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
@@ -207,6 +209,14 @@ def test_ranks_of_both_runs_are_compared() -> None:
     assert fsum(bucket.difference_ms for bucket in diff.buckets) == pytest.approx(2.0)
     assert diff.cause is not None
     assert diff.cause.ranks == ()
+
+
+def test_different_grids_are_reported() -> None:
+    before, after = pipeline_job(stages=2), pipeline_job(stages=4)
+    (ranks, grid) = compare(before, after).run_differences
+    assert (ranks.what, grid.what, grid.same_work) == ("number of ranks", "parallelism", True)
+    assert (grid.before, grid.after) == ("pipeline 2, data 2", "pipeline 4, data 2")
+    assert "parallelism" not in [unlike.what for unlike in compare(before, builders.late_loader()).run_differences]
 
 
 def test_different_kernels_are_reported() -> None:
