@@ -199,7 +199,7 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Tensor
         loss: Tensor = model(batch).square().mean()
         if has("numpy"):
             spectrum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's own
         optimizer.step()
     return loss.detach()
 

@@ -33,6 +33,9 @@ _OMITTED_SHARE = 0.3
 #: Minimum events per step of an omitted line; rarer lines are not omitted, they just did not run.
 _OMITTED_EVENTS = 1
 
+#: Steps that differ by this share, apart from the cost of events, are equally fast: a wait for a time is not scaled.
+_SAME_PACE = 0.1
+
 Times = NDArray[np.float64]
 
 
@@ -116,7 +119,8 @@ class ProcessTimes:
         if self.log.call_ns <= 0:
             return 1.0, max(0.0, recorded - unprofiled) / max(1.0, weight)
         traced = unprofiled + (self.log.call_ns * weight if self._step_ms is not None else 0.0)
-        return recorded / max(traced, 1.0), self.log.call_ns
+        slowed = recorded / max(traced, 1.0)
+        return (slowed if abs(slowed - 1) > _SAME_PACE else 1.0), self.log.call_ns
 
     @cached_property
     def total_ns(self) -> Times:
