@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from gpudiag.analysis.attribution import attribute
 from gpudiag.analysis.compute.work import compute_work
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
 from gpudiag.analysis.diagnosis.engine import diagnose
 from gpudiag.analysis.diagnosis.hardware import HARDWARE_RULES
-from gpudiag.analysis.diagnosis.documented import DOCUMENTED_RULES
 from gpudiag.analysis.timeline import build_timeline
 from tests.analysis.diagnosis.rule_examples import every_example
 

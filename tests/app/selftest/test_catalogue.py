@@ -85,7 +85,7 @@ def test_unknown_fault_is_refused_with_a_list_of_known_ones() -> None:
 def test_expected_codes_and_causes_exist(entry: Any) -> None:
     assert entry.code is None or entry.code in FINDING_CODES
     expected = entry.expected("cuda", fault_plan(entry, device="cuda", world_size=4, framework="pytorch").ranks, 4)
-    one_rank = entry.one_rank or (entry.divided and not entry.job)
+    one_rank = entry.one_rank or (entry.divided and entry.code == "straggler")
     some = (0,) if entry.first_rank else (2,) if one_rank else (0, 1, 2, 3)
     assert expected.ranks == (() if entry.code is None else some)
     assert expected.codes <= set(FINDING_CODES)
