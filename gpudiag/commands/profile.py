@@ -37,13 +37,13 @@ from gpudiag.model.job import (
     MEMORY_FORMATS,
     NCCL_ALGORITHMS,
     PRECISIONS,
-    SCHEDULES,
     TRAINED_MODELS,
     Change,
     CommunicationOptions,
     Rendezvous,
     RunOptions,
 )
+from gpudiag.model.run import SCHEDULES
 from gpudiag.model.run_directory import SOURCE_TEXT_VARIABLE
 from gpudiag.training.frameworks.registry import framework_option
 from gpudiag.training.models.registry import DEFAULT_WORKLOAD, WORKLOADS

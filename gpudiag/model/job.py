@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from typing import Literal, get_args
+from typing import Literal
 
-from gpudiag.model.quantities import Count, Devices, Difference, Milliseconds
+from gpudiag.model.quantities import Difference, Milliseconds
+from gpudiag.model.run import ParallelLayout
 from gpudiag.model.structs import msgspec
 
 Precision = Literal["fp32", "tf32", "bf16", "fp16"]
@@ -15,7 +15,6 @@ DataSource = Literal["device", "host", "loader", "zmq"]
 TrainedModel = Literal["whole", "trivial", "none"]
 Compression = Literal["bf16", "fp16"]
 NcclAlgorithm = Literal["ring", "tree"]
-PipelineSchedule = Literal["gpipe", "1f1b", "interleaved"]
 #: A change that `gpudiag profile --try` trains beside the unchanged job.
 Change = Literal["tf32", "channels-last", "fused", "sdpa", "compile"]
 
@@ -30,9 +29,6 @@ DATA_SOURCES: tuple[DataSource, ...] = ("device", "host", "loader", "zmq")
 TRAINED_MODELS: tuple[TrainedModel, ...] = ("whole", "trivial", "none")
 COMPRESSIONS: tuple[Compression, ...] = ("bf16", "fp16")
 NCCL_ALGORITHMS: tuple[NcclAlgorithm, ...] = ("ring", "tree")
-SCHEDULES: tuple[PipelineSchedule, ...] = get_args(PipelineSchedule)
-#: Dimensions of parallelism from the outermost to the innermost, whose ranks are neighbours.
-DIMENSIONS = ("pp", "dp", "ep", "cp", "tp")
 CHANGES: tuple[Change, ...] = ("tf32", "channels-last", "fused", "sdpa", "compile")
 
 
@@ -69,45 +65,6 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     backend: str = "c10d"
     node_rank: int | None = None
-
-
-class ParallelLayout(msgspec.Struct, frozen=True, kw_only=True):
-    """Sizes of the dimensions of parallelism; their product is the number of processes.
-
-    Attributes:
-        pp: pipeline stages, or groups of them if the schedule is interleaved.
-        dp: replicas of the model, with different batches.
-        ep: processes that share the experts of each layer; each has its own batches, as in `dp`.
-        cp: parts of each sequence.
-        tp: parts of each layer's matrices.
-        microbatches: parts of a replica's batch that follow each other through the pipeline.
-        schedule: order of forward and backward of microbatches on each stage.
-    """
-
-    pp: Devices = 1
-    dp: Devices = 1
-    ep: Devices = 1
-    cp: Devices = 1
-    tp: Devices = 1
-    microbatches: Count = 1
-    schedule: PipelineSchedule = "1f1b"
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Sizes by dimension, in the order of the mesh."""
-        return {name: getattr(self, name) for name in DIMENSIONS}
-
-    @property
-    def processes(self) -> int:
-        """The number of processes."""
-        return math.prod(self.sizes.values())
-
-    def __str__(self) -> str:
-        """Return the layout as the option's text."""
-        words = [f"{name}={size}" for name, size in self.sizes.items() if size > 1]
-        if self.pp > 1:
-            words += [f"microbatches={self.microbatches}", f"schedule={self.schedule}"]
-        return ",".join(words) or "dp=1"
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,8 @@ import pytest
 from gpudiag.app.profile.parallel import check_parallel, check_sizes
 from gpudiag.commands.command_line.parallel_option import read_layout
 from gpudiag.errors import UsageError
-from gpudiag.model.job import CommunicationOptions, ParallelLayout, RunOptions
+from gpudiag.model.job import CommunicationOptions, RunOptions
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.jobs.parallel.sizes import CPU_SIZES, GPU_SIZES
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DEFAULT_FRAMEWORK, ParallelLayout, RunOptions
+from gpudiag.model.job import DEFAULT_FRAMEWORK, RunOptions
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.parallel.sizes import INTERLEAVED_STAGES, GptSizes
 

@@ -40,8 +40,8 @@ from gpudiag.model.benchmarks.selftest import (
     Selftest,
     SelftestPlan,
 )
-from gpudiag.model.job import MemoryFormat, ParallelLayout, Precision, RunOptions
-from gpudiag.model.run import RUN_SCHEMA, RunRecord
+from gpudiag.model.job import MemoryFormat, Precision, RunOptions
+from gpudiag.model.run import RUN_SCHEMA, ParallelLayout, RunRecord
 from gpudiag.model.run_directory import RUN_FILE, locked, read_json, write_json
 from gpudiag.training.frameworks.registry import framework_named
 from gpudiag.training.jobs.faults.parallel_layouts import PARALLEL_WORKLOAD, SEQUENCES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpudiag.commands.command_line.options import split_words
 from gpudiag.errors import UsageError
-from gpudiag.model.job import DIMENSIONS, SCHEDULES, ParallelLayout
+from gpudiag.model.run import DIMENSIONS, SCHEDULES, ParallelLayout
 
 METAVAR = "pp=N,dp=N,ep=N,cp=N,tp=N"
 _EXAMPLE = "For example: --parallel pp=2,dp=2,microbatches=8,schedule=1f1b."

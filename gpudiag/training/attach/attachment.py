@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpudiag.training.attach.attached_session import OWN_PROFILER, AttachedSession
 from gpudiag.training.attach.boundaries import Boundaries, OptimizerCall, StartBarrier, StartStep
-from gpudiag.training.attach.main_thread import in_main_thread, when_backward_ends
 from gpudiag.training.frameworks.pytorch.runtime import job_store
 from gpudiag.training.session.position import ClusterPosition, independent_position
 from gpudiag.training.session.progress import send_note
@@ -70,12 +69,17 @@ class Attachment:
             # thread, which continues when backward returns.
             if backward != self._backward:
                 self._backward = backward
+                from gpudiag.training.attach.main_thread import when_backward_ends  # rarely needed
+
                 when_backward_ends(lambda: self._call_deferred(number, name))
         elif self._trains_here():
             self._call(number, name)
             self._count_quietly(direct=True)
-        elif self._in_main.acquire(blocking=False) and not in_main_thread(lambda: self._call_in_main(number, name)):
-            self._in_main.release()
+        elif self._in_main.acquire(blocking=False):
+            from gpudiag.training.attach.main_thread import in_main_thread  # rarely needed
+
+            if not in_main_thread(lambda: self._call_in_main(number, name)):
+                self._in_main.release()
 
     def _call_in_main(self, optimizer: int, name: str) -> None:
         self._in_main.release()

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpudiag.model.job import ParallelLayout
-from gpudiag.model.run import OWN_STRATEGY, ModelRecord, RankRecord, RunRecord, RunStatus, StepsFound
+from gpudiag.model.run import OWN_STRATEGY, ModelRecord, ParallelLayout, RankRecord, RunRecord, RunStatus, StepsFound
 from gpudiag.model.structs import msgspec
 from gpudiag.training.session import record
 from gpudiag.training.session.agreement import Agreement

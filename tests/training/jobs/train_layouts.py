@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.jobs.parallel.gpt_stage import FeedForward, GptStage
 from gpudiag.training.jobs.parallel.sizes import GptSizes
 from gpudiag.training.jobs.parallel.step import ParallelGpt, cross_entropy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 
 #: Workload of these jobs in plans and records.
 PARALLEL_WORKLOAD = "gpt-parallel"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.session.clock import StepClock, UnprofiledSeries
 from gpudiag.training.session.position import ClusterPosition
 

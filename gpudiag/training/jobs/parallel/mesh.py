@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 
 #: Dimensions whose processes have different tokens and the same layers, apart from experts.
 _REPLICAS = ("dp", "ep", "cp")

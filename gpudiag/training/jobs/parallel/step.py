@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 import gpudiag
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.jobs.parallel.experts import ExpertLayer
 from gpudiag.training.jobs.parallel.gpt_stage import GptStage
 from gpudiag.training.jobs.parallel.mesh import ParallelMesh

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 import gpudiag
-from gpudiag.model.job import Job, ParallelLayout, computed_in
+from gpudiag.model.job import Job, computed_in
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.jobs.data.batch_client import open_batches
 from gpudiag.training.jobs.data.batches import DevicePrefetch
 from gpudiag.training.jobs.parallel.sizes import gpt_sizes

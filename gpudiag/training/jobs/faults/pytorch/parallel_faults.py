@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.jobs.faults.fault import Fault
 from gpudiag.training.jobs.faults.parallel_layouts import selftest_layout, slow_position
 from gpudiag.training.jobs.faults.pytorch.parallel_trainer import LAYERS, MS_PER_TOKEN, ParallelTrainer, divided_gpt

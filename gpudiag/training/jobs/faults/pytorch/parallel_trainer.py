@@ -11,7 +11,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from gpudiag.model.benchmarks.selftest import SelftestPlan
-from gpudiag.model.job import ParallelLayout
+from gpudiag.model.run import ParallelLayout
 from gpudiag.training.frameworks.pytorch.runtime import clock_for
 from gpudiag.training.jobs.faults.parallel_layouts import SEQUENCES
 from gpudiag.training.jobs.faults.trainer import Trainer
