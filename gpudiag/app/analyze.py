@@ -21,7 +21,7 @@ from gpudiag.trace.sources import find_operation_table
 
 if TYPE_CHECKING:
     from gpudiag.app.stages import AnalysedTraces
-    from gpudiag.model.pipeline.analysis import PipelineAnalysis
+    from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")

@@ -46,31 +46,11 @@ from gpudiag.model.timeline import Attribution, Timeline
 
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.source_lines import CaseLines
-    from gpudiag.model.pipeline import Parallelism
+    from gpudiag.model.parallelism import Parallelism
     from gpudiag.model.source_lines.log import LineLogs
 
 #: Maximum length of a reason in a message, in characters.
 _MAX_REASON = 300
-
-
-def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
-    if run is None and all(trace.modules is None for trace in timeline.traces):
-        return None
-    from gpudiag.analysis.attribution.modules import summarise_modules  # noqa: PLC0415  # only for marked modules
-
-    return summarise_modules(timeline, run)
-
-
-def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
-    if not case.timeline.divides_work:
-        return None
-    from gpudiag.analysis.diagnosis.imbalance import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
-    from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
-
-    parallelism = summarise_parallelism(case.timeline, attribution, findings)
-    if parallelism is None or case.what_if is None:
-        return parallelism
-    return msgspec.structs.replace(parallelism, imbalance=imbalance_of(case.what_if, findings))
 
 
 class AnalysedTraces(msgspec.Struct, frozen=True):
@@ -156,6 +136,26 @@ def analysis_of_traces(
         parallelism=_parallelism(case, case.attribution, findings),
     )
     return AnalysedTraces(analysis, timeline, attribution, case.lines)
+
+
+def _modules(timeline: Timeline, run: RunRecord | None) -> Modules | None:
+    if run is None and all(trace.modules is None for trace in timeline.traces):
+        return None
+    from gpudiag.analysis.attribution.modules import summarise_modules  # noqa: PLC0415  # only for marked modules
+
+    return summarise_modules(timeline, run)
+
+
+def _parallelism(case: Case, attribution: Attribution, findings: Sequence[Finding]) -> Parallelism | None:
+    if not case.timeline.divides_work:
+        return None
+    from gpudiag.analysis.diagnosis.even_step import imbalance_of  # noqa: PLC0415  # most jobs divide only batches
+    from gpudiag.analysis.parallelism.summary import summarise_parallelism  # noqa: PLC0415  # see above
+
+    parallelism = summarise_parallelism(case.timeline, attribution, findings)
+    if parallelism is None or case.what_if is None:
+        return parallelism
+    return msgspec.structs.replace(parallelism, imbalance=imbalance_of(case.what_if, findings))
 
 
 def _line_logs(paths: Sequence[Path | str]) -> LineLogs | None:

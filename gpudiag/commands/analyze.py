@@ -21,7 +21,7 @@ from gpudiag.model.analysis import FINDING_CODES, SEVERITIES, VALIDITY_CODES
 
 if TYPE_CHECKING:
     from gpudiag.model.analysis import Analysis
-    from gpudiag.model.pipeline.analysis import PipelineAnalysis
+    from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
 EXAMPLES = (
     ("gpudiag analyze traces/", "all ranks of one job, a file each (.json or .json.gz)"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from gpudiag.model.job import TriedChange
-from gpudiag.model.pipeline import Parallelism
+from gpudiag.model.parallelism import Parallelism
 from gpudiag.model.quantities import (
     Bytes,
     Count,

@@ -222,6 +222,10 @@ class ProcessGroup(msgspec.Struct, frozen=True):
     description: str = ""
 
 
+#: Operations between two ranks, which are matched neither by order nor by end.
+POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
+
+
 class CollectiveCall(msgspec.Struct, frozen=True, kw_only=True):
     """Details that the profiler recorded of a communication kernel or host-side collective.
 

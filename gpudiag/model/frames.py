@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 from msgspec import inspect
 
-from gpudiag.model.pipeline import Parallelism, PassOfStage
+from gpudiag.model.parallelism import Parallelism, PassOfStage
 from gpudiag.model.sanitize import one_line
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gpudiag.intervals import EMPTY, Intervals, union
 from gpudiag.model.analysis import BUCKETS, StepUnit, Validity
-from gpudiag.model.event import Trace, workload_of
+from gpudiag.model.event import POINT_TO_POINT, Trace, workload_of
 from gpudiag.units import NS_PER_US
 
 Times = NDArray[np.int64]
@@ -264,7 +264,7 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
         if self.world_size < 2:
             return False
         several = any(sum(len(group.ranks) > 1 for group in trace.groups.values()) > 1 for trace in self.traces)
-        special = {"send", "recv", "send_recv", "all_to_all"}
+        special = POINT_TO_POINT | {"all_to_all"}
         return several or any(kind[0] in special for track in self.tracks for kind in track.collectives.kinds)
 
     def whole_collectives(self, track: DeviceTrack) -> NDArray[np.bool_]:

@@ -10,7 +10,7 @@ from statistics import mean
 import msgspec
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.pipeline import ROLES, GroupRole, Parallelism, PassOfStage, PipelineShape, RankPlace
+from gpudiag.model.parallelism import ROLES, GroupRole, Parallelism, PassOfStage, PipelineShape, RankPlace
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import OVERLAPPED, duration

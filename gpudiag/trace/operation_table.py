@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import GpudiagError, NotATraceError, TooLargeError, UnreadableInputError
-from gpudiag.model.pipeline.operations import KIND_CODES, Integers, OperationTable
+from gpudiag.model.parallelism.operations import KIND_CODES, Integers, OperationTable
 from gpudiag.model.quantities import MOST_RANKS
 from gpudiag.model.sanitize import sanitize_text, with_escapes
 from gpudiag.trace.unpack import ReadLimits

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpudiag.model.pipeline import Parallelism, PassOfStage, PipelineShape, RankPlace, RoleTraffic
+from gpudiag.model.parallelism import Parallelism, PassOfStage, PipelineShape, RankPlace, RoleTraffic
 from tests import builders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpudiag.model.analysis import Analysis
-    from gpudiag.model.pipeline import Pass
+    from gpudiag.model.parallelism import Pass
 
 FORWARD_MS, BACKWARD_MS = 10.0, 20.0
 

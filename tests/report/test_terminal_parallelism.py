@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from rich.cells import cell_len
 
 from gpudiag.app.analyze import analyze
-from gpudiag.model.pipeline import Parallelism, Pass, PassOfStage, PipelineShape, RankPlace, RoleTraffic
+from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, PipelineShape, RankPlace, RoleTraffic
 from gpudiag.report.figures import TIMES
 from gpudiag.report.palette import Fill
 from gpudiag.report.terminal.parallelism import timeline_row

@@ -9,7 +9,7 @@ import pytest
 
 from gpudiag.analysis.pipeline.analyse import analyse_operations
 from gpudiag.model.analysis import Validity
-from gpudiag.model.pipeline.analysis import PipelineAnalysis
+from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 from gpudiag.report.terminal.pipeline import render_pipeline
 from tests.analysis.pipeline.random_pipelines import Pipeline, execute
 from tests.report.consoles import console

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpudiag.errors import NotATraceError, TooLargeError, UnreadableInputError
-from gpudiag.model.pipeline.operations import FORWARD, KIND_CODES
+from gpudiag.model.parallelism.operations import FORWARD, KIND_CODES
 from gpudiag.trace.operation_table import ExtraMissingError, read_operation_table
 from gpudiag.trace.sources import find_operation_table
 from gpudiag.trace.unpack import ReadLimits

@@ -9,10 +9,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from gpudiag.analysis.parallelism.layout import RankGrid
-from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract, union
-from gpudiag.model.event import EventKind
-from gpudiag.model.pipeline import Pass, PassOfStage
+from gpudiag.analysis.parallelism.backward import backward_passes
+from gpudiag.analysis.parallelism.rank_grid import RankGrid
+from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract
+from gpudiag.model.event import POINT_TO_POINT
+from gpudiag.model.parallelism import Pass, PassOfStage
 from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
@@ -25,13 +26,12 @@ class _Part(NamedTuple):
     stop: int
 
 
-_BACKWARD = "autograd::engine::evaluate_function"
 #: A stretch of compute between two messages that is shorter than this share of the longest one is no pass.
 _SHORT = 0.1
 
 
 def passes_of_step(
-    timeline: Timeline, attribution: Attribution, layout: RankGrid, microbatches: int
+    timeline: Timeline, attribution: Attribution, grid: RankGrid, microbatches: int
 ) -> tuple[PassOfStage, ...]:
     """Return the passes of the step whose length is the median, on one rank of each stage.
 
@@ -40,7 +40,7 @@ def passes_of_step(
     shown: dict[int, tuple[DeviceTrack, TrackAttribution]] = {}
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
         if len(attributed.step_ns):
-            shown.setdefault(layout.stage(track.rank), (track, attributed))
+            shown.setdefault(grid.stage(track.rank), (track, attributed))
     if not shown:
         return ()
     lengths = next(iter(shown.values()))[1].step_ns
@@ -63,12 +63,13 @@ def passes_of_step(
 
 def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:
     """Return the passes in a step's compute on one rank; times are in ms on the common clock."""
-    messages = np.array([kind[0] in {"send", "recv", "send_recv"} for kind in track.collectives.kinds], np.bool_)
+    messages = np.array([kind[0] in POINT_TO_POINT for kind in track.collectives.kinds], np.bool_)
     chosen = messages[track.collectives.kind]
     times = np.concatenate([track.collectives.start[chosen], track.collectives.end[chosen]])
     edges = distinct(np.concatenate([compute.start[:1], times, compute.end[-1:]]))
     edges = edges[(edges >= compute.start[0]) & (edges <= compute.end[-1])]
-    backward = _backward(timeline, track)
+    # Kernels of devices do not say to which pass they belong.
+    backward = backward_passes(timeline.traces[track.trace].events, track.shift_ns) if track.is_cpu else EMPTY
     parts: list[_Part] = []
     for start, stop in pairwise(edges.tolist()):
         parts += _joined(_directions(intersect(compute, _span(start, stop)), backward, known=track.is_cpu))
@@ -94,17 +95,6 @@ def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: i
 
 def _span(start: int, stop: int) -> Intervals:
     return Intervals(np.array([start]), np.array([stop]))
-
-
-def _backward(timeline: Timeline, track: DeviceTrack) -> Intervals:
-    """Return the backward passes of a CPU track on the common clock; empty for devices, whose kernels have no pass."""
-    if not track.is_cpu:
-        return EMPTY
-    events = timeline.traces[track.trace].events
-    rows = events.rows_of(EventKind.OPERATOR)
-    names = np.array([name.startswith(_BACKWARD) for name in events.names], np.bool_)
-    rows = rows[names[events.name[rows]]]
-    return union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
 
 
 def _directions(compute: Intervals, backward: Intervals, *, known: bool) -> list[_Part]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from gpudiag.model.pipeline import GroupRole
+from gpudiag.model.event import POINT_TO_POINT
+from gpudiag.model.parallelism import GroupRole
 
 #: Words of descriptions (PyTorch's meshes, torchtitan, Megatron-LM, DeepSpeed) by role.
 _WORDS: dict[GroupRole, frozenset[str]] = {
@@ -42,7 +43,7 @@ def role_of_traffic(operations: Mapping[str, int]) -> GroupRole:
     """Return the role of a group without description from its numbers of calls by operation."""
     if operations.get("all_to_all"):
         return "expert"
-    if operations.get("send") or operations.get("recv") or operations.get("send_recv"):
+    if any(operations.get(operation) for operation in POINT_TO_POINT):
         return "pipeline"
     if operations.get("all_gather"):
         return "shard"

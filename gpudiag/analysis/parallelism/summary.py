@@ -1,4 +1,4 @@
-"""Summarise a job's layout: its grid, the communication of each role, and the passes through its pipeline."""
+"""Summarise a job's grid: its grid, the communication of each role, and the passes through its pipeline."""
 
 from __future__ import annotations
 
@@ -7,12 +7,20 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpudiag.analysis.parallelism.layout import RankGrid, find_layout, messages_per_step
 from gpudiag.analysis.parallelism.passes import passes_of_step
+from gpudiag.analysis.parallelism.rank_grid import RankGrid, find_grid, messages_per_step
 from gpudiag.analysis.parallelism.roles import role_of_traffic
 from gpudiag.intervals import Intervals, intersect, lengths_between, union
 from gpudiag.model.analysis import BUCKETS, Finding
-from gpudiag.model.pipeline import ROLES, GroupRole, Parallelism, PipelineShape, RankPlace, RoleTraffic
+from gpudiag.model.parallelism import (
+    ROLES,
+    GroupRole,
+    Parallelism,
+    PipelineShape,
+    RankPlace,
+    RoleTraffic,
+    theoretical_bubble_percent,
+)
 from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
@@ -21,19 +29,19 @@ def summarise_parallelism(
     timeline: Timeline, attribution: Attribution, findings: Sequence[Finding]
 ) -> Parallelism | None:
     """Return the layout; None if the job only divides its batches, or its traces do not fit together."""
-    layout = find_layout(timeline)
-    if layout is None or any(doubt.code == "mixed-runs" for doubt in timeline.validity):
+    grid = find_grid(timeline)
+    if grid is None or any(doubt.code == "mixed-runs" for doubt in timeline.validity):
         return None
     return Parallelism(
-        sizes=layout.sizes,
-        stated=layout.stated,
-        traffic=_traffic(timeline, attribution, layout),
-        ranks=_places(attribution, layout),
-        pipeline=_pipeline(timeline, attribution, layout, findings),
+        sizes=grid.sizes,
+        stated=grid.stated,
+        traffic=_traffic(timeline, attribution, grid),
+        ranks=_places(attribution, grid),
+        pipeline=_pipeline(timeline, attribution, grid, findings),
     )
 
 
-def _traffic(timeline: Timeline, attribution: Attribution, layout: RankGrid) -> tuple[RoleTraffic, ...]:
+def _traffic(timeline: Timeline, attribution: Attribution, grid: RankGrid) -> tuple[RoleTraffic, ...]:
     operations: dict[GroupRole, Counter[str]] = defaultdict(Counter)
     size: Counter[GroupRole] = Counter()
     sized: dict[GroupRole, bool] = {}
@@ -42,7 +50,7 @@ def _traffic(timeline: Timeline, attribution: Attribution, layout: RankGrid) -> 
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
         table = track.collectives
         inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
-        roles = [_role(layout, track.rank, operation, group) for operation, group, _, _ in table.kinds]
+        roles = [_role(grid, track.rank, operation, group) for operation, group, _, _ in table.kinds]
         for role in dict.fromkeys(roles):
             chosen = inside & np.array([other == role for other in roles], np.bool_)[table.kind]
             for (operation, _, _, size_bytes), count in zip(
@@ -66,8 +74,8 @@ def _traffic(timeline: Timeline, attribution: Attribution, layout: RankGrid) -> 
     )
 
 
-def _role(layout: RankGrid, rank: int, operation: str, group: str) -> GroupRole:
-    known = layout.role_of_group.get(rank, {}).get(group)
+def _role(grid: RankGrid, rank: int, operation: str, group: str) -> GroupRole:
+    known = grid.role_of_group.get(rank, {}).get(group)
     if known is not None and known != "unknown":
         return known
     return role_of_traffic({operation: 1})
@@ -83,31 +91,31 @@ def _exposed_ms(track: DeviceTrack, attributed: TrackAttribution, chosen: np.nda
     return mean_ms("communication_transfer"), mean_ms("communication_wait"), mean_ms("compute")
 
 
-def _places(attribution: Attribution, layout: RankGrid) -> tuple[RankPlace, ...]:
+def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
     compute = {
         attributed.rank: milliseconds(float(attributed.buckets_ns[:, BUCKETS.index("compute")].mean()))
         for attributed in attribution.tracks
         if len(attributed.buckets_ns)
     }
     mean = {
-        stage: float(np.mean([ms for rank, ms in compute.items() if layout.stage(rank) == stage]))
-        for stage in {layout.stage(rank) for rank in compute}
+        stage: float(np.mean([ms for rank, ms in compute.items() if grid.stage(rank) == stage]))
+        for stage in {grid.stage(rank) for rank in compute}
     }
     return tuple(
         RankPlace(
             rank=rank,
-            position=layout.position.get(rank, {}),
+            position=grid.position.get(rank, {}),
             compute_ms=ms,
-            relative=ms / mean[layout.stage(rank)] if mean[layout.stage(rank)] else 1.0,
+            relative=ms / mean[grid.stage(rank)] if mean[grid.stage(rank)] else 1.0,
         )
         for rank, ms in sorted(compute.items())
     )
 
 
 def _pipeline(
-    timeline: Timeline, attribution: Attribution, layout: RankGrid, findings: Sequence[Finding]
+    timeline: Timeline, attribution: Attribution, grid: RankGrid, findings: Sequence[Finding]
 ) -> PipelineShape | None:
-    stages, microbatches = layout.stages, messages_per_step(timeline)
+    stages, microbatches = grid.stages, messages_per_step(timeline)
     if stages < 2 or not microbatches:
         return None
     bubble = next((finding.evidence for finding in findings if finding.code == "pipeline-bubble"), {})
@@ -116,6 +124,6 @@ def _pipeline(
         microbatches=microbatches,
         bubble_ms=bubble.get("bubble_ms"),
         bubble_percent=bubble.get("bubble_percent"),
-        theoretical_percent=100 * (stages - 1) / (microbatches + stages - 1),
-        passes=passes_of_step(timeline, attribution, layout, microbatches),
+        theoretical_percent=theoretical_bubble_percent(stages, microbatches),
+        passes=passes_of_step(timeline, attribution, grid, microbatches),
     )

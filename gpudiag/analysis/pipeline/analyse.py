@@ -19,8 +19,8 @@ from gpudiag.analysis.pipeline.scenarios import (
 )
 from gpudiag.errors import UnreadableInputError
 from gpudiag.model.analysis import Validity
-from gpudiag.model.pipeline.analysis import ParallelGrid, PipelineAnalysis, PipelineWorker
-from gpudiag.model.pipeline.operations import COMPUTE_KINDS, FORWARD, OperationTable
+from gpudiag.model.parallelism.operations import COMPUTE_KINDS, FORWARD, OperationTable
+from gpudiag.model.parallelism.pipeline_analysis import ParallelGrid, PipelineAnalysis, PipelineWorker
 
 #: A simulation that misses the recorded step by more than this does not explain it.
 _MOST_REPLAY_ERROR_PERCENT = 5.0

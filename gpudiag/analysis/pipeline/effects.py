@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
-from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
+from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
 
 #: Forward and backward durations of microbatches that differ in length correlate above this value (the published
 #: analysis of production jobs uses the same); without several stages nothing else tells lengths from noise.

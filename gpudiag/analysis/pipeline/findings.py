@@ -10,9 +10,9 @@ import numpy as np
 from gpudiag.analysis.pipeline.grid import Times
 from gpudiag.analysis.pipeline.scenarios import SimulatedJob
 from gpudiag.model.analysis import SEVERITIES, Confidence, Finding, Severity
-from gpudiag.model.pipeline import Imbalance
-from gpudiag.model.pipeline.analysis import ScheduleBubble
-from gpudiag.model.pipeline.operations import BACKWARD, COMPUTE_KINDS, FORWARD
+from gpudiag.model.parallelism import Imbalance
+from gpudiag.model.parallelism.operations import BACKWARD, COMPUTE_KINDS, FORWARD
+from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
 #: Savings below this share of the step are not reported. Judgement: a percent is what repeated runs differ by.
 _MIN_PERCENT = 1.0

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.pipeline.operations import (
+from gpudiag.model.parallelism.operations import (
     BACKWARD,
     BACKWARD_RECEIVE,
     BACKWARD_SEND,

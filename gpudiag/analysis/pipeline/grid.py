@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.pipeline.operations import COMPUTE_KINDS, FORWARD, OPERATION_KINDS, Integers, OperationTable
+from gpudiag.model.parallelism.operations import COMPUTE_KINDS, FORWARD, OPERATION_KINDS, Integers, OperationTable
 
 Times = NDArray[np.float64]
 _LONGEST_STEP_NS = 10**15

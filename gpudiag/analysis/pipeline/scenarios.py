@@ -9,9 +9,9 @@ from gpudiag.analysis.pipeline.effects import ComputeFactors, compute_factors
 from gpudiag.analysis.pipeline.graph import OperationGraph, build_graph, transfer_durations
 from gpudiag.analysis.pipeline.grid import OperationGrid, Times
 from gpudiag.analysis.pipeline.simulate import SimulatedSteps, simulate, typical_gaps
-from gpudiag.model.pipeline import Imbalance, ImbalanceCause
-from gpudiag.model.pipeline.analysis import ScheduleBubble
-from gpudiag.model.pipeline.operations import COMPUTE_KINDS, LOCAL_KINDS, OPERATION_KINDS
+from gpudiag.model.parallelism import Imbalance, ImbalanceCause
+from gpudiag.model.parallelism.operations import COMPUTE_KINDS, LOCAL_KINDS, OPERATION_KINDS
+from gpudiag.model.parallelism.pipeline_analysis import ScheduleBubble
 
 
 class SimulatedJob(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,15 +17,23 @@ from numpy.typing import NDArray
 from gpudiag.analysis.timeline.alignment import Alignment, CollectiveSequence, align
 from gpudiag.analysis.timeline.calibration import SAME_CLOCK_NS
 from gpudiag.intervals import distinct
-from gpudiag.model.event import DEVICE_WORK, CollectiveCall, Direction, EventKind, EventTable, Role, Trace, any_of
+from gpudiag.model.event import (
+    DEVICE_WORK,
+    POINT_TO_POINT,
+    CollectiveCall,
+    Direction,
+    EventKind,
+    EventTable,
+    Role,
+    Trace,
+    any_of,
+)
 from gpudiag.model.timeline import UNKNOWN, ClockAlignment, TrackCollectives
 
 Times = NDArray[np.int64]
 
 #: Operations that all participants leave together. The others (rooted, point to point) may leave early.
 SYMMETRIC = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
-#: Operations between two ranks, which are matched neither by order nor by end.
-POINT_TO_POINT = frozenset({"send", "recv", "send_recv"})
 
 GroupKey = tuple[str, tuple[int, ...]]
 """Name of the process group and its global ranks (empty where unknown)."""

@@ -23,13 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from gpudiag.analysis.parallelism.backward import backward_passes
 from gpudiag.analysis.parallelism.roles import described_role
 from gpudiag.analysis.timeline.calibration import AS_CLOSE, NOT_BY_CHANCE, SHORT_PASS, TWICE_AS_OFTEN
-from gpudiag.analysis.timeline.collectives import POINT_TO_POINT, TrackCalls
+from gpudiag.analysis.timeline.collectives import TrackCalls
 from gpudiag.intervals import Intervals, lengths_inside, union
-from gpudiag.model.event import CollectiveCall, EventKind, EventTable, ProcessGroup, Role, Trace
-
-_BACKWARD = "autograd::engine::evaluate_function"
+from gpudiag.model.event import POINT_TO_POINT, CollectiveCall, EventKind, EventTable, ProcessGroup, Role, Trace
 
 
 def with_groups_and_peers(tracks: Sequence[TrackCalls], traces: Sequence[Trace]) -> list[TrackCalls]:
@@ -197,11 +196,9 @@ def _in_backward(track: TrackCalls, events: EventTable, chosen: Sequence[int]) -
     """Return whether each call belongs to a backward pass: the pass before a send, or after a receive."""
     rows = events.rows_of(EventKind.OPERATOR)
     rows = rows[events.role[rows] != Role.ENQUEUE]
-    backward_names = np.array([name.startswith(_BACKWARD) for name in events.names], np.bool_)
-    is_backward = backward_names[events.name[rows]]
     shift = int(track.start[0]) - int(events.start_ns[track.row[0]])
     start, end = events.start_ns[rows] + shift, events.end_ns[rows] + shift
-    passes = union(Intervals(start[is_backward], end[is_backward]))
+    passes = backward_passes(events, shift)
     work = union(Intervals(start, end))
     begins = track.start[list(chosen)]
     # Between consecutive calls lies one pass, or nothing.

@@ -9,20 +9,6 @@ _COMMUNICATION: dict[str, tuple[str, ...]] = {"communication-bound": ()}
 _PIPELINE = _COMMUNICATION | {"pipeline-bubble": ()}
 
 
-def _job(name: str, summary: str, code: str | None) -> CatalogueEntry:
-    return CatalogueEntry(
-        name=name,
-        summary=summary,
-        code=code,
-        gpu_amount=0.0,
-        cpu_amount=0.0,
-        several=True,
-        in_pairs=True,
-        job=True,
-        divided=True,
-    )
-
-
 def _fault(
     name: str, summary: str, cause: str | None, amount: float, beside: dict[str, tuple[str, ...]]
 ) -> CatalogueEntry:
@@ -43,7 +29,17 @@ def _fault(
 DIVIDED = (
     _fault("pipeline", "equal pipeline stages (1F1B) with as many microbatches as stages", None, 1.0, _COMMUNICATION),
     # Its communication is measured, so that a finding of that size is no false alarm.
-    _job("tensor-and-data-parallel", "well built: matrices are split over pairs of ranks (DTensor), and FSDP2", None),
+    CatalogueEntry(
+        name="tensor-and-data-parallel",
+        summary="well built: matrices are split over pairs of ranks (DTensor), and FSDP2",
+        code=None,
+        gpu_amount=0.0,
+        cpu_amount=0.0,
+        several=True,
+        in_pairs=True,
+        job=True,
+        divided=True,
+    ),
     # The amounts are shares of the usual layers and tokens, and of all tokens.
     _fault("uneven-stages", "one pipeline stage computes twice as long as the others", "stage", 1.0, _PIPELINE),
     _fault("long-sequences", "one replica has longer sequences than the others", "sequence", 1.0, _COMMUNICATION),

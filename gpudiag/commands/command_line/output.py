@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from gpudiag.model.analysis import Analysis
-    from gpudiag.model.pipeline.analysis import PipelineAnalysis
+    from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 
 
 Result = TypeVar("Result", bound=msgspec.Struct)

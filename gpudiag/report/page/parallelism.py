@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.pipeline import Parallelism, Pass, PipelineShape
+from gpudiag.model.parallelism import Parallelism, Pass, PipelineShape
 from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.pipeline import Parallelism, Pass, PassOfStage, PipelineShape
+from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, PipelineShape
 from gpudiag.report import parallel_rows
 from gpudiag.report.console import and_more, drop_columns, plain_table
 from gpudiag.report.palette import Fill, fills

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpudiag.model.analysis import Finding
-from gpudiag.model.pipeline.analysis import PipelineAnalysis, PipelineWorker
+from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis, PipelineWorker
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.console import and_more, plain_grid, plain_table, print_trimmed, under_headings

@@ -595,7 +595,7 @@ def both_ways(at: float) -> object:
 
 @CASES.of("LONG_STAGE")
 def long_stages(at: float) -> object:
-    with mock.patch.object(uneven_stages, "_relative_work", return_value=[1.0, at]):
+    with mock.patch.object(uneven_stages, "relative_work", return_value=[1.0, at]):
         return len(list(uneven_stages.uneven_stages(Of(), Of(corrected=None))))  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from gpudiag.analysis.parallelism.roles import described_role, role_in_use
-from gpudiag.model.pipeline import GroupRole
+from gpudiag.model.parallelism import GroupRole
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpudiag.analysis.pipeline.analyse import analyse_operations
 from gpudiag.model.analysis import Finding
-from gpudiag.model.pipeline.analysis import PipelineAnalysis
+from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 from tests.analysis.pipeline.random_pipelines import Pipeline, execute, true_costs
 
 #: Findings below this share of the step are neither required nor false alarms.

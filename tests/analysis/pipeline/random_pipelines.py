@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from gpudiag.model.pipeline.operations import (
+from gpudiag.model.parallelism.operations import (
     BACKWARD,
     BACKWARD_RECEIVE,
     BACKWARD_SEND,

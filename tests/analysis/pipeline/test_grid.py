@@ -11,7 +11,7 @@ import pytest
 from gpudiag.analysis.pipeline.analyse import analyse_operations
 from gpudiag.analysis.pipeline.grid import arrange
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.pipeline.operations import (
+from gpudiag.model.parallelism.operations import (
     BACKWARD_RECEIVE,
     FORWARD,
     FORWARD_RECEIVE,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.pipeline.analyse import analyse_operations
 from gpudiag.errors import UnreadableInputError
-from gpudiag.model.pipeline.analysis import PipelineAnalysis
-from gpudiag.model.pipeline.operations import OPERATION_KINDS
+from gpudiag.model.parallelism.operations import OPERATION_KINDS
+from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 from gpudiag.model.run_directory import encode_json
 from gpudiag.report.terminal.pipeline import render_pipeline
 from tests.analysis.pipeline.random_pipelines import Pipeline, execute

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpudiag.analysis.pipeline.analyse import analyse_operations
-from gpudiag.model.pipeline.analysis import PipelineAnalysis
+from gpudiag.model.parallelism.pipeline_analysis import PipelineAnalysis
 from gpudiag.trace.operation_table import read_operation_table
 
 pytest.importorskip("pyarrow", reason="needs gpudiag[tables]")

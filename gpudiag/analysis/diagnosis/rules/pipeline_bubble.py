@@ -9,8 +9,8 @@ import msgspec
 
 from gpudiag.analysis.diagnosis.calibration import CLOSE_BUBBLE_PERCENT, LEAST_BUBBLE_PERCENT
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.even_step import balance_stages, work_of_processes
 from gpudiag.analysis.diagnosis.rules.rule import severity_of
-from gpudiag.analysis.diagnosis.rules.uneven_stages import balance_stages, work_of_processes
 from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     equalize_ranks,
     without_input,
@@ -18,8 +18,9 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.parallelism.layout import messages_per_step
+from gpudiag.analysis.parallelism.rank_grid import messages_per_step
 from gpudiag.model.analysis import Finding
+from gpudiag.model.parallelism import theoretical_bubble_percent
 from gpudiag.units import milliseconds
 
 
@@ -46,8 +47,8 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def theoretical_percent(self) -> float:
-        """The share that p stages idle with m microbatches: (p - 1) / (m + p - 1)."""
-        return 100 * (self.stages - 1) / (self.microbatches + self.stages - 1)
+        """The share that the schedule leaves idle in theory."""
+        return theoretical_bubble_percent(self.stages, self.microbatches)
 
 
 def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
@@ -143,4 +144,4 @@ class PipelineBubble:
 
 
 def _share(stages: int, microbatches: int) -> str:
-    return f"{100 * (stages - 1) / (microbatches + stages - 1):.0f} %"
+    return f"{theoretical_bubble_percent(stages, microbatches):.0f} %"

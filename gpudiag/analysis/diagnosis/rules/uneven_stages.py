@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from gpudiag.analysis.diagnosis.calibration import LONG_STAGE
 from gpudiag.analysis.diagnosis.case import Case
+from gpudiag.analysis.diagnosis.even_step import balance_stages, relative_work
 from gpudiag.analysis.diagnosis.rules.rule import Advice, Proposal, advice_for, severity_of
-from gpudiag.analysis.diagnosis.simulation.components import Component, amount
-from gpudiag.analysis.diagnosis.simulation.graph import Scenario, Times
-from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
-from gpudiag.model.timeline import OpClass
 
 _ADVICE: Advice = (
     "Stage {longest} computes {times} times the mean of the stages: move about {moved} % of its work to others.",
@@ -38,45 +34,10 @@ _ALONE: Advice = ("With one rank per stage a slow device looks the same: check t
 
 def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
     """Propose a pipeline in which each stage computes as long as their mean."""
-    relative = _relative_work(what_if, what_if.corrected)
+    relative = relative_work(what_if, what_if.corrected)
     long = [stage for stage, times in enumerate(relative) if times >= LONG_STAGE]
     if long:
         yield Proposal(edit=balance_stages, describe=partial(_describe, case, what_if, relative, long))
-
-
-def balance_stages(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Scale the compute of each stage to the mean of the stages."""
-    share = np.ones(max(what_if.graph.ranks) + 1)
-    for times, peers in zip(_relative_work(what_if, scenario), what_if.graph.peers, strict=True):
-        share[peers] = 1 / max(times, 1e-9)
-    if what_if.timeline.tracks[0].is_cpu:
-        kept = np.fmin(scenario.busy, what_if.model.communication.busy)
-        return replace(scenario, busy=kept + (scenario.busy - kept) * share[what_if.graph.host.process])
-    compute = what_if.graph.device.op_class == OpClass.COMPUTE
-    shares = np.where(compute, share[what_if.model.process_of_op], 1.0)
-    return replace(scenario, duration=scenario.duration * shares)
-
-
-def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
-    """Return float64[processes], ns per step: compute of each process."""
-    component: Component = "launch" if what_if.timeline.tracks[0].is_cpu else "compute"
-    work = amount(what_if, scenario, component)
-    if component == "launch":
-        work = work + amount(what_if, scenario, "operators") + amount(what_if, scenario, "allocation")
-        process = what_if.graph.host.process
-    else:
-        process = what_if.model.process_of_op
-    count = max(what_if.graph.ranks) + 1
-    total: Times = np.bincount(process, weights=work, minlength=count) / max(what_if.graph.steps, 1)
-    return total
-
-
-def _relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
-    """Return the compute of each stage divided by their mean; a single slow rank does not count for its stage."""
-    work = work_of_processes(what_if, scenario)
-    stages = np.array([lower_median(work[peers]) for peers in what_if.graph.peers])
-    relative: list[float] = (stages / max(float(stages.mean()), 1.0)).tolist()
-    return relative
 
 
 def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal

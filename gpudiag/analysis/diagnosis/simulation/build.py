@@ -76,7 +76,7 @@ def _assemble(timeline: Timeline, tracks: list[DeviceTrack], chains: list[Chain]
 def _stages(timeline: Timeline) -> dict[int, int]:
     if not timeline.divides_work:
         return {}
-    from gpudiag.analysis.parallelism.layout import stages_by_process  # noqa: PLC0415  # most jobs have one stage
+    from gpudiag.analysis.parallelism.rank_grid import stages_by_process  # noqa: PLC0415  # most jobs have one stage
 
     return stages_by_process(timeline)
 

@@ -14,25 +14,69 @@ from gpudiag.training.jobs.parallel.experts import ExpertLayer
 
 
 class DividedJob(Fault[ParallelTrainer]):
-    """A divided job (on), or the same work in each process without communication (off).
-
-    The difference is what dividing costs: the pipeline's bubble, and communication.
-    """
+    """A job whose processes divide a model. Each kind says what differs if it is on."""
 
     kind: ClassVar[str]
     layers: ClassVar[int] = LAYERS
 
     def prepare(self) -> None:
-        """Build both jobs."""
+        """Build the job."""
         trainer = self.trainer
-        self.network = divided_gpt(
-            selftest_layout(self.kind, trainer.place.world_size), trainer.device, layers=self.layers
-        )
+        self.layout = selftest_layout(self.kind, trainer.place.world_size)
+        self.network = divided_gpt(self.layout, trainer.device, layers=self.layers)
         self.batch = trainer.tokens(self.network)
+
+    def rest(self) -> None:
+        """Train the default job."""
+        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
+
+    def close(self) -> None:
+        """Delete the job."""
+        del self.network
+
+    @property
+    def share(self) -> float:
+        """The size of a fault as a share of the usual work."""
+        return self.amount_ms / self.trainer.clean_ms
+
+
+class PipelineJob(DividedJob):
+    """A pipeline of equal stages (on), or the same with twice as many microbatches of half the size (off)."""
+
+    kind = "pipeline"
+
+    def prepare(self) -> None:
+        """Build both pipelines."""
+        super().prepare()
+        finer = msgspec.structs.replace(self.layout, microbatches=2 * self.layout.microbatches)
+        self._finer = divided_gpt(finer, self.trainer.device)
+
+    def switch(self, *, on: bool) -> None:
+        """Train one of the pipelines."""
+        self.trainer.use(self.network if on else self._finer, self.batch)
+
+    def close(self) -> None:
+        """Delete both pipelines."""
+        super().close()
+        del self._finer
+
+
+class TensorAndDataParallel(DividedJob):
+    """Matrices split over pairs and FSDP2 over the pairs (on), or the same work in each process alone (off).
+
+    The difference is what communication costs.
+    """
+
+    kind = "tensor-and-data-parallel"
+    layers = 2  # each is communicated a dozen times per step
+
+    def prepare(self) -> None:
+        """Build both jobs."""
+        super().prepare()
         layers = sum(len(part.blocks) for part in self.network.parts)
         alone = ParallelLayout(microbatches=self.network.layout.microbatches)
-        self._alone = divided_gpt(alone, trainer.device, layers=layers)
-        self._alone_batch = trainer.tokens(self._alone)
+        self._alone = divided_gpt(alone, self.trainer.device, layers=layers)
+        self._alone_batch = self.trainer.tokens(self._alone)
 
     def switch(self, *, on: bool) -> None:
         """Train one of the jobs."""
@@ -41,52 +85,10 @@ class DividedJob(Fault[ParallelTrainer]):
         else:
             self.trainer.use(self._alone, self._alone_batch)
 
-    def rest(self) -> None:
-        """Train the default job."""
-        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
-
     def close(self) -> None:
-        """Delete the jobs."""
-        del self.network, self._alone
-
-    @property
-    def share(self) -> float:
-        """The size of a fault as a share of the usual work."""
-        return self.amount_ms / self.trainer.clean_ms
-
-
-class PipelineJob(Fault[ParallelTrainer]):
-    """A pipeline of equal stages (on), or the same with twice as many microbatches of half the size (off)."""
-
-    kind: ClassVar[str] = "pipeline"
-
-    def prepare(self) -> None:
-        """Build both pipelines."""
-        trainer = self.trainer
-        layout = selftest_layout(self.kind, trainer.place.world_size)
-        self.network = divided_gpt(layout, trainer.device)
-        finer = msgspec.structs.replace(layout, microbatches=2 * layout.microbatches)
-        self._finer = divided_gpt(finer, trainer.device)
-        self.batch = trainer.tokens(self.network)
-
-    def switch(self, *, on: bool) -> None:
-        """Train one of the pipelines."""
-        self.trainer.use(self.network if on else self._finer, self.batch)
-
-    def rest(self) -> None:
-        """Train the default job."""
-        self.trainer.use(self.trainer.alone, self.trainer.tokens(self.trainer.alone))
-
-    def close(self) -> None:
-        """Delete the pipelines."""
-        del self.network, self._finer
-
-
-class TensorAndDataParallel(DividedJob):
-    """Matrices split over pairs, and FSDP2 over the pairs."""
-
-    kind = "tensor-and-data-parallel"
-    layers = 2  # each is communicated a dozen times per step
+        """Delete both jobs."""
+        super().close()
+        del self._alone
 
 
 class UnevenStages(DividedJob):

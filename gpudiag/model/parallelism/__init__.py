@@ -67,6 +67,11 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
     end_ms: Milliseconds
 
 
+def theoretical_bubble_percent(stages: int, microbatches: int) -> float:
+    """Return the share of a step that p even stages idle with m microbatches: (p - 1) / (m + p - 1), in percent."""
+    return 100 * (stages - 1) / (microbatches + stages - 1)
+
+
 class PipelineShape(msgspec.Struct, frozen=True, kw_only=True):
     """The pipeline of a job.
 

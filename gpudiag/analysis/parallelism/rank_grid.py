@@ -9,11 +9,11 @@ from math import prod
 import numpy as np
 
 from gpudiag.analysis.parallelism.roles import described_role, role_in_use, words_of
-from gpudiag.model.pipeline import ROLES, GroupRole
+from gpudiag.model.event import POINT_TO_POINT
+from gpudiag.model.parallelism import ROLES, GroupRole
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
 _Ranks = tuple[int, ...]
-_MESSAGES = ("send", "recv", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class _Group:
         return role_in_use(described_role(self.description), self.operations)
 
 
-def find_layout(timeline: Timeline) -> RankGrid | None:
+def find_grid(timeline: Timeline) -> RankGrid | None:
     """Return the grid; None if the job only divides its batches, or nothing is known of its groups."""
     if not timeline.divides_work:
         return None
@@ -138,10 +138,10 @@ def _stride(role: GroupRole, groups: dict[tuple[str, _Ranks], _Group]) -> int:
 
 def stages_by_process(timeline: Timeline) -> dict[int, int]:
     """Return the pipeline stage of each process, by the index of its trace; empty without a pipeline."""
-    layout = find_layout(timeline)
-    if layout is None or layout.stages < 2:
+    grid = find_grid(timeline)
+    if grid is None or grid.stages < 2:
         return {}
-    return {track.trace: layout.stage(track.rank) for track in timeline.tracks}
+    return {track.trace: grid.stage(track.rank) for track in timeline.tracks}
 
 
 def messages_per_step(timeline: Timeline) -> int:
@@ -151,7 +151,7 @@ def messages_per_step(timeline: Timeline) -> int:
         table = track.collectives
         inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
         calls = Counter(table.kinds[kind][0] for kind in table.kind[inside].tolist())
-        most = max(calls[operation] for operation in _MESSAGES)
+        most = max(calls[operation] for operation in POINT_TO_POINT)
         if most and len(track.window_steps):
             counts.append(most / len(track.window_steps))
     return round(min(counts)) if counts else 0

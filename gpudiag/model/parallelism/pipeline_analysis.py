@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from gpudiag.model.analysis import Finding, Validity
-from gpudiag.model.pipeline import Imbalance
+from gpudiag.model.parallelism import Imbalance
 from gpudiag.model.quantities import Count, Devices, Milliseconds, Ordinal, Percentage, Rate
 
 PIPELINE_SCHEMA = "gpudiag/pipeline/1"
