@@ -20,7 +20,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpudiag.model.source_lines import LineWork
-from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, WORK, Events, LogSection, ProcessLines
+from gpudiag.model.source_lines.log import (
+    CALL,
+    CALLS,
+    INPUT_BEGIN,
+    INPUT_END,
+    LEAVE,
+    PAUSE,
+    STEP,
+    WORK,
+    Events,
+    LogSection,
+    ProcessLines,
+)
 
 Times = NDArray[np.float64]
 
@@ -177,6 +189,9 @@ def walk(tree: LineTree, log: ProcessLines, section: LogSection) -> Walked:
         if value in WORK:
             follower.work(thread, WORK[value])
             continue
+        if value in {INPUT_BEGIN, INPUT_END}:
+            follower.bound_input(thread, begins=value == INPUT_BEGIN)
+            continue
         if value not in {STEP, PAUSE} and not follower.move(thread, code, value):
             continue
         node = NO_LINE if value == PAUSE else follower.current
@@ -202,6 +217,8 @@ class _Follower:
         self.frames = len(log.stack)
         self._others: dict[int, _Stack] = {}
         self._in_backward = False
+        #: Number of open ranges named `input`.
+        self._in_input = 0
 
     @property
     def current(self) -> int:
@@ -215,10 +232,21 @@ class _Follower:
             self._tree.work[self._main.current][kind] += 1
             self._in_backward = self._in_backward or kind == "backward"
 
+    def bound_input(self, thread: int, *, begins: bool) -> None:
+        """Note that a range named `input` begins or ends: the lines within it fetch input."""
+        if thread == _TRAINING:
+            self._in_input = max(self._in_input + (1 if begins else -1), 0)
+            self._note_input()
+
+    def _note_input(self) -> None:
+        if self._in_input:
+            self._tree.work[self._main.current]["input"] += 1
+
     def move(self, thread: int, code: int, value: int) -> bool:
         """Follow an event; return False if it belongs to no line of the training thread."""
         if thread == _TRAINING:
             self._main.move(code, value)
+            self._note_input()
             self.frames = min(self.frames, len(self._main.codes))
             self._others.clear()
             self._in_backward = False

@@ -23,6 +23,8 @@ CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 CALLS = -1000
 #: Values of an event that say which work the current line calls.
 WORK = {-11: "input", -12: "forward", -13: "backward", -14: "optimizer"}
+#: Values of an event that begin and end a range named `input`, in which all lines are input.
+INPUT_BEGIN, INPUT_END = -15, -16
 
 #: Maximum size of a log and of all logs together, unpacked, in bytes, and maximum number of logs. Events in memory take
 #: up to ten times the bytes of the file.

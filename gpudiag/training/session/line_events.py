@@ -21,6 +21,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any
 
+from gpudiag.training.session.ranges import INPUT_BOUNDS
 from gpudiag.training.session.user_code import is_own
 
 #: Entries that are no line number.
@@ -29,6 +30,8 @@ CALL, LEAVE, STEP, PAUSE = -1, -2, -3, -4
 CALLS = -1000
 #: Values of an entry that name the kind of work that the current line has called.
 WORK = {"input": -11, "forward": -12, "backward": -13, "optimizer": -14}
+#: Values of an entry that begin and end a range named `input`.
+INPUT_BEGIN, INPUT_END = -15, -16
 
 #: Cost of an event in ns, of the first events of a step and of the others, which find the processor's caches filled.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
@@ -45,11 +48,11 @@ Entry = tuple[int, CodeType | None, int]
 
 
 def _works() -> dict[CodeType, int]:
-    """Return the kind of work (a value in `WORK`) of PyTorch's functions that do such work; empty without PyTorch."""
+    """Return the value of an entry for PyTorch's functions that do work, and for the bounds of input ranges."""
+    kinds = dict(zip(INPUT_BOUNDS, (INPUT_BEGIN, INPUT_END), strict=True))
     torch: Any = sys.modules.get("torch")
     if torch is None:
-        return {}
-    kinds: dict[CodeType, int] = {}
+        return kinds
     for kind, path in (
         ("forward", "nn.Module._wrapped_call_impl"),
         ("backward", "Tensor.backward"),
@@ -73,7 +76,7 @@ def _works() -> dict[CodeType, int]:
 
 
 def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
-    """Return the kinds of work by `id` of the function's code, whose hash takes longer."""
+    """Return the values by `id` of the function's code, whose hash takes longer."""
     return {id(code): kind for code, kind in works.items()}
 
 

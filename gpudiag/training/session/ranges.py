@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
+from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -57,6 +57,8 @@ class _InputTime(threading.local):
 
 
 _input = _InputTime()
+#: The functions that every range named `input` calls when it begins and ends.
+INPUT_BOUNDS: tuple[CodeType, CodeType] = (_InputTime.begin.__code__, _InputTime.end.__code__)
 
 
 def take_input_ns() -> int | None:

@@ -12,7 +12,8 @@ from types import FrameType
 
 #: Directories of installed packages.
 _INSTALLED = ("site-packages", "dist-packages")
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+#: gpudiag's own directory, as Python imports it and without links: another Python imports it through a link.
+_PACKAGE = (Path(__file__).parents[2], Path(__file__).resolve().parents[2])
 #: File names of notebook cells.
 _CELLS = ("<ipython-input-", "/ipykernel_", "\\ipykernel_")
 #: Packages that never drive a training loop.
@@ -30,7 +31,7 @@ def is_own(file: str) -> bool:
     if any(part in _INSTALLED for part in path.parts):
         return False
     # A relative path is that of a program that was started as `python train.py`.
-    return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (_PACKAGE, *_standard_library())))
+    return not (path.is_absolute() and any(path.is_relative_to(folder) for folder in (*_PACKAGE, *_standard_library())))
 
 
 def shown_name(file: str) -> str:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gpudiag.analysis.lines.times import ProcessTimes
 from gpudiag.analysis.lines.walk import LineTree, walk
-from gpudiag.model.source_lines.log import CALL, CALLS, LEAVE, PAUSE, STEP, ProcessLines
+from gpudiag.model.source_lines.log import CALL, CALLS, INPUT_BEGIN, INPUT_END, LEAVE, PAUSE, STEP, ProcessLines
 from tests.analysis.lines.logs import HELPER, HOOK, MAIN, Row, calling, log_of, step_rows
 
 BACKWARD, FORWARD = -13, -12
@@ -54,6 +54,16 @@ def test_line_has_the_kind_of_work_that_it_calls() -> None:
     walk(tree, log, log.sections[0])
     kinds = {tree.position[node][1]: tree.kind(node) for node in range(1, len(tree.parent))}
     assert kinds == {9: "other", 5: "forward", 6: "backward", 7: "other"}
+
+
+def test_all_lines_within_an_input_range_are_input() -> None:
+    fetch: list[Row] = [(2, -1, INPUT_BEGIN), (3, MAIN, 6), (4, HELPER, CALL), (4, HELPER, 22), (6, -1, INPUT_END)]
+    rows = step_rows(0, [(1, MAIN, 5), *fetch, (6, HELPER, LEAVE), (7, MAIN, 7)], 9)
+    tree = LineTree()
+    log = log_of([*rows, (10, -1, STEP)])
+    walk(tree, log, log.sections[0])
+    kinds = {tree.position[node][1]: tree.kind(node) for node in range(1, len(tree.parent))}
+    assert kinds == {9: "other", 5: "input", 6: "input", 22: "input", 7: "other"}
 
 
 def test_calls_of_functions_without_events_count_at_the_previous_event() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import gzip
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -24,9 +25,10 @@ from gpudiag.model.run_directory import LINES_DIR, RUN_FILE, SOURCE_TEXT_VARIABL
 from gpudiag.model.source_lines import log as log_reader
 from gpudiag.model.source_lines.log import CALL, LEAVE, PAUSE, STEP, find_line_logs
 from gpudiag.training.frameworks.pytorch.dataloader import marked_loaders
-from gpudiag.training.session import line_events, line_log
+from gpudiag.training.session import line_events, line_log, user_code
 from gpudiag.training.session.line_events import events_to_disable
 from gpudiag.training.session.line_log import LineLog, write_lines
+from gpudiag.training.session.ranges import Range
 from gpudiag.training.session.user_code import drives_loops, is_own, shown_name
 
 STEPS = 12
@@ -163,6 +165,17 @@ def test_files_outside_of_installed_packages_are_the_users(file: str, own: bool,
     assert (is_own(file), drives_loops(file)) == (own, loop)
 
 
+@pytest.mark.xdist_group("processes")
+def test_gpudiag_is_not_the_users_if_it_is_imported_through_a_link(tmp_path: Path) -> None:
+    """Another Python imports it from a directory of links."""
+    (tmp_path / "gpudiag").symlink_to(Path(user_code.__file__).parents[2])
+    program = "from gpudiag.training.session import user_code; print(user_code.is_own(user_code.__file__))"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, check=True
+    )
+    assert done.stdout == b"False\n"
+
+
 def run_with_lines(folder: Path, log: LineLog) -> Path:
     """Write a log into a run directory."""
     folder.mkdir(exist_ok=True)
@@ -174,7 +187,7 @@ def run_with_lines(folder: Path, log: LineLog) -> Path:
 def test_writer_and_reader_agree_on_the_values_of_events() -> None:
     """Writer and reader define the values separately, because the writer's interpreter may lack the reader's
     imports."""
-    for name in ("CALL", "LEAVE", "STEP", "PAUSE", "CALLS"):
+    for name in ("CALL", "LEAVE", "STEP", "PAUSE", "CALLS", "INPUT_BEGIN", "INPUT_END"):
         assert getattr(line_events, name) == getattr(log_reader, name)
     assert {value: kind for kind, value in line_events.WORK.items()} == log_reader.WORK
     assert line_log.LINES_SCHEMA == log_reader.LINES_SCHEMA
@@ -290,6 +303,27 @@ def test_fetch_and_step_function_are_seen_in_each_step() -> None:
     )
     sleeps = [count for (name, value), count in counts.items() if name.endswith("one_step") and value == after]
     assert sleeps[0] >= STEPS
+
+
+def test_input_range_bounds_the_lines_of_a_fetch() -> None:
+    log = LineLog()
+    log.begin("alone")
+    for _ in range(STEPS):
+        with Range("input"):
+            time.sleep(0.0005)  # in the range
+        time.sleep(0.0005)  # after the range
+        log.pause()
+        log.step()
+        log.mark()
+    log.end()
+    values = [value for _, value in columns(log)]
+    lines = Path(__file__).read_text().splitlines()
+    inside, after = (
+        next(n for n, line in enumerate(lines, 1) if f"# {which} the range" in line) for which in ("in", "after")
+    )
+    bounds = [value for value in values if value in {line_events.INPUT_BEGIN, line_events.INPUT_END, inside, after}]
+    # The range may end after the event of a line, but before the line after the range.
+    assert bounds[-8:] == [line_events.INPUT_BEGIN, inside, line_events.INPUT_END, after] * 2
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="sys.monitoring disables single lines")
