@@ -10,7 +10,7 @@ from statistics import mean
 import msgspec
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import ROLES, GroupRole, Parallelism, PassOfStage, PipelineShape, RankPlace
+from gpudiag.model.parallelism import ROLES, GroupRole, Imbalance, Parallelism, PassOfStage, PipelineShape, RankPlace
 from gpudiag.model.sanitize import one_line
 from gpudiag.report import figures
 from gpudiag.report.rank_rows import OVERLAPPED, duration
@@ -21,6 +21,15 @@ RANKS_HEADING = "Ranks in the grid"
 CALLS = "calls per step"
 TRAFFIC_NOTE = "Times per step, on the rank with most."
 STAGE_COLUMNS = ("stage", "ranks", "compute ms", "to mean", "wait ms", "slowest rank", "to its peers")
+#: Share of the step below which imbalance is not divided among its causes.
+_LEAST_SHARE = 0.01
+#: Causes of imbalance in words.
+_IMBALANCE_CAUSES = {
+    "rank": "slow ranks",
+    "stage": "uneven stages",
+    "sequence": "uneven sequences",
+    "experts": "uneven experts",
+}
 #: Real jobs have fewer; a hostile file could have any number.
 _MOST_ROLES = 16
 _MOST_OPERATIONS = 6
@@ -143,15 +152,44 @@ def _ratio(value: float) -> str:
     return f"{value:.2f}" if math.isfinite(value) and 0 <= value < 1e6 else figures.UNKNOWN
 
 
+def summary_lines(parallelism: Parallelism) -> list[str]:
+    """Return a sentence about the bubble and one about the imbalance, if they are known."""
+    pipeline, imbalance = parallelism.pipeline, parallelism.imbalance
+    bubble = [] if pipeline is None else [bubble_line(pipeline)]
+    return bubble if imbalance is None else [*bubble, imbalance_line(imbalance)]
+
+
 def bubble_line(pipeline: PipelineShape) -> str:
     """Return the bubble beside the share that the schedule's formula gives."""
     setting = f"{pipeline.stages} stages and {pipeline.microbatches} microbatches"
-    theory = f"(p-1)/(m+p-1) gives {duration(pipeline.theoretical_percent):.1f} % for {setting}"
+    formula = "(p-1)/(m+p-1)"
+    if pipeline.chunks > 1:
+        setting = f"{pipeline.stages} stages of {pipeline.chunks} chunks each and {pipeline.microbatches} microbatches"
+        formula = "(p-1)/(v·m+p-1)"
+    theory = f"{formula} gives {duration(pipeline.theoretical_percent):.1f} % for {setting}"
     if pipeline.bubble_ms is None or pipeline.bubble_percent is None:
         return f"Bubble: not simulated; {theory}."
     bubble = f"{figures.milliseconds(duration(pipeline.bubble_ms))} ms per step and stage"
     share = f"{duration(pipeline.bubble_percent):.1f} % of a step in which ranks and stages compute equally long"
     return f"Bubble: {bubble}, {share}; {theory}."
+
+
+def imbalance_line(imbalance: Imbalance) -> str:
+    """Return what unequal compute costs, in total and by each cause alone."""
+    ideal_ms = duration(imbalance.ideal_ms)
+    lost_ms = max(duration(imbalance.slowdown) - 1, 0.0) * ideal_ms
+    step_ms = ideal_ms + lost_ms
+    if lost_ms < _LEAST_SHARE * step_ms:
+        return "Imbalance: costs less than 1 % of a step."
+    saved = {
+        _IMBALANCE_CAUSES.get(cause, one_line(cause)): figures.milliseconds(duration(effect.saved_ms), beside=step_ms)
+        for cause, effect in imbalance.by.items()
+    }
+    causes = [f"{words} {saved_ms} ms" for words, saved_ms in saved.items()]
+    alone = f" ({', '.join(causes)}, each removed alone)" if causes else ""
+    lost = figures.milliseconds(lost_ms, beside=step_ms)
+    ideal = figures.milliseconds(ideal_ms, beside=step_ms)
+    return f"Imbalance: {lost} ms of a step{alone}; a step without it takes {ideal} ms."
 
 
 def passes_by_stage(pipeline: PipelineShape) -> tuple[list[StageRow], float]:

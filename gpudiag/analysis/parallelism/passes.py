@@ -11,10 +11,11 @@ import numpy as np
 
 from gpudiag.analysis.parallelism.backward import backward_passes
 from gpudiag.analysis.parallelism.rank_grid import RankGrid
+from gpudiag.analysis.parallelism.schedule import NamedPass, Schedule, named_passes
 from gpudiag.intervals import EMPTY, Intervals, distinct, intersect, subtract
 from gpudiag.model.event import POINT_TO_POINT
 from gpudiag.model.parallelism import Pass, PassOfStage
-from gpudiag.model.timeline import Attribution, DeviceTrack, Timeline, TrackAttribution
+from gpudiag.model.timeline import Attribution, DeviceTrack, OpClass, Timeline, TrackAttribution
 from gpudiag.units import milliseconds
 
 
@@ -31,11 +32,12 @@ _SHORT = 0.1
 
 
 def passes_of_step(
-    timeline: Timeline, attribution: Attribution, grid: RankGrid, microbatches: int
+    timeline: Timeline, attribution: Attribution, grid: RankGrid, schedule: Schedule
 ) -> tuple[PassOfStage, ...]:
     """Return the passes of the step whose length is the median, on one rank of each stage.
 
-    Compute after the passes of all microbatches, as the update, is left out.
+    Passes that the trace names are taken from there, else compute is cut at messages. Compute after the passes of all
+    microbatches, as the update, is left out.
     """
     shown: dict[int, tuple[DeviceTrack, TrackAttribution]] = {}
     for track, attributed in zip(timeline.tracks, attribution.tracks, strict=True):
@@ -49,16 +51,57 @@ def passes_of_step(
     for stage, (track, attributed) in sorted(shown.items()):
         window = track.bounds[step : step + 2]
         inside = Intervals(window[:1], window[1:]) if len(window) > 1 else EMPTY
+        named = _named(timeline, track, attributed, inside, stage)
         compute = intersect(attributed.parts["compute"], inside)
-        if len(compute):
-            passes += _passes(timeline, track, compute, stage)
+        if named or not len(compute):
+            passes += named
+            continue
+        passes += [
+            each
+            for each in _passes(timeline, track, compute, stage)
+            if each.microbatch < schedule.microbatches * schedule.chunks
+        ]
     first = min((one.start_ms for one in passes), default=0.0)
     replace = msgspec.structs.replace
-    return tuple(
-        replace(one, start_ms=one.start_ms - first, end_ms=one.end_ms - first)
-        for one in passes
-        if one.microbatch < microbatches
-    )
+    return tuple(replace(one, start_ms=one.start_ms - first, end_ms=one.end_ms - first) for one in passes)
+
+
+def _named(
+    timeline: Timeline, track: DeviceTrack, attributed: TrackAttribution, inside: Intervals, stage: int
+) -> list[PassOfStage]:
+    """Return the passes that the trace names: from the first to the last compute that each of them launched."""
+    if not len(inside):
+        return []
+    named = named_passes(timeline, track)
+    chunks = sorted({each.stage for each in named})
+    begin, end = int(inside.start[0]), int(inside.end[0])
+    passes = []
+    for each in named:
+        if not begin <= each.start < end:
+            continue
+        spent = _compute_of(track, attributed, each)
+        if len(spent):
+            passes.append(
+                PassOfStage(
+                    rank=track.rank,
+                    stage=stage,
+                    direction=each.direction,
+                    microbatch=each.microbatch,
+                    chunk=chunks.index(each.stage),
+                    start_ms=milliseconds(int(spent.start[0])),
+                    end_ms=milliseconds(int(spent.end.max())),
+                )
+            )
+    return passes
+
+
+def _compute_of(track: DeviceTrack, attributed: TrackAttribution, named: NamedPass) -> Intervals:
+    if track.is_cpu:
+        return intersect(attributed.parts["compute"], _span(named.start, named.end))
+    ops = track.ops
+    launched = (ops.launch_start >= named.start) & (ops.launch_start < named.end)
+    launched &= ops.op_class == OpClass.COMPUTE
+    return Intervals(ops.start[launched], ops.end[launched])
 
 
 def _passes(timeline: Timeline, track: DeviceTrack, compute: Intervals, stage: int) -> list[PassOfStage]:

@@ -9,7 +9,6 @@ from math import prod
 import numpy as np
 
 from gpudiag.analysis.parallelism.roles import described_role, role_in_use, words_of
-from gpudiag.model.event import POINT_TO_POINT
 from gpudiag.model.parallelism import ROLES, GroupRole
 from gpudiag.model.timeline import DeviceTrack, Timeline
 
@@ -142,16 +141,3 @@ def stages_by_process(timeline: Timeline) -> dict[int, int]:
     if grid is None or grid.stages < 2:
         return {}
     return {track.trace: grid.stage(track.rank) for track in timeline.tracks}
-
-
-def messages_per_step(timeline: Timeline) -> int:
-    """Return the sends or receives per step of the rank with fewest: one per microbatch and part of the model."""
-    counts = []
-    for track in timeline.tracks:
-        table = track.collectives
-        inside = (table.start >= track.bounds[0]) & (table.start < track.bounds[-1])
-        calls = Counter(table.kinds[kind][0] for kind in table.kind[inside].tolist())
-        most = max(calls[operation] for operation in POINT_TO_POINT)
-        if most and len(track.window_steps):
-            counts.append(most / len(track.window_steps))
-    return round(min(counts)) if counts else 0

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpudiag.analysis.parallelism.passes import passes_of_step
-from gpudiag.analysis.parallelism.rank_grid import RankGrid, find_grid, messages_per_step
+from gpudiag.analysis.parallelism.rank_grid import RankGrid, find_grid
 from gpudiag.analysis.parallelism.roles import role_of_traffic
+from gpudiag.analysis.parallelism.schedule import schedule_of
 from gpudiag.intervals import Intervals, intersect, lengths_between, union
 from gpudiag.model.analysis import BUCKETS, Finding
 from gpudiag.model.parallelism import (
@@ -115,15 +116,16 @@ def _places(attribution: Attribution, grid: RankGrid) -> tuple[RankPlace, ...]:
 def _pipeline(
     timeline: Timeline, attribution: Attribution, grid: RankGrid, findings: Sequence[Finding]
 ) -> PipelineShape | None:
-    stages, microbatches = grid.stages, messages_per_step(timeline)
-    if stages < 2 or not microbatches:
+    stages, schedule = grid.stages, schedule_of(timeline, grid)
+    if schedule is None:
         return None
     bubble = next((finding.evidence for finding in findings if finding.code == "pipeline-bubble"), {})
     return PipelineShape(
         stages=stages,
-        microbatches=microbatches,
+        microbatches=schedule.microbatches,
+        chunks=schedule.chunks,
         bubble_ms=bubble.get("bubble_ms"),
         bubble_percent=bubble.get("bubble_percent"),
-        theoretical_percent=theoretical_bubble_percent(stages, microbatches),
-        passes=passes_of_step(timeline, attribution, grid, microbatches),
+        theoretical_percent=theoretical_bubble_percent(stages, schedule.microbatches, schedule.chunks),
+        passes=passes_of_step(timeline, attribution, grid, schedule),
     )

@@ -55,7 +55,9 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rank, stage: the rank and its stage.
         direction: `both` if the trace does not show where the backward pass begins.
-        microbatch: number of the pass among those of its direction on this rank, from 0.
+        microbatch: its number from 0; of an interleaved schedule whose passes have no names, the number of the pass
+            among those of its direction on this rank.
+        chunk: index of the part of the model among those of the rank.
         start_ms, end_ms: since the first pass of the step.
     """
 
@@ -63,13 +65,18 @@ class PassOfStage(msgspec.Struct, frozen=True, kw_only=True):
     stage: Ordinal
     direction: Pass
     microbatch: Ordinal
+    chunk: Ordinal = 0
     start_ms: Milliseconds
     end_ms: Milliseconds
 
 
-def theoretical_bubble_percent(stages: int, microbatches: int) -> float:
-    """Return the share of a step that p even stages idle with m microbatches: (p - 1) / (m + p - 1), in percent."""
-    return 100 * (stages - 1) / (microbatches + stages - 1)
+def theoretical_bubble_percent(stages: int, microbatches: int, chunks: int = 1) -> float:
+    """Return the share of a step that p even stages are idle, in percent: (p - 1) / (v m + p - 1).
+
+    m is the number of microbatches; v is the number of chunks (parts of the model) per rank, above 1 if the schedule is
+    interleaved.
+    """
+    return 100 * (stages - 1) / (chunks * microbatches + stages - 1)
 
 
 class PipelineShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,16 +84,18 @@ class PipelineShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         stages: number of stages (p).
-        microbatches: passes of each direction per step and rank (m); of an interleaved schedule, those of all chunks.
+        microbatches: number of microbatches per step (m).
+        chunks: parts of the model per rank (v), above 1 if the schedule is interleaved.
         bubble_ms: idle time per step and stage that remains if all ranks and stages compute equally long and transfer
             in no time; None if it cannot be simulated.
         bubble_percent: its share of the step.
-        theoretical_percent: (p - 1) / (m + p - 1).
+        theoretical_percent: (p - 1) / (v m + p - 1).
         passes: the passes of one step.
     """
 
     stages: Count
     microbatches: Count
+    chunks: Count = 1
     bubble_ms: Milliseconds | None = None
     bubble_percent: Percentage | None = None
     theoretical_percent: Percentage

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpudiag.model.analysis import Analysis
-from gpudiag.model.parallelism import Parallelism, Pass, PipelineShape
+from gpudiag.model.parallelism import Parallelism, Pass, PassOfStage, PipelineShape
 from gpudiag.report import figures, parallel_rows
 from gpudiag.report.page.svg import Drawing, ticks
 from gpudiag.report.parallel_rows import StageRow
@@ -33,6 +34,7 @@ def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any
         "traffic": list(zip(*traffic.values(), strict=True)),
         "traffic_note": parallel_rows.TRAFFIC_NOTE,
         "pipeline": None if pipeline is None else _pipeline(analysis, parallelism, pipeline),
+        "summary": parallel_rows.summary_lines(parallelism),
         "ranks_heading": parallel_rows.RANKS_HEADING,
         "rank_columns": parallel_rows.rank_columns(parallelism),
         "ranks": ranks,
@@ -42,17 +44,16 @@ def parallel_part(analysis: Analysis, parallelism: Parallelism) -> dict[str, Any
 
 def _pipeline(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShape) -> dict[str, Any]:
     rows, length_ms = parallel_rows.passes_by_stage(pipeline)
-    directions = {each.direction for row in rows for each in row.passes}
+    directions, several = {each.direction for row in rows for each in row.passes}, _have_chunks(rows)
     return {
         "heading": parallel_rows.STAGES_HEADING,
         "columns": parallel_rows.STAGE_COLUMNS,
         "stages": parallel_rows.stage_rows(analysis, parallelism),
-        "bubble": parallel_rows.bubble_line(pipeline),
         "shown": parallel_rows.shown_step(rows, length_ms) if rows else "",
         "legend": [(_NAMES[direction], color) for direction, color in _COLORS.items() if direction in directions],
         "drawing": draw_passes(rows, length_ms) if rows else "",
         "pass_columns": _PASS_COLUMNS,
-        "passes": [cells for row in rows for cells in _pass_rows(row, length_ms)],
+        "passes": [cells for row in rows for cells in _pass_rows(row, length_ms, several=several)],
     }
 
 
@@ -67,13 +68,15 @@ def draw_passes(rows: list[StageRow], length_ms: float) -> str:
         if mark <= length_ms:
             drawing.line((_LEFT + scale * mark, 0), (_LEFT + scale * mark, bottom), "grid")
             drawing.text((_LEFT + scale * mark, bottom + 15), f"{mark:g} ms", "tick", anchor="middle")
+    several = _have_chunks(rows)
     for number, row in enumerate(rows):
         top = number * _ROW + (_ROW - _BAR) / 2
         drawing.text((_LEFT - 8, top + _BAR * 0.68), f"stage {row.stage}", "tick", anchor="end")
         for each in row.passes:
             x, room = _LEFT + scale * each.start_ms, scale * (each.end_ms - each.start_ms)
             span = f"{_ms(each.start_ms, length_ms)} to {_ms(each.end_ms, length_ms)} ms"
-            tip = f"stage {row.stage} (rank {row.rank}), {_NAMES[each.direction]} of microbatch {each.microbatch}: "
+            direction = f"{_NAMES[each.direction]} of microbatch {_microbatch(each, several=several)}"
+            tip = f"stage {row.stage} (rank {row.rank}), {direction}: "
             tip += f"{_ms(each.end_ms - each.start_ms, length_ms)} ms, from {span}"
             # A gap separates passes of one direction.
             drawing.box(x, top, max(room - 1.0, 0.8), _BAR, _COLORS[each.direction], tip)
@@ -83,13 +86,22 @@ def draw_passes(rows: list[StageRow], length_ms: float) -> str:
     return drawing.markup()
 
 
-def _pass_rows(row: StageRow, length_ms: float) -> list[tuple[str, ...]]:
+def _have_chunks(rows: Sequence[StageRow]) -> bool:
+    """Return whether ranks compute several parts of the model."""
+    return any(each.chunk for row in rows for each in row.passes)
+
+
+def _microbatch(each: PassOfStage, *, several: bool) -> str:
+    return f"{each.microbatch}, chunk {each.chunk}" if several else str(each.microbatch)
+
+
+def _pass_rows(row: StageRow, length_ms: float, *, several: bool) -> list[tuple[str, ...]]:
     return [
         (
             str(row.stage),
             str(row.rank),
             _NAMES[each.direction],
-            str(each.microbatch),
+            _microbatch(each, several=several),
             *(_ms(ms, length_ms) for ms in (each.start_ms, each.end_ms, each.end_ms - each.start_ms)),
         )
         for each in row.passes

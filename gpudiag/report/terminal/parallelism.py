@@ -44,13 +44,15 @@ def parallel_sections(
 
 def _traffic(parallelism: Parallelism, width: int) -> RenderableType:
     """Return a table of the roles; narrow terminals have their calls in lines below it."""
-    columns, note = parallel_rows.traffic_columns(parallelism), Text(parallel_rows.TRAFFIC_NOTE, style="dim")
+    columns, below = parallel_rows.traffic_columns(parallelism), [Text(parallel_rows.TRAFFIC_NOTE, style="dim")]
+    if parallelism.pipeline is None:
+        below += map(Text, parallel_rows.summary_lines(parallelism))
     if width >= _WIDE:
-        return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), note)
+        return Group(_table(columns, left=("role", parallel_rows.CALLS), folded=parallel_rows.CALLS), *below)
     calls = columns.pop(parallel_rows.CALLS)
     lines = [Text(f"{role}: {words}") for role, words in zip(columns["role"], calls, strict=True)]
     drop_columns(columns, ("data", "size", f"{OVERLAPPED} ms"), width)
-    return Group(_table(columns, left=("role",)), *lines, note)
+    return Group(_table(columns, left=("role",)), *lines, *below)
 
 
 def _columns(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> dict[str, list[str]]:
@@ -74,7 +76,7 @@ def _stages(analysis: Analysis, parallelism: Parallelism, pipeline: PipelineShap
     drop_columns(columns, ("to its peers", "slowest rank", "ranks", "to mean"), console.width)
     timeline = _timeline(pipeline, console)
     below = [Text(), *timeline] if timeline else []
-    return Group(_table(columns), Text(parallel_rows.bubble_line(pipeline)), *below)
+    return Group(_table(columns), *map(Text, parallel_rows.summary_lines(parallelism)), *below)
 
 
 def _timeline(pipeline: PipelineShape, console: Console) -> list[Text]:

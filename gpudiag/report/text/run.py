@@ -93,11 +93,12 @@ def _parallelism(analysis: Analysis) -> list[str]:
     rows = list(zip(*traffic.values(), strict=True))
     lines = _table(parallel_rows.TRAFFIC_HEADING, list(traffic), rows)
     lines += [parallel_rows.TRAFFIC_NOTE, ""] if rows else []
-    if grid.pipeline is None:
-        return lines
-    stages = parallel_rows.stage_rows(analysis, grid)
-    lines += _table(parallel_rows.STAGES_HEADING, parallel_rows.STAGE_COLUMNS, stages)
-    return [*lines, escaped(parallel_rows.bubble_line(grid.pipeline)), ""]
+    if grid.pipeline is not None:
+        stages = parallel_rows.stage_rows(analysis, grid)
+        lines += _table(parallel_rows.STAGES_HEADING, parallel_rows.STAGE_COLUMNS, stages)
+    for sentence in parallel_rows.summary_lines(grid):
+        lines += [escaped(sentence), ""]
+    return lines
 
 
 def _findings(analysis: Analysis) -> list[str]:

@@ -52,7 +52,7 @@ def draw(seed: int) -> TracedPipeline:
         "data": data,
         "microbatches": rng.choice([stages, 2 * stages, 4 * stages]),
         "forward_ms": rng.uniform(2.0, 8.0),
-        "schedule": rng.choice(["1f1b", "gpipe"]),
+        "schedule": rng.choice(["1f1b", "gpipe", "interleaved"] if stages > 2 else ["1f1b", "gpipe"]),
         "scatter": rng.choice([0.0, 0.01]),
         "seed": seed,
     }

@@ -18,7 +18,8 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import (
     without_untraced,
 )
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
-from gpudiag.analysis.parallelism.rank_grid import messages_per_step
+from gpudiag.analysis.parallelism.rank_grid import find_grid
+from gpudiag.analysis.parallelism.schedule import Schedule, schedule_of
 from gpudiag.model.analysis import Finding
 from gpudiag.model.parallelism import theoretical_bubble_percent
 from gpudiag.units import milliseconds
@@ -28,14 +29,15 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     """The idle time that a pipeline's schedule alone causes.
 
     Attributes:
-        stages, microbatches: of the schedule.
+        stages: number of pipeline stages.
+        schedule: its microbatches and chunks.
         ms: per step and stage, in a step in which ranks and stages compute equally long and transfers take no time.
         step_ms: such a step.
         longest_idle_ms: idle time of the process that computes longest, if all stay as uneven as they are.
     """
 
     stages: int
-    microbatches: int
+    schedule: Schedule
     ms: float
     step_ms: float
     longest_idle_ms: float
@@ -48,13 +50,13 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def theoretical_percent(self) -> float:
         """The share that the schedule leaves idle in theory."""
-        return theoretical_bubble_percent(self.stages, self.microbatches)
+        return theoretical_bubble_percent(self.stages, self.schedule.microbatches, self.schedule.chunks)
 
 
 def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     """Return the bubble; None without a pipeline."""
-    stages, count = len(what_if.graph.peers), messages_per_step(case.timeline)
-    if stages < 2 or not count:
+    stages, schedule = len(what_if.graph.peers), schedule_of(case.timeline, find_grid(case.timeline))
+    if stages < 2 or schedule is None:
         return None
     uneven = what_if.corrected
     for edit in (without_input, without_untraced, without_transfer):
@@ -67,7 +69,7 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
     longest_ms = milliseconds(float(work_of_processes(what_if, uneven)[processes].max()))
     return Bubble(
         stages=stages,
-        microbatches=count,
+        schedule=schedule,
         ms=max(step_ms - compute_ms, 0.0),
         step_ms=step_ms,
         longest_idle_ms=max(uneven_ms - longest_ms, 0.0),
@@ -78,9 +80,9 @@ class PipelineBubble:
     """Stages of a pipeline wait for its first microbatch to arrive and for its last to return.
 
     The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
-    transfers take no time and the host never waits for data. It is compared with (p - 1) / (m + p - 1) for p stages and
-    m microbatches. Twice as many microbatches of half the size halve the idle time of the rank that computes longest,
-    which is the reported saving.
+    transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p
+    stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the
+    rank that computes longest, which is the reported saving.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -113,7 +115,7 @@ class PipelineBubble:
         percent = min(100 * saved / step_ms, 100.0) if step_ms > 0 else 0.0
         if percent < LEAST_BUBBLE_PERCENT:
             return
-        stages, count = bubble.stages, bubble.microbatches
+        stages, schedule, count = bubble.stages, bubble.schedule, bubble.schedule.microbatches
         yield Finding(
             code=cls.code,
             severity=severity_of(percent),
@@ -131,17 +133,22 @@ class PipelineBubble:
                 "theoretical_percent": bubble.theoretical_percent,
                 "stages": stages,
                 "microbatches": count,
+                "chunks": schedule.chunks,
             },
             advice=(
                 (
                     f"Train {2 * count} microbatches of half the size instead of {count}: the bubble becomes "
-                    f"{_share(stages, 2 * count)} instead of {_share(stages, count)} of the step."
+                    f"{_share(stages, Schedule(2 * count, schedule.chunks))} instead of {_share(stages, schedule)} of "
+                    "the step."
                 ),
-                "Interleave: two parts of the model per stage have the same effect, for more transfers.",
+                (
+                    f"Interleave: {2 * schedule.chunks} parts of the model per stage have the same effect, for more "
+                    "transfers."
+                ),
                 "Use fewer stages where the memory allows.",
             ),
         )
 
 
-def _share(stages: int, microbatches: int) -> str:
-    return f"{theoretical_bubble_percent(stages, microbatches):.0f} %"
+def _share(stages: int, schedule: Schedule) -> str:
+    return f"{theoretical_bubble_percent(stages, schedule.microbatches, schedule.chunks):.0f} %"

@@ -1,4 +1,4 @@
-"""Simulate jobs with pipeline stages under the schedules 1F1B and GPipe."""
+"""Simulate jobs with pipeline stages under the schedules 1F1B, GPipe and interleaved 1F1B."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Literal
 
 from tests.analysis.diagnosis.rule_examples.jobs import Job, Piece, all_reduce, kernels, receive, send, update
 
-Schedule = Literal["1f1b", "gpipe"]
+Schedule = Literal["1f1b", "gpipe", "interleaved"]
+#: Parts of the model per rank of an interleaved schedule.
+CHUNKS = 2
 #: Time of a transfer beside that of the forward pass whose result it is.
 _TRANSFER_SHARE = 0.04
 _MEGABYTES = 8.0
@@ -27,6 +29,8 @@ def pipeline(
     seed: int = 0,
 ) -> Job:
     """Return a job whose stages compute `forward_ms` forward and twice as much backward per microbatch.
+
+    An interleaved schedule needs three stages or more, and a multiple of the stages as microbatches.
 
     Args:
         stages, data: the grid; consecutive ranks are of one stage.
@@ -55,24 +59,32 @@ def _step(
     rank: int, grid: tuple[int, int, int], schedule: Schedule, forward_ms: float, megabytes: float
 ) -> tuple[Piece, ...]:
     stages, data, microbatches = grid
-    stage = rank // data
-    first, last = stage == 0, stage == stages - 1
+    chunks = CHUNKS if schedule == "interleaved" else 1
+    stage, most = rank // data, stages * chunks - 1
+    forward_ms /= chunks
     transfer_ms = _TRANSFER_SHARE * forward_ms
+    later, earlier = (((stage + by) % stages) * data + rank % data for by in (1, -1))
 
-    def forward() -> list[Piece]:
-        received = [] if first else [receive(rank - data, megabytes=megabytes)]
-        sent = [] if last else [send(rank + data, transfer_ms, megabytes=megabytes)]
+    def forward(number: int) -> list[Piece]:
+        part = stage + stages * (number // stages % chunks)
+        received = [] if part == 0 else [receive(earlier, megabytes=megabytes)]
+        sent = [] if part == most else [send(later, transfer_ms, megabytes=megabytes)]
         return [*received, kernels(forward_ms, count=10), *sent]
 
-    def backward() -> list[Piece]:
-        received = [] if last else [receive(rank + data, megabytes=megabytes)]
-        sent = [] if first else [send(rank - data, transfer_ms, megabytes=megabytes)]
+    def backward(number: int) -> list[Piece]:
+        part = stage + stages * (chunks - 1 - number // stages % chunks)
+        received = [] if part == most else [receive(later, megabytes=megabytes)]
+        sent = [] if part == 0 else [send(earlier, transfer_ms, megabytes=megabytes)]
         return [*received, kernels(2 * forward_ms, count=20), *sent]
 
-    ahead = microbatches if schedule == "gpipe" else min(stages - 1 - stage, microbatches)
-    pieces = [piece for _ in range(ahead) for piece in forward()]
-    for _ in range(microbatches - ahead):
-        pieces += forward() + backward()
-    for _ in range(ahead):
-        pieces += backward()
+    passes = microbatches * chunks
+    ahead = passes if schedule == "gpipe" else stages - 1 - stage
+    if schedule == "interleaved":
+        ahead += ahead + (chunks - 1) * stages
+    ahead = min(ahead, passes)
+    pieces = [piece for number in range(ahead) for piece in forward(number)]
+    for number in range(passes - ahead):
+        pieces += forward(ahead + number) + backward(number)
+    for number in range(passes - ahead, passes):
+        pieces += backward(number)
     return (*pieces, *([all_reduce(2)] if data > 1 else []), update(1))
