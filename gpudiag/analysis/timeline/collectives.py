@@ -105,7 +105,7 @@ def track_calls(
         rank=rank,
         trace=trace,
         clock_known=clock_known,
-        on_host=devices == (UNKNOWN,),
+        on_host=set(devices) == {UNKNOWN},
         start=events.start_ns[rows] + origin_ns,
         end=events.end_ns[rows] + origin_ns,
         row=rows,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from gpudiag.analysis.timeline.collectives import TrackCalls
 from gpudiag.analysis.timeline.point_to_point import clock_alignments, match_messages
 from gpudiag.model.event import CollectiveCall
 from gpudiag.model.timeline import UNKNOWN
+from gpudiag.trace import read_traces
 from tests.analysis.diagnosis.rule_examples.pipelines import pipeline
 
 MS = 1_000_000
@@ -86,3 +89,17 @@ def test_messages_to_missing_ranks_have_no_partner() -> None:
     timeline = build_timeline(pipeline(2, 1, 4).traces()[:1], world_size=2)
     (track,) = timeline.tracks
     assert set(track.collectives.instance.tolist()) == {UNKNOWN}
+
+
+def test_send_of_a_process_without_devices_ends_when_it_is_received(whole_recording: Callable[[str], Path]) -> None:
+    """It is recorded until the process waits for it, which may be a microbatch later."""
+    tracks = build_timeline(read_traces([whole_recording("parallel/pp2dp2_1f1b")])).tracks
+    ends: dict[str, dict[int, int]] = {"send": {}, "recv": {}}
+    for track in tracks:
+        table = track.collectives
+        for kind, instance, end in zip(table.kind.tolist(), table.instance.tolist(), table.end.tolist(), strict=True):
+            operation = table.kinds[kind][0]
+            if operation in ends and instance != UNKNOWN:
+                ends[operation][instance] = end
+    assert len(ends["send"]) == len(ends["recv"]) > 0
+    assert all(end <= ends["recv"][instance] for instance, end in ends["send"].items())

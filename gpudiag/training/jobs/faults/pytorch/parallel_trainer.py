@@ -26,7 +26,7 @@ from gpudiag.training.strategies.pytorch_strategy import gather_objects
 #: Layers of the whole model, and tokens per sequence. Its real work is negligible.
 LAYERS, TOKENS = 4, 64
 #: Artificial duration of a layer's forward for a sequence of `TOKENS`; backward takes twice as long.
-LAYER_MS = 8.0
+LAYER_MS = 16.0
 MS_PER_TOKEN = LAYER_MS / TOKENS
 
 
