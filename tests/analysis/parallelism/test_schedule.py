@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpudiag.analysis.parallelism.rank_grid import find_grid
 from gpudiag.analysis.parallelism.schedule import Schedule, schedule_of
+from gpudiag.app.analyze import analyze
 from tests.analysis.diagnosis.cases import case_of
 from tests.analysis.diagnosis.rule_examples.pipelines import CHUNKS, pipeline
 
@@ -25,3 +29,14 @@ from tests.analysis.diagnosis.rule_examples.pipelines import CHUNKS, pipeline
 def test_messages_show_microbatches_and_chunks(grid: dict[str, Any], schedule: Any, expected: Schedule) -> None:
     timeline = case_of(pipeline(**grid, schedule=schedule, steps=4).traces()).timeline
     assert schedule_of(timeline, find_grid(timeline)) == expected
+
+
+def test_passes_have_the_names_that_pytorch_gives_them(whole_recording: Callable[[str], Path]) -> None:
+    parallelism = analyze([whole_recording("parallel/pp2dp2_interleaved")]).parallelism
+    assert parallelism is not None
+    shape = parallelism.pipeline
+    assert shape is not None
+    assert (shape.stages, shape.microbatches, shape.chunks) == (2, 4, 2)
+    assert shape.theoretical_percent == pytest.approx(100 / 9)
+    passes = {(each.rank, each.direction, each.chunk, each.microbatch) for each in shape.passes}
+    assert passes == set(product((0, 2), ("forward", "backward"), range(2), range(4)))
