@@ -189,7 +189,7 @@ def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Contai
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Return outlier step → (length in ns, usual length in ns, rank), of the rank with the largest ratio of both."""
+    """Return outlier step → (length in ns, usual length in ns, rank), for the rank on which they differ most."""
     outliers: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)

@@ -44,9 +44,9 @@ _ADVICE = (
 class MemoryAllocation:
     """The host allocates or frees driver memory within the steps, while the device is idle.
 
-    Frameworks keep freed memory, so that after the first steps they need no more from the driver. `cudaMalloc` takes
-    tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has the
-    calls by name, with their number and time. Savings are the step time that removing these calls saves. A rank that
+    Frameworks keep freed memory, so that after the first steps they need no more memory from the driver. `cudaMalloc`
+    takes tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has
+    the number and time of these calls by name. Savings are the step time that removing the calls saves. A rank that
     allocates more than the others is a straggler.
     """
 

@@ -1,4 +1,4 @@
-"""Tell why a rank that computes longer has more work: longer sequences, or an expert that gets more tokens."""
+"""Find the reason why a rank that computes longer has more work: longer sequences, or experts with more tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPERTS_ADVICE: Advice = (
 
 
 class MoreWork(msgspec.Struct, frozen=True):
-    """The cause, with its evidence and advice."""
+    """A cause of more work, with its evidence and advice."""
 
     cause: Cause
     evidence: dict[str, Any]
@@ -39,15 +39,15 @@ class MoreWork(msgspec.Struct, frozen=True):
 
 
 def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return why late ranks have more work than their peers; None if nothing shows that.
+    """Return the reason why late ranks have more work than their peers; None if nothing shows more work.
 
-    Experts are tried first, because more tokens also need more FLOPs.
+    Experts are examined first, because more tokens also need more FLOPs.
     """
     return _experts(case, what_if, late) or _sequences(case, what_if, late)
 
 
 def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Compare the FLOPs that the run counted, else the bytes of messages between stages."""
+    """Return `sequence` if all late ranks have more FLOPs or more bytes of messages between stages than their peers."""
     ranks = () if case.run is None else case.run.ranks
     flops = {rank.rank: sum(rank.flops.by_precision.values()) for rank in ranks if rank.flops is not None}
     for name, amounts in (("flops", flops), ("message_bytes", _message_bytes(case))):
@@ -59,7 +59,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return the amount of each late rank divided by the mean of its other peers; empty if one is unknown."""
+    """Return late rank → its amount divided by the mean of its peers that are not late; empty if one is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]
@@ -72,7 +72,7 @@ def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, 
 
 
 def _message_bytes(case: Case) -> dict[int, int]:
-    """Return the bytes that each rank sent to and received from other stages, if the trace has them."""
+    """Return rank → bytes sent to and received from other stages, for sizes that the trace has."""
     total: dict[int, int] = {}
     for track in case.tracks:
         counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
@@ -83,9 +83,9 @@ def _message_bytes(case: Case) -> dict[int, int]:
 
 
 def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return `experts` if late ranks are late only in segments beside an all-to-all, and not in others.
+    """Return `experts` if late ranks are late only in the segments before or after an all-to-all.
 
-    A slow device is slower everywhere, and long sequences lengthen every layer.
+    A slow device is slower in all segments, and long sequences lengthen every layer.
     """
     work = _work_by_segment(case, what_if)
     beside = _beside_all_to_alls(case, what_if)
