@@ -137,8 +137,8 @@ def _waterfalls(
 ) -> tuple[list[Waterfall], list[Remark]]:
     """Return the waterfalls of points with several devices, and remarks on recorded points without a usable one.
 
-    A waterfall is computed from recorded steps. If those are missing or unusable, the point with the most devices gets
-    one from unprofiled steps. A point with a doubtful baseline gets none.
+    A waterfall is computed from recorded steps. If these steps are missing or unusable, the point with the most devices
+    gets a waterfall from unprofiled steps. A point with a doubtful baseline gets no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}

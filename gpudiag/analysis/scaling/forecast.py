@@ -291,7 +291,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     """Return the time that the wanted samples, iterations or volume take at each measured point's throughput.
 
     A voxel counts once, even if several blocks overlap in it. If the user gives the voxels per sample, the time per
-    voxel follows from them, otherwise from the measured volume. Points with neither figure are omitted.
+    voxel follows from this number, otherwise from the measured volume. Points with neither figure are omitted.
     """
     return tuple(
         duration
@@ -302,7 +302,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
 
 
 def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> Iterator[Duration]:
-    """Yield one duration for each kind of amount that is wanted and known for this point."""
+    """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point."""
     per_minute = samples_per_hour / point.global_batch / 60
     if wanted.samples is not None:
         yield Duration(
