@@ -83,7 +83,7 @@ class ComparedAnalysis:
         return self._portions(lambda portion: self.mean(portion.device_ms[index] for index in indices))
 
     def portions_on(self, index: int) -> Portions:
-        """Return the portions of one device. Their calls per step are means over all devices."""
+        """Return the portions of one device, with calls per step that are means over all devices."""
         return self._portions(lambda portion: portion.device_ms[index])
 
     def _portions(self, portion_ms: Callable[[Portion], float]) -> Portions:

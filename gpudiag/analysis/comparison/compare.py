@@ -42,16 +42,16 @@ from gpudiag.statistics import mean_of
 
 #: A confidence interval needs this many steps of each run.
 FEWEST_STEPS = 3
-#: Identities of a finding, the strictest first. Findings of two runs are paired by the first identity that agrees. The
-#: code alone is not enough, because a run may have several findings of one code, for several links or ranks.
+#: Identities of a finding, the strictest first, because a run may have several findings of one code, for several links
+#: or ranks. Findings of two runs are paired by the first identity that agrees.
 _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: (finding.code, finding.cause, finding.ranks),
     lambda finding: (finding.code, finding.cause),
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: A straggler can be the cause if the change of mean waiting is at least this share of the difference. With two ranks,
-#: it is half, because only one of them waits.
+#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks the share is
+#: half, because waiting is a mean and only one of them waits.
 _WAIT_SHARE = 0.4
 #: A part with at least this share of the whole is its main part.
 _MOST = 0.5
@@ -128,8 +128,7 @@ def _step_change(
 def mean_over_devices(times: Sequence[Sequence[float]]) -> list[float]:
     """Return each step's time averaged over the devices, for as many steps as every device has.
 
-    Ranks of one job end their steps together, so their times are not independent samples. Hence each step gives one
-    sample.
+    Each step gives one sample, because ranks of one job end their steps together and are not independent.
     """
     return [fmean(step) for step in zip(*times, strict=False)]
 

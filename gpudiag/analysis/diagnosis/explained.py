@@ -246,7 +246,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Add communication as a finding if traces of other ranks are missing and no finding covers it.
 
-    A finding without savings is placed before the first finding that saves less than half of its share.
+    A finding with unknown savings is placed as if it saved half of its exposed time.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]

@@ -143,7 +143,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
 
 
 def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Return start, end and name of the training thread's outermost ranges, on the common clock, by start."""
+    """Return start, end and name of the training thread's outermost ranges, on the common clock, sorted by start."""
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))

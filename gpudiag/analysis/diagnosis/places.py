@@ -70,7 +70,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
         while open_frames and open_frames[-1][0] <= start:
             open_frames.pop()
         name = events.name_of(row)
-        # In a broken record a frame may end after its enclosing frame; cut it there.
+        # In a damaged record a frame may end after its enclosing frame; cut the inner frame.
         stop = min(end, open_frames[-1][0]) if open_frames else end
         total[name] += stop - start
         if open_frames:
@@ -175,7 +175,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
     """Return the slow operators if a few names have most of their time, else an empty dict.
 
-    Many names show that the thread sometimes loses its core, because that slows any operator that runs then.
+    Many names show that the thread sometimes loses its core, because a lost core slows any operator.
     """
     slow = slow_operators(case, ranks)
     first = list(slow.values())[:FEW_SLOW_CALLS]

@@ -44,8 +44,8 @@ def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Findin
     return PipelineBubble.findings(case, findings)
 
 
-#: Functions that revise the findings of `RULES`, in this order. They take unprofiled steps, missing traces and the
-#: pipeline's schedule into account.
+#: Functions that revise the findings of `RULES`, in this order, by unprofiled steps, missing traces, and the schedule
+#: of a pipeline.
 REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
 #: Makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes

@@ -1,17 +1,19 @@
 """Score proposals: estimate the savings of each fix, the order of the fixes, and the confidence in both.
 
 Savings alone do not determine which fix comes first. Worked example: per step, the host spends 30 ms in the loader and
-15 ms on launching, and the device needs 31 ms. Removing the loader's time or the launching saves 14 ms each. Launching
-cannot be removed, but once the loader is fixed, the device's work hides it. Therefore waste is scored in the recorded
-job. Launch overhead has its least savings of three jobs: recorded, without waste, and also without communication.
+15 ms on launching, and the device needs 31 ms. Removing only the loading saves 14 ms, and removing only the launching
+saves 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides it. Therefore
+waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded one, without waste, and also
+without communication. The least savings count.
 
 Two kinds of waste may hide each other. If the loader is late and the host also waits for the device, then after either
 fix the device sets the pace. Both are findings, each with its own savings, and each names the other in `instead`.
 
 The confidence in a finding is the share of variations that it survives. A variation leaves out one analysed step. If
-there are no unprofiled steps, two more set the profiler's cost to either end of its interval. If the second finding
-saves as much as the first, exchanging them is one more. A finding survives if its savings stay within a quarter of the
-reported savings. The first finding must also stay first, or be named in `instead` by the finding that becomes first.
+there are no unprofiled steps, two more variations set the profiler's cost to either end of its interval. If the second
+finding saves as much as the first, exchanging both is one more variation. A finding survives if its savings stay within
+a quarter of the reported savings. The first finding must also stay first, or the finding that becomes first must name
+it in `instead`.
 """
 
 from __future__ import annotations
@@ -71,8 +73,8 @@ def score(
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
     """Return the savings of each proposal, in ms per step.
 
-    Launch overhead is the cause of communication that costs only host calls. Such a proposal gets no savings if
-    `beyond` alone saves as much and removing launch overhead saves clearly more.
+    A proposal about communication gets no savings if launch overhead is the cause: if removing only the host calls
+    (`beyond`) saves as much, and removing launch overhead saves clearly more.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -126,10 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return findings for proposals of notable savings, and doubts about proposals whose savings may be chance.
-
-    Launch overhead is scored in a job without `wastes`.
-    """
+    """Return findings for notable savings, launch overhead scored without `wastes`, and doubts about chance ones."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):

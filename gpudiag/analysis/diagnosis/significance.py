@@ -1,13 +1,13 @@
 """Test whether a finding about hosts is due to chance or to recording, and bound the step time without the profiler.
 
-The profiler does not slow kernels and copies. It slows host work by a cost that is known to about 15 % and differs
-between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
+The profiler does not slow kernels and copies. The profiler slows host work by a cost that is known to about 15 % and
+differs between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
   and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
   the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is. It determines neither the work of other hosts, nor the length of a step without a larger cause. A finding
+  cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding
   that depends on these must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
   about hosts must hold for that cost.
 """

@@ -47,7 +47,7 @@ def conclude(
 
     Args:
         known: all points, of either mode.
-        recorded: by point id, the recorded steps of the profiled points.
+        recorded: id of a profiled point → its recorded steps.
         facts: the machine's facts, if known.
         remarks: earlier remarks, which precede the new ones.
         mode: the mode of the result; points of the other mode are omitted, with a remark.

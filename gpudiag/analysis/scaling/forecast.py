@@ -45,7 +45,7 @@ _SHORTEST_DRAW = 0.05
 _MOST_FREEDOM = 1e6
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Number of terms of the step time. A forecast needs as many measured numbers of devices.
+#: Number of terms of the step time. A forecast needs at least this many different numbers of devices.
 _TERMS = 3
 #: Multiples of the largest measured number of devices to forecast if no network is given.
 _MULTIPLES = (2, 4, 8)

@@ -21,7 +21,7 @@ class NoPeerAccess:
     bandwidth. NCCL falls back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
-    many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is
+    many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair is
     attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
     NVLink.
 

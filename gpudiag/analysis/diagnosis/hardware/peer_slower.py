@@ -25,7 +25,7 @@ class PeerSlowerThanHost:
 
     Peer traffic over PCIe may take a long path: up through the CPU because Access Control Services redirect it there,
     through an IOMMU that translates each packet, or across the link between two sockets, which carries peer traffic
-    badly. NCCL, which trusts peer access where the driver grants it, then picks the slower path.
+    badly. NCCL uses peer access wherever the driver grants it, and then picks the slower path.
 
     All bandwidths measured between the pair are compared, for each direction alone and for both at once. If staged
     copies were not measured, half the bandwidth of the slower host link is used instead.

@@ -99,10 +99,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 
 
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Return findings about pairs that copy both ways at once no faster than one way, in every measured mode.
-
-    Pairs with NVLink are excluded.
-    """
+    """Return pairs without NVLink that copy both ways at once no faster than one way, in every measured mode."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):

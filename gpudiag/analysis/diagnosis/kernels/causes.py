@@ -3,8 +3,7 @@
 Each function returns an expected, a low and a high estimate, because a trace does not show the time of other kernels.
 The estimates follow from the device's peaks and from the bytes that kernels move:
 
-* fp32 on tensor cores: time falls by the ratio of the FLOP rates, each of which is a peak times the share of it that
-  kernels reach.
+* fp32 on tensor cores: time falls by the ratio of the FLOP rates; a rate is the share of its peak that kernels reach.
 * Conversions of layouts move bytes that channels-last tensors need not move.
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.
@@ -275,8 +274,8 @@ def conversions(kernels: GraphKernels) -> SlowKernels | None:
 def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return (bool[m] kernels of scores, bool[m] the products before and after them) of eager attention.
 
-    Eager attention multiplies batches of matrices, applies softmax and other operations to the scores, and multiplies
-    again. Its backward pass does the same.
+    Eager attention, and its backward pass likewise, multiplies batches of matrices, applies softmax and other
+    operations to the scores, and multiplies again.
     """
     scores, products = (np.zeros(len(kernels.stream), np.bool_) for _ in range(2))
     batched = kernels.of_class("matmul") & kernels.batched

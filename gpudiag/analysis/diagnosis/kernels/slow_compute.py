@@ -38,8 +38,8 @@ from gpudiag.model.analysis import Finding
 
 _MOST_MODULES = 3
 
-#: Causes that a compiler removes from nearly every eager program. They are `info` at any size, because they are no
-#: fault of the program.
+#: Causes that a compiler removes from nearly every eager program. These causes are `info` at any size, because they are
+#: no fault of the program.
 BY_A_COMPILER: frozenset[CauseName] = frozenset({"unfused-elementwise", "small-kernels"})
 
 _WORDS: dict[CauseName, str] = {
@@ -110,8 +110,7 @@ class SlowCompute:
     `small-kernels` (gaps between launch-sized kernels). Savings are estimated from the peaks of the device and the time
     of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
     save nothing if the host sets the pace. Savings below 2 % of the step are not reported. The causes that a compiler
-    removes (`unfused-elementwise`, `small-kernels`) are `info` at any size, because nearly every eager program has
-    them.
+    removes (`unfused-elementwise`, `small-kernels`) are `info` at any size, because most eager programs have them.
     """
 
     code: ClassVar[str] = "slow-compute"
@@ -170,10 +169,7 @@ class SlowCompute:
 
 
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate of the savings, in ms per step.
-
-    If only device work is removed, the estimate is proportional to the removed time, which needs no simulation.
-    """
+    """Return the low estimate of the savings, in ms; without removed host work it is proportional to removed time."""
     expected, low, _ = slow.estimates
     if low.host is None:
         return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)

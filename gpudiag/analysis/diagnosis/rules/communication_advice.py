@@ -248,7 +248,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
     """Return whether links may be slow, because collectives do not reach the expected bandwidth.
 
-    The expected bandwidth is that of the probes at the same size, or without probes half of the boards' NVLink.
+    The expected bandwidth is that of the probes at the same size, or without probes half of the NVLink bandwidth.
     """
     if case.tracks[0].is_cpu:
         return False

@@ -65,8 +65,7 @@ class CommunicationBound:
 
     Large collectives that reach a small share of the NVLink bandwidth show that peer access is off, even without the
     machine's facts. With the machine's facts and the model's gradients, the report adds the savings predicted for other
-    strategies. The advice fits the way in which the job communicates: DDP, FSDP, communication through one rank, or
-    user-defined calls.
+    strategies. The advice fits the job's communication: DDP, FSDP, communication through one rank, or custom calls.
     """
 
     code: ClassVar[str] = "communication-bound"

@@ -54,8 +54,7 @@ class HostStall:
 
     The thread logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
     operators before and after the stall, and the user's function if stacks were recorded. Untraced time between a
-    step's mark and its first operator counts as data loading and is `input-bound`. A rank that stalls alone is a
-    `straggler`.
+    step's mark and its first operator is `input-bound`. A rank that stalls alone is a `straggler`.
     """
 
     code: ClassVar[str] = "host-stall"
@@ -89,7 +88,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Return advice for many short stalls: separate cores if threads waited for cores most of the time, else hooks."""
+    """Return advice for many short stalls: separate cores if threads mostly waited for cores, else a look at hooks."""
     hosts = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [host.scheduling.run_queue_wait_ms for host in hosts if host.scheduling is not None]
     waited = max(waits, default=0.0)

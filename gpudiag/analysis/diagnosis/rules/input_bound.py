@@ -153,7 +153,7 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
     """Return (ms per step, rank) of the wait common to all ranks.
 
-    It is the largest wait after each rank's own excess is subtracted, or the lower median if the excess is unknown.
+    The common wait is the largest wait minus the rank's own excess, or the lower median if the excess is unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
     excess_ms = input_ms_above_most(case.run)

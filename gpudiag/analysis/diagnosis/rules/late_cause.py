@@ -158,8 +158,8 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers make too. A thread that saves or logs pauses
-    between extra calls.
+    A thread that has lost its core pauses between calls that its peers make too; one that saves or logs, between
+    others.
 
     Attributes:
         ms: description of the calls before and after → mean pause per step and straggler, longest first.

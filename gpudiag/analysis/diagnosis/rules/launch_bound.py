@@ -61,8 +61,7 @@ class LaunchBound:
 
     A launch costs the host several microseconds in the framework, so that the device waits after shorter kernels. The
     profiler's overhead per launch is removed first. Then waste that other findings report is removed, because the
-    device may hide the launches of the remaining job. Savings are those of a CUDA graph, which launches a whole step at
-    once.
+    device may hide the launches of the remaining job. Savings are those of a CUDA graph, which launches a whole step.
 
     A few slow calls are reported separately from many short ones, with their self time, because a slow call plans for
     new shapes, compiles, allocates, or computes on the CPU.

@@ -65,10 +65,11 @@ class Straggler:
     throttled, the cause is `clock`.
 
     Unprofiled steps show which hosts ran ahead of their devices, so that a host is not called slow only because
-    recording slowed it. If only one rank was waited for, the time by which unprofiled steps exceed simulated ones is
-    added to its savings. Two limits apply to a rank that is late by its input. If most ranks waited for input in the
-    unprofiled steps, the limit is the rank's excess over the usual wait. The other limit is the step minus the time
-    that DataLoader workers need for its batches, because of equally slow loaders one is later by chance.
+    recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
+    simulated ones is added to the savings. Two limits apply to a rank that is late by its input. If most ranks waited
+    for input in the unprofiled steps, the limit is the rank's excess over the usual wait. The other limit is the length
+    of the step minus the time in which DataLoader workers make its batches, because equally slow loaders vary by
+    chance.
     """
 
     code: ClassVar[str] = "straggler"

@@ -33,8 +33,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
         untraced = np.fmin(what_if.untraced, scenario.waiting)
         return untraced if component == "stall" else scenario.waiting - untraced
     if component == "sync":
-        # A rank that waits longer than its peers, in as many synchronizations, waits for another rank. Such waits do
-        # not count.
+        # The waits of a rank with no more synchronizations than its peers do not count, because it waits for a peer.
         waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
         between = np.diff(graph.host.time, prepend=0.0)
         return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)

@@ -7,7 +7,7 @@ removed, its contention is removed too.
 
 Kernels match if they have the same name and do the same work. Such kernels are at the same position of other steps and
 on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the kernels
-before and after them distinguish. If they do not, the durations differ and are not used:
+before and after them distinguish. Otherwise the durations differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
@@ -15,8 +15,7 @@ before and after them distinguish. If they do not, the durations differ and are 
 Kernels of the same rank come first, because another rank's clocks may be faster.
 
 The profiler delays hosts, so their peers' collectives spin longer. Without profiler overhead, the contention of this
-spinning shrinks in proportion (from 30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; an unprofiled step
-took 28.2 ms).
+spinning shrinks in proportion (from 30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms without it).
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     """Contention-free durations of the ops that ran during collectives.
 
     Attributes:
-        free_ns: float64[m], the median duration of an op's contention-free matches; NaN if it had no contention or has
-            no match.
+        free_ns: float64[m], median duration of an op's contention-free matches; NaN without contention or match.
         waiting_share: float64[m], 0 to 1: share of the time beside collectives in which they waited for peers.
     """
 
@@ -277,10 +275,7 @@ def _order_by_key(key: Index) -> NDArray[np.intp]:
 
 
 def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
-    """Return for each number in `_NEIGHBOURS` int64[k]: a key for the names of a kernel and of its neighbours.
-
-    The number counts the kernels on either side in the stream.
-    """
+    """Return for each n of `_NEIGHBOURS` int64[k]: a key for the names of a kernel and of n kernels on either side."""
     stream = np.zeros(len(graph.device.start), np.int64)
     for index, (first, after) in enumerate(graph.streams):
         stream[first:after] = index

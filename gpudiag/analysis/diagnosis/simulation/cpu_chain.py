@@ -175,8 +175,7 @@ def _waits(
     the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
 
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
-    loader follows the update. A collective seems to end in this pause if its thread lost its core before it recorded
-    the end.
+    loader follows the update. If a collective seems to end in it, its thread lost its core before it recorded the end.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]

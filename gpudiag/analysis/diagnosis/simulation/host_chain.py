@@ -210,16 +210,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return the `HostBlock` of each call.
-
-    Args:
-        events: the process's events.
-        rows: rows of the calls.
-        span: int64[n] start and int64[n] end of each call, in ns.
-        blocking: bool[n], whether the call waits for the device.
-        held: float64[n], ns for which the profiler delayed the call.
-        queued: int64[n], number of ops in the launch queue.
-    """
+    """Return uint8[n]: the `HostBlock` of each call; `held` has the ns for which the profiler delayed the call."""
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)

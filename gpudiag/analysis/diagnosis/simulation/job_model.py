@@ -1,6 +1,6 @@
 """The immutable model of a job: its graph, its communication and contention, and its simulation.
 
-The cost of communication is the step time saved if every rank trained by itself. It includes, besides transfers:
+The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
   a GPT's with views off). The trace reader marks these operators by a role.

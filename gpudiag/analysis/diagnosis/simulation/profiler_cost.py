@@ -6,8 +6,7 @@ step, such a rank took 75 ms of host work and 15 ms of untraced time, its peers 
 µs are 9.3 of the peers' 25 ms. On the rank they are the same share of 90 ms, which is 34 ms; its unprofiled step took
 54.7 ms.
 
-A rank with more work at one point of the step is not slow throughout, so its profiler overhead equals that of its
-peers.
+A rank with more work at one point of the step is not slow throughout, so it has the same overhead as its peers.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> Profiler
 
 
 def limited_to(graph: Graph, busy: Times, max_ns: Mapping[int, float]) -> Times:
-    """Return host work scaled down for processes whose mean step has more than `max_ns`; others stay.
+    """Return float64[n], ns: host work, scaled down for processes whose mean step has more work than `max_ns`.
 
     Args:
         graph: the graph.

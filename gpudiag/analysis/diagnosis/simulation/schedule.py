@@ -152,10 +152,7 @@ class Schedule:
         return needs
 
     def _is_of_iteration_before(self, run: Run, op: int) -> bool:
-        """Return whether a run waits for an op of the previous iteration, because in its own the op comes later.
-
-        The op comes later if it was launched later, or if launches do not show the order and it ended later.
-        """
+        """Return whether a run waits for the previous iteration's op, because the op was launched or ended after it."""
         host, device = self.graph.host, self.graph.device
         on_host = run.kind == RunKind.HOST_BLOCK
         launched = run.first if on_host else int(device.launch[run.first])

@@ -161,8 +161,8 @@ class WhatIf:
 
         If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
         cause costs the rest, `now - after`. If recording slowed the remaining work too, the rest is too small, and the
-        cause costs at least its share of the step. Without communication, only the rest counts on GPUs, because
-        recording does not slow the remaining kernels and launches; it slows the threads that sum and enqueue gradients.
+        cause costs at least its share of the step. For communication on GPUs, only the rest counts, because recording
+        slows the threads that sum and enqueue gradients, but not the remaining kernels and launches.
         (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3,
         9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
@@ -186,8 +186,7 @@ def build_what_if(
     """Return the what-if simulation of a timeline, or None if nothing in it can be simulated.
 
     If the unprofiled step time is known, the profiler overhead per event is chosen so that the corrected step takes
-    this time. If the device sets the pace, it is chosen so that no host works longer than in its fastest unprofiled
-    step.
+    this time. If the device sets the pace, the overhead is chosen so that no host works longer than without profiler.
 
     Args:
         timeline: the job.
