@@ -1,7 +1,7 @@
 """Provide the facts that every rule reads, each computed once, without outlier steps.
 
 A mean over steps of different kinds describes no step. If one step in six takes 147 ms and the others 29 ms, the mean
-suggests that each step loses 20 ms. A few outlier steps are left out and reported. Many are kept as part of the job.
+suggests that each step loses 20 ms. A few outlier steps are left out and reported. Many outlier steps are kept.
 """
 
 from __future__ import annotations

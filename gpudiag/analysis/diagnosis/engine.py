@@ -38,7 +38,7 @@ _WEAKENING = frozenset(
 )
 #: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not forbid it, because they could only add compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not forbid the finding: they only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: Findings about host time, which an unmeasured profiler cost makes uncertain.
@@ -132,7 +132,7 @@ def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
 
 
 def _without_simulation(case: Case, reason: str) -> Diagnosis:
-    """Report the wait for input in unprofiled steps; if they show none, report shares of the recorded step."""
+    """Report the wait for input in unprofiled steps, or without such a wait the shares of the recorded step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
     # `compute-bound` needs no simulation, so the missing simulation is no doubt about it.

@@ -43,7 +43,7 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
-#: Buckets of device time. Recording does not lengthen them, but it may expose them by delaying compute.
+#: Buckets of device time. Recording does not lengthen device time, but may expose it by delaying compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
 #: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
@@ -157,7 +157,7 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time without known savings.
+    """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time if unknown.
 
     A pipeline bubble accounts for its whole length, although more microbatches save only half of it.
     """
@@ -174,9 +174,9 @@ def _accounted_ms(finding: Finding, bucket: str) -> float:
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
     """Return the ms of a bucket, per step, that recording itself may have caused.
 
-    In a bucket of host time, this is the whole cost of recording. In a bucket of device time, it is the bucket's
-    savings in the recorded step minus its savings in the corrected step, because a host that recording slows leaves
-    less compute to hide the bucket.
+    For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, it is the
+    bucket's savings in the recorded step minus its savings in the corrected step, because a host that recording slows
+    leaves less compute to hide the bucket.
     """
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:

@@ -1,9 +1,9 @@
 """Make one finding of all costs of one line of the user's source.
 
-A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch: saving,
-logging, metrics, sleeping. Hooks in the backward pass are removable too. The simulation removes the line's host time,
-waits for the device, copies, and kernels. A line that saves 5 % of the step is a finding, and absorbs the other
-findings that save nothing more without the line.
+A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch. Examples are
+saving, logging, metrics and sleeping. Hooks in the backward pass are removable too. The simulation removes the line's
+host time, waits for the device, copies, and kernels. A line that saves 5 % of the step is a finding, and absorbs the
+other findings that save nothing more without the line.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
-    """Return the findings that save hardly more in the scenario `gone`, in which the place is removed."""
+    """Return the findings that save hardly anything in the scenario `gone`, in which the place is removed."""
     left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
     return [
         scored for scored, rest in zip(findings, left, strict=True) if rest <= max(SAME_AMOUNT * scored.savings_ms, 0.0)
@@ -136,7 +136,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # the same range in two steps: a whole step is between them
+                continue  # the same range of two steps, with a whole step in between
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)

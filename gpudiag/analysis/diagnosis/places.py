@@ -207,7 +207,7 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call with the nearest edge; of several within a short pause, the outermost."""
+    """Return the name of the call with the nearest edge; of several calls with close edges, the outermost."""
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

@@ -47,7 +47,7 @@ def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Findin
 #: Functions that revise the findings of `RULES`, in this order, by unprofiled steps, missing traces, and the schedule
 #: of a pipeline.
 REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
-#: Makes findings from shares of the step if a recording cannot be simulated.
+#: The function that makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes
 #: The rule that concludes from all other findings.
 CONCLUSION = ComputeBound

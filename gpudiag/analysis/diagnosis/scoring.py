@@ -3,8 +3,8 @@
 Savings alone do not determine which fix comes first. Worked example: per step, the host spends 30 ms in the loader and
 15 ms on launching, and the device needs 31 ms. Removing only the loading saves 14 ms, and removing only the launching
 saves 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides it. Therefore
-waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded one, without waste, and also
-without communication. The least savings count.
+waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job, the job without waste,
+and the job without waste and communication. The least savings count.
 
 Two kinds of waste may hide each other. If the loader is late and the host also waits for the device, then after either
 fix the device sets the pace. Both are findings, each with its own savings, and each names the other in `instead`.
@@ -128,7 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return findings for notable savings, launch overhead scored without `wastes`, and doubts about chance ones."""
+    """Return findings with notable savings, and doubts about chance ones; score launch overhead without `wastes`."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -260,7 +260,7 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
 
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return for either end of the interval of the profiler's cost float64[findings]: the savings, in ms."""
+    """Return the savings, float64[findings] in ms, at each end of the interval of the profiler's cost."""
     if (
         what_if.unprofiled_ms is not None
         or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms

@@ -279,7 +279,7 @@ def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
 
 
 def _host_communication_ms(case: Case) -> float:
-    """Return the ms per step of communication beside no device op and no collective, the maximum over tracks."""
+    """Return the ms per step of communication without a device op or collective at work, the maximum over tracks."""
     if all(track.is_cpu for track in case.tracks):
         return 0.0
     longest_ms = 0.0

@@ -298,6 +298,6 @@ def _within_lines(process: ProcessTimes) -> Times:
 
 
 def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
-    """Return path of (file, line) → (node, mean ns per step in the line itself)."""
+    """Return path, as pairs (file, line) → (node, mean ns per step in the line itself)."""
     mean = process.self_ns.mean(axis=1)
     return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

@@ -27,7 +27,7 @@ from gpudiag.statistics import Estimate, student_t
 _Baselines = dict[tuple[object, ...], PointRecord]
 #: Assumed relative scatter between starts if it was not measured.
 _ASSUMED_SCATTER = 0.005
-#: Limit for a usable baseline: of the relative difference between its starts, and of its interval's half-width.
+#: Largest relative difference between starts, and largest relative half-width, of a usable baseline.
 _MOST_SCATTER = 0.10
 
 
@@ -60,7 +60,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return the measured one-device point of each curve, of several devices that of the device with lowest index."""
+    """Return curve → its measured one-device point; of several points, that on the device of the lowest index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:

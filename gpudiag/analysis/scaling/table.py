@@ -29,7 +29,7 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Maximum number of refusals to list. Beyond it, the headings of the groups show how the settings differ.
+#: Maximum number of refusals to list. Beyond this number, the headings of the groups show how the settings differ.
 _MOST_REFUSALS = 20
 #: Maximum number of machines to compare a row with, so that 20,000 different machines do not take quadratic time.
 _MOST_ENVIRONMENTS = 100

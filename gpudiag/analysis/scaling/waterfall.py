@@ -1,4 +1,4 @@
-"""Compute the waterfall: the losses from N times one device's throughput to the throughput of N devices.
+"""Compute the waterfall: the losses between N times one device's throughput and the throughput of N devices.
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
 per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is

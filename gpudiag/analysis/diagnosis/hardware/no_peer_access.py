@@ -101,7 +101,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest island; among islands of equal size the one with the fastest slowest link to the host."""
+    """Return the largest island; of equal ones, the island whose slowest GPU has the fastest link to the host."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }

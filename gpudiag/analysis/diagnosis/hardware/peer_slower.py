@@ -96,7 +96,7 @@ class _Comparison(msgspec.Struct, frozen=True):
 
 
 def _setting(kinds: list[str]) -> str:
-    """Return advice with the NCCL setting that allows peer access only over shorter distances than the slow pairs'."""
+    """Return advice with the NCCL setting that forbids peer access over the distances of the slow pairs."""
     nearest = next((kind for kind in ("PIX", "PXB", "PHB", "NODE", "SYS") if kind in kinds), None)
     level = {"PXB": "PIX", "PHB": "PXB", "NODE": "PHB", "SYS": "PHB"}.get(nearest or "")
     variable = f"NCCL_P2P_LEVEL={level}" if level else "NCCL_P2P_DISABLE=1"
@@ -122,7 +122,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Compare the worse direction with half of the slower host link, the rate of staged copies without overlap."""
+    """Compare the rate of the worse direction with half the rate of the slower host link, as staging has no overlap."""
     on, hosts = peer_rates(facts, peer_access=True, direction="one_way"), host_rates(facts)
     compared = []
     for source, destination in (pair, pair[::-1]):

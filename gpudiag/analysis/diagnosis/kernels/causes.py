@@ -3,7 +3,8 @@
 Each function returns an expected, a low and a high estimate, because a trace does not show the time of other kernels.
 The estimates follow from the device's peaks and from the bytes that kernels move:
 
-* fp32 on tensor cores: time falls by the ratio of the FLOP rates; a rate is the share of its peak that kernels reach.
+* fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each of which is a share of a
+peak.
 * Conversions of layouts move bytes that channels-last tensors need not move.
 * Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
   chip, and computes them once more in the backward pass.

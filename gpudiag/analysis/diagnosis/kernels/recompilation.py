@@ -114,7 +114,7 @@ def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
 
 
 def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
-    """Return float64[n]: share of the time before each host node in which its process compiled; None without any."""
+    """Return float64[n]: share of the time before each host node in which its process compiled; None if none did."""
     if case.work is None or not case.work.compilations:
         return None
     graph = what_if.graph

@@ -162,7 +162,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks share a machine. Without a record of the run, distinct device numbers show it."""
+    """Return whether all ranks are on one machine, without a record of the run by distinct device numbers."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
@@ -202,7 +202,7 @@ def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
 
 
 def _tiny_bytes(case: Case) -> int | None:
-    """Return the size in bytes with the most time if most transfer time is in tiny transfers, else None."""
+    """Return the size, in bytes, of the tiny transfers with the most time if tiny ones take most time, else None."""
     time = _transferring_ns(case)
     tiny: Counter[int] = Counter()
     for (_, size), ns in time.items():

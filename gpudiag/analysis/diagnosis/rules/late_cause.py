@@ -126,7 +126,7 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
-    """Return the operators in which these ranks spend longer; None without any, or without other ranks."""
+    """Return the operators in which these ranks spend longer; None without such operators or without other ranks."""
     measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
     if len({is_late for is_late, *_ in measured}) < 2:
         return None
@@ -158,8 +158,7 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers make too; one that saves or logs, between
-    others.
+    A thread without a core pauses between calls that its peers make too. Saving and logging pause between extra calls.
 
     Attributes:
         ms: description of the calls before and after → mean pause per step and straggler, longest first.
@@ -246,10 +245,10 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
     """Return (part that explains the savings, part → savings in ms per step if this part alone is equalized).
 
-    A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts does not.
-    For example, if a rank computes 15 ms too long and another rank's host sets the pace next, equalizing compute alone
-    saves less than half. If no part explains the savings, the cause is `launch` if equalizing launching, calls and
-    pauses together saves most, because a host that lost its core is slow in all of them.
+    A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
+    little. For example, if a rank computes 15 ms too long and another rank's host sets the pace next, equalizing
+    compute alone saves less than half. If no part explains the savings, the cause is `launch` if equalizing launching,
+    calls and pauses together saves most, because a host that lost its core is slow in all of them.
 
     A part in which ranks hardly differ explains nothing. Equalizing it may save time, because kernels take longer
     beside collectives that wait for a late rank. If ranks differ in only one part, this part explains all savings.
@@ -276,7 +275,7 @@ def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[st
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether some rank notably exceeds its peers in this part, in each step or on average."""
+    """Return whether a rank notably exceeds its peers in this part, in each step or on average."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())

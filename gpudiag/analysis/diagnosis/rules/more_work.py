@@ -72,7 +72,7 @@ def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, 
 
 
 def _message_bytes(case: Case) -> dict[int, int]:
-    """Return rank → bytes sent to and received from other stages, for sizes that the trace has."""
+    """Return rank → bytes sent to and received from other stages, in messages of known size."""
     total: dict[int, int] = {}
     for track in case.tracks:
         counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))

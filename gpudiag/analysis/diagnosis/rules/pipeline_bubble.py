@@ -28,7 +28,7 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     """The idle time that a pipeline's schedule alone causes.
 
     Attributes:
-        stages, microbatches: numbers of them in the schedule.
+        stages, microbatches: number of each in the schedule.
         ms: idle time of a stage in an even step: ranks and stages compute equally long, and transfers take no time.
         step_ms: length of the even step.
         longest_idle_ms: idle time of the process that computes longest, in a step as uneven as recorded.

@@ -47,7 +47,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 class Rule(Protocol):
     """Examine a case for one kind of problem. The rule's class docstring is the page of its code in docs/findings.
 
-    Jobs in which it fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
+    Jobs in which a rule fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
     """
 
     code: ClassVar[str]

@@ -57,12 +57,12 @@ class Straggler:
 
     A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
     loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
-    synchronizations, launching, compute, copies) to the median over ranks. The savings are the step time that this
-    removes, and the cause is the part that explains the savings alone. Chains of waits count: rank 0 may wait for rank
-    2, which waits for its loader. The slow rank may change from step to step. The report names operators that only a
-    late rank calls. If a rank often pauses between calls that its peers do not make, the cause is a stall, however
-    short each pause is. If the machine's facts show that a late rank's GPU runs at slower clocks than its peers or is
-    throttled, the cause is `clock`.
+    synchronizations, launching, compute, copies) to the median over ranks. The savings are the removed step time, and
+    the cause is the part that explains the savings alone. Chains of waits count: rank 0 may wait for rank 2, which
+    waits for its loader. The slow rank may change from step to step. The report names operators that only a late rank
+    calls. If a rank often pauses between calls that its peers do not make, the cause is a stall, however short each
+    pause is. If the machine's facts show that a late rank's GPU runs at slower clocks than its peers or is throttled,
+    the cause is `clock`.
 
     Unprofiled steps show which hosts ran ahead of their devices, so that a host is not called slow only because
     recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
@@ -287,7 +287,7 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return the excess of unprofiled steps over simulated ones, in ms; 0 unless only these ranks were waited for."""
+    """Return the excess of unprofiled over simulated steps, in ms; 0 unless the others waited only for these ranks."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
@@ -341,7 +341,7 @@ def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
-    """Return the ranks whose excess over their peers, summed over the steps in which it is positive, is large."""
+    """Return the ranks with a large sum of their excess over peers, over the steps in which they have one."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 

@@ -173,7 +173,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
-    """Limit each process's excess of input waits to that of the unprofiled steps, which are more than the recorded."""
+    """Limit each process's excess of input waits to that of the unprofiled steps, which are more numerous."""
     process, steps = what_if.graph.host.process, what_if.graph.steps
     share = np.ones(int(process.max(initial=0)) + 1)
     for later_process, limit_ns in what_if.later_input_ns.items():

@@ -82,7 +82,7 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
 def build_cpu_chain(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]
 ) -> Chain | None:
-    """Return the chain of one CPU-only process, and fill in which node enqueued each collective of `ops[0]`."""
+    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`."""
     track, collectives = tracks[0], ops[0]
     trace = timeline.traces[trace_index]
     events = trace.events
@@ -94,7 +94,7 @@ def build_cpu_chain(
     calls = (
         _calls_in_function(track, collectives) if in_function else _calls_of_loop(events, track, thread, collectives)
     )
-    # The end of the analysed steps is a node too: work after the last collective belongs to the iteration.
+    # The end of the analysed steps is a node too, because work after the last collective belongs to the iteration.
     marks = np.append(track.steps.start[(track.steps.start > begin) & (track.steps.start < end)], end)
     enqueues, waits = len(calls.enqueue_end), len(calls.wait_end)
     time = np.concatenate([calls.enqueue_end, calls.wait_end, marks])
@@ -175,7 +175,7 @@ def _waits(
     the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
 
     A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
-    loader follows the update. If a collective seems to end in it, its thread lost its core before it recorded the end.
+    loader follows the update. A collective seems to end in the pause if its thread lost its core before recording.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]

@@ -16,8 +16,8 @@ Two kinds of nodes, in program order:
 
 If the launch determined the recorded start, the latency explains it exactly, and the gap is the device's usual gap. If
 the previous op determined the start, the gap explains it exactly, and the latency is the usual one. On an H200, a
-launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. Thus a queue that fills because
-the host becomes faster hides the latency. The unchanged graph reproduces the recording.
+launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes faster, the
+queue fills and hides the latency. The unchanged graph reproduces the recording.
 
 The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
 previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
@@ -59,7 +59,7 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
     """Host nodes of all chains, each chain's nodes together and in order; times in ns, on the common clock.
 
     Attributes:
-        time: float64[n], when the node was reached.
+        time: float64[n], at which the node was reached.
         busy: float64[n], framework and Python work since the previous node.
         input: float64[n], waiting for data since the previous node.
         before_first_op: float64[n], untraced host time between a step's mark and its first op, since the previous node.
@@ -162,7 +162,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """The durations that a simulation runs with, in ns; shapes as in the graph: n host nodes, m device ops.
+    """The durations of a simulation, in ns, as columns of the graph's n host nodes and m device ops.
 
     Attributes:
         busy: float64[n], host work before each node.

@@ -169,11 +169,11 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
-    """Return intp[k]: number of events of these threads from the first of k times to each, on the trace's clock."""
+    """Return intp[k]: number of events of these threads between the first of k times and each, on the trace's clock."""
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
-    return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order except for nested events
+    return np.sort(end, kind="stable").searchsorted(time, side="right")  # ascending except for nested events
 
 
 def step_index(track: DeviceTrack, time: Index) -> Index:

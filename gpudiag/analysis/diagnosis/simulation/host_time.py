@@ -65,7 +65,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split `untraced`, float64[n] ns in the spans `between` (begin, end), which follow one another, by kind."""
+    """Split `untraced`, float64[n] ns in n consecutive spans `between` (begin, end), by kind."""
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
     opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)

@@ -103,7 +103,7 @@ class Schedule:
         return [int(op) for op in (device.wait_a[run.first], device.wait_b[run.first]) if op != NONE]
 
     def _in_order(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs in topological order; of several possible runs, the one that ended first as recorded."""
+        """Return the runs in topological order; of several possible runs, the one that was recorded first."""
         recorded = [self.reached(run) for run in runs]
         needed_by: list[list[int]] = [[] for _ in runs]
         missing = [0] * len(runs)
@@ -152,7 +152,7 @@ class Schedule:
         return needs
 
     def _is_of_iteration_before(self, run: Run, op: int) -> bool:
-        """Return whether a run waits for the previous iteration's op, because the op was launched or ended after it."""
+        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run."""
         host, device = self.graph.host, self.graph.device
         on_host = run.kind == RunKind.HOST_BLOCK
         launched = run.first if on_host else int(device.launch[run.first])

@@ -206,7 +206,7 @@ def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
 
 
 class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of one track's streams, and of the host, for CUDA events, as traced: columns, by call.
+    """Traced waits of a track's streams, and of the host, for CUDA events, as columns in order of the calls.
 
     Attributes:
         call: int64[k], row of the call that makes a stream, or the host itself, wait.

@@ -44,7 +44,7 @@ class WhatIf:
         per_event_ns: profiler overhead per recorded host event.
         max_host_ns: process → limit of its host's work per step; the excess is profiler overhead.
         unprofiled_ms: measured step time without the profiler, less `input_not_recorded_ms`.
-        later_input_ns: process → limit, per step, of the excess of its input wait over its peers; no limit if missing.
+        later_input_ns: process → limit, per step, of its excess input wait over its peers; no limit if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
         recorded_ms: mean recorded step time of the slowest device.
         tracing_ns: float64[n], cost of recording source lines before each host node; None if none were recorded.
@@ -193,7 +193,7 @@ def build_what_if(
         unprofiled_ms: mean unprofiled step time of the slowest rank.
         host_ms: rank → shortest time in which its host enqueued an unprofiled step.
         devices_set_pace: whether every host ran far ahead of its device in unprofiled steps.
-        later_input_ms: rank → limit of the excess of its input wait over most ranks, from unprofiled steps.
+        later_input_ms: rank → limit of its excess input wait over its peers, from unprofiled steps.
         unprofiled_input: the wait for input in unprofiled steps.
         recorded_ms: mean recorded step time of the slowest device.
         tracing: returns float64[n], ns before each host node: the cost of recording source lines.
@@ -223,8 +223,8 @@ def build_what_if(
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
     """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
 
-    A higher overhead shortens the corrected step until the device sets the pace; beyond that, the step time determines
-    nothing. If a host were made exactly as slow as the device, it would seem to set the pace in every scenario.
+    A higher overhead shortens the corrected step until the device sets the pace. An even higher one has no effect. If a
+    host were made exactly as slow as the device, it would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
         return what_if
