@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
-#: Random draws of the step times per growth.
+#: Number of random draws of the step times for each growth.
 _DRAWS = 400
 #: Smallest relative error of a mean step time, because repeated runs differ by at least this much.
 _REPEAT_ERROR = 0.005

@@ -59,7 +59,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         timed_ms: mean time of the same job's unprofiled steps.
         staged: gradients are communicated through host memory. Copies to and from it, and waiting for the threads that
             reduce them, then count as transfer.
-        fed: the job loads batches. In a job that does not, unexplained waiting counts as host time.
+        fed: the job loads batches. If the job loads none, unexplained waiting counts as host time.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:
