@@ -180,7 +180,7 @@ def without_outlier_steps(case: Case) -> Case:
 def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Container[int]) -> list[int]:
     """Return the indices of the longest run of steps without outliers.
 
-    The step after an outlier is left out too, because the outlier may delay its begin.
+    The step after an outlier is left out too, because the outlier may delay its start.
     """
     runs = [
         list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in outliers_by_step) if not odd

@@ -136,7 +136,7 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # the same range of two steps, with a whole step in between
+                continue  # a whole step lies between the same range of two steps
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)

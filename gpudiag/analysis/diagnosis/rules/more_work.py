@@ -91,19 +91,19 @@ def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | N
     beside = _beside_all_to_alls(case, what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return None
-    of_late = [process for process, rank in what_if.graph.ranks.items() if rank in late]
-    others = [process for process in what_if.graph.ranks if process not in of_late]
-    if not of_late or not others:
+    late_processes = [process for process, rank in what_if.graph.ranks.items() if rank in late]
+    others = [process for process in what_if.graph.ranks if process not in late_processes]
+    if not late_processes or not others:
         return None
-    own, usual = work[of_late].mean(axis=0), np.median(work[others], axis=0)
-    excess = np.maximum(own - usual, 0.0)
-    longer = (own >= LONGER_SEGMENT * usual) & beside[of_late].any(axis=0) & (excess > 0)
+    late_ns, usual_ns = work[late_processes].mean(axis=0), np.median(work[others], axis=0)
+    excess = np.maximum(late_ns - usual_ns, 0.0)
+    longer = (late_ns >= LONGER_SEGMENT * usual_ns) & beside[late_processes].any(axis=0) & (excess > 0)
     if not excess.sum() or excess[longer].sum() < MOST_OF_EXCESS * excess.sum():
         return None
-    if own[~longer].sum() < LEAST_ELSEWHERE * own.sum():
+    if late_ns[~longer].sum() < LEAST_ELSEWHERE * late_ns.sum():
         return None
-    expert_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
-    usual_ms = float(usual[longer].sum()) / what_if.graph.steps / 1e6
+    expert_ms = float(late_ns[longer].sum()) / what_if.graph.steps / 1e6
+    usual_ms = float(usual_ns[longer].sum()) / what_if.graph.steps / 1e6
     evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
     return MoreWork("experts", evidence, _EXPERTS_ADVICE)
 
