@@ -7,8 +7,8 @@ differs between hosts, ranks and steps. A finding about hosts asks for action on
   and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
   the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding
-  that depends on these must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
+  cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding that
+  depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
   about hosts must hold for that cost.
 """
 

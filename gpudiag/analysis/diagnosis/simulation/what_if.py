@@ -79,7 +79,7 @@ class WhatIf:
 
     @cached_property
     def corrected(self) -> Scenario:
-        """Return the recorded durations without profiler overhead, on hosts and in kernels that it slows indirectly."""
+        """Return the recorded durations without profiler overhead on hosts and on kernels beside their collectives."""
         return self.model.with_less_contention(self.host_corrected)
 
     @cached_property
