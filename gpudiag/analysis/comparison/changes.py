@@ -27,7 +27,7 @@ MOST_PARTS = 5
 class ComparedAnalysis:
     """An analysis, and the means of its figures over devices.
 
-    A device without steps is left out. The others are called live.
+    A device without steps is left out. All other devices are called live.
 
     Raises:
         UnreadableInputError: the analysis has no device with a step, or values out of range.
@@ -48,7 +48,7 @@ class ComparedAnalysis:
 
     @cached_property
     def live(self) -> dict[tuple[int, int], tuple[int, Device]]:
-        """Devices that have steps: (rank, number among the rank's devices) → (index among all devices, device)."""
+        """Return (rank, number among the rank's devices) → (index among all devices, device) of devices with steps."""
         live = {}
         seen: Counter[int] = Counter()
         for index, device in enumerate(self.analysis.devices):
@@ -58,32 +58,32 @@ class ComparedAnalysis:
         return live
 
     def mean(self, figures: Iterable[float]) -> float:
-        """Return the mean of `figures`, which has one per live device."""
+        """Return the mean of `figures`, which has one figure for each live device."""
         # The order of devices changes a sum by a rounding error; it does not change `fsum`.
         return fsum(figures) / len(self.live)
 
     @cached_property
     def step_ms(self) -> float:
-        """Mean device window, averaged over the live devices."""
+        """Return the mean length of a step in ms, averaged over the live devices."""
         return self.mean(device.step_ms for _, device in self.live.values())
 
     @cached_property
     def hidden_ms(self) -> float:
-        """Time of communication during compute, averaged over the live devices."""
+        """Return the time of communication during compute in ms per step, averaged over the live devices."""
         return self.mean(device.hidden_communication_ms for _, device in self.live.values())
 
     def bucket_ms(self, bucket: str) -> float:
-        """Return the time of one bucket, averaged over the live devices."""
+        """Return the time of one bucket in ms per step, averaged over the live devices."""
         return self.mean(device.buckets_ms.get(bucket, 0.0) for _, device in self.live.values())
 
     @cached_property
     def portions(self) -> Portions:
-        """The portions, averaged over the live devices."""
+        """Return the portions, averaged over the live devices."""
         indices = [index for index, _ in self.live.values()]
         return self._portions(lambda portion: self.mean(portion.device_ms[index] for index in indices))
 
     def portions_on(self, index: int) -> Portions:
-        """Return the portions of one device. Their calls per step are means over all devices."""
+        """Return the portions of one device, with calls per step that are means over all devices."""
         return self._portions(lambda portion: portion.device_ms[index])
 
     def _portions(self, portion_ms: Callable[[Portion], float]) -> Portions:

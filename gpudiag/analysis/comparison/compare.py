@@ -1,4 +1,4 @@
-"""Compare two analyses: the difference of their step times, its parts, and its cause.
+"""Compare two analyses: find the difference of their step times, the parts of this difference, and its cause.
 
 The eight buckets partition every device window. Therefore the differences of the buckets add up to the difference of
 the step times, both for the means over devices and on each rank. The portions of a bucket (`analysis.Portion`) do not
@@ -42,15 +42,16 @@ from gpudiag.statistics import mean_of
 
 #: A confidence interval needs this many steps of each run.
 FEWEST_STEPS = 3
-#: Identities of a finding, the strictest first. Findings of two runs are paired by the first identity that agrees,
-#: because a run may have several findings of one code, for several links or ranks.
+#: Identities of a finding, the strictest first, because a run may have several findings of one code, for several links
+#: or ranks. Findings of two runs are paired by the first identity that agrees.
 _IDENTITIES: tuple[Callable[[Finding], Any], ...] = (
     lambda finding: (finding.code, finding.cause, finding.ranks),
     lambda finding: (finding.code, finding.cause),
     lambda finding: finding.code,
 )
 WAIT = "communication_wait"
-#: A straggler can be the cause if waiting is at least this share of the difference. With two ranks, waiting is half.
+#: A straggler can be the cause if waiting changes by at least this share of the difference. With two ranks the share is
+#: half, because waiting is a mean and only one of them waits.
 _WAIT_SHARE = 0.4
 #: A part with at least this share of the whole is its main part.
 _MOST = 0.5
@@ -110,7 +111,7 @@ def _step_changes(old: ComparedAnalysis, new: ComparedAnalysis) -> tuple[StepCha
 def _step_change(
     kind: StepKind, before_ms: float, after_ms: float, before: Sequence[float], after: Sequence[float]
 ) -> StepChange:
-    """Return the change of a mean step time. `before` and `after` are single step times, for its 95 % interval."""
+    """Return the change of a mean step time, with its 95 % interval from the single step times `before` and `after`."""
     half = None if min(len(before), len(after)) < FEWEST_STEPS else mean_of(after).minus(mean_of(before)).half_width
     difference = after_ms - before_ms
     return StepChange(
@@ -127,8 +128,7 @@ def _step_change(
 def mean_over_devices(times: Sequence[Sequence[float]]) -> list[float]:
     """Return each step's time averaged over the devices, for as many steps as every device has.
 
-    Ranks of one job end their steps together, so their times are not independent samples. Hence each step gives one
-    sample.
+    Each step gives one sample, because ranks of one job end their steps together and are not independent.
     """
     return [fmean(step) for step in zip(*times, strict=False)]
 
@@ -234,7 +234,7 @@ def find_cause(
 
 def _straggler(sign: float, ranks: Sequence[RankChange], waits: Sequence[WaitChange]) -> Cause | None:
     """Return the cause on the rank for which the others waited most; None if no rank has most of the waiting."""
-    waits_ms: dict[int, list[float]] = defaultdict(list)  # changes of waits in the difference's direction, by late rank
+    waits_ms: dict[int, list[float]] = defaultdict(list)  # late rank → changes of waits in the difference's direction
     for wait in waits:
         if sign * wait.difference_ms > 0:
             waits_ms[wait.on_rank].append(wait.difference_ms)

@@ -1,4 +1,4 @@
-"""Find in what two runs differ besides their times, and say what each difference means for the comparison."""
+"""Find the differences of two runs besides their times, with their meaning for the comparison of times."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import fsum
 from gpudiag.analysis.comparison.changes import ComparedAnalysis
 from gpudiag.model.diff import OTHER_KERNELS, RunDifference
 
-#: Two runs train different models if the kernels that both have take less than this share of one run's compute. In
-#: recordings of one model (4 x H200, with various faults and strategies) they took at least 80 %, in recordings of
-#: different models mostly less than 50 %.
+#: Two runs train different models if the kernels that both have take less than this share of one run's compute. Common
+#: kernels took at least 80 % in recordings of one model (4 x H200, with various faults and strategies), and mostly less
+#: than 50 % in recordings of different models.
 SAME_KERNELS = 0.5
-#: What a difference means for the comparison, by `RunDifference.what`.
+#: `RunDifference.what` → the meaning of the difference for the comparison.
 _MESSAGES = {
     "framework": "their kernels and collectives have different names, so only buckets and ranks compare",
     "workload": "a step does other work, so its time says nothing of a regression",
@@ -60,7 +60,7 @@ def _grid(side: ComparedAnalysis) -> str | None:
 
 
 def _devices(side: ComparedAnalysis) -> str:
-    """Return the model names of the devices. A device without one is named by its kind, `cpu` or `cuda`."""
+    """Return the model names of the devices. A device without a model name is named by its kind, `cpu` or `cuda`."""
     return ", ".join(sorted({device.name or device.device.partition(":")[0] for _, device in side.live.values()}))
 
 
@@ -86,7 +86,7 @@ def _kernels(before: ComparedAnalysis, after: ComparedAnalysis) -> Iterator[RunD
 
 
 def _compute(side: ComparedAnalysis) -> dict[str, float]:
-    """Return the compute time in ms per step by kernel (on CPUs: by operator)."""
+    """Return kernel (on CPUs: operator) → compute time in ms per step."""
     times: dict[str, float] = defaultdict(float)
     for (bucket, name, _, _), (ms, _) in side.portions.items():
         if bucket == "compute":

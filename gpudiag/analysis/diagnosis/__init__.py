@@ -1,5 +1,5 @@
 """Diagnose a job: rules propose scenarios, a simulation scores them, and the engine reports findings.
 
-`hardware` judges facts alone and needs no arrays. Code that judges traces is in `engine` and imported from there, so
-that `gpudiag topology` need not import it.
+`hardware` judges the facts of a machine without arrays. Import code that judges traces from `engine`, so that
+`gpudiag topology` does not load it.
 """

@@ -19,8 +19,8 @@ NOTABLE_PERCENT = 1.0
 """Below this share of the step a rule reports nothing, and a host does not set the pace. Judgement: one fifth of the
 share that asks for action."""
 NOTABLE_MS = 0.05
-"""Below this amount a rule reports nothing, however short the step is. Judgement: reports show one decimal, and this
-amount rounds to 0.1 ms."""
+"""Below this time per step a rule reports nothing, however short the step is. Judgement: reports show one decimal, and
+this time rounds to 0.1 ms."""
 ESTIMATED_PERCENT = 2.0
 """Below this share of the step an estimate of what faster kernels save is not reported. Contract: estimates are rougher
 than measured waste."""
@@ -48,18 +48,18 @@ UNLIKE_STEP = 1.5
 nine recorded jobs the longest step took at most 1.14 times the median of the others; a pause among steps of 29 ms took
 5 times."""
 MOST_OUTLIERS = 0.25
-"""If more than this share of the steps are outliers, none is left out. Judgement: in both cases the report says so and
-is less sure."""
+"""If more than this share of the steps are outliers, none is left out. Judgement: the report names outliers in both
+cases, and lowers its confidence."""
 WORTH_FIRST = 0.25
-"""Waste is ranked before launching if its savings reach this share of those of launching. Judgement: both are reported
-with their savings in either order; in seven recorded jobs of slow hosts with known waste it was 37 to 75 % of
-launching."""
+"""Waste is ranked before launching if its savings reach this share of the savings of launching. Judgement: both are
+reported with their savings in either order; in seven recorded jobs of slow hosts, known waste saved 37 to 75 % of the
+savings of launching."""
 CLEARLY_MORE = 2.0
-"""If communication costs only host calls, it counts as launching when launching saves at least this many times as much.
+"""Communication that costs only host calls counts as launching if launching saves at least this many times as much.
 Judgement: the calls are reported in either case, and if both save alike, both are reported."""
 AS_RECORDED = 0.02
-"""Savings within this share of each other are equal, and the profiler's cost changes nothing. It is the difference
-between recorded and unprofiled steps if only the device sets the pace. Measured: -1.8 to +2.0 % in fourteen jobs."""
+"""Savings within this share of each other are equal, and the profiler's cost changes nothing. Recorded and unprofiled
+steps differ by this share if only the device sets the pace. Measured: -1.8 to +2.0 % in fourteen jobs."""
 POOR_SIMULATION = 0.03
 """If the simulation misses the recorded step time by more than this share, confidence is lower. Measured: at most 0.8 %
 in nine recordings of different jobs."""
@@ -103,8 +103,8 @@ PARTS_OF_STEP = 32
 """The calls of a step are divided into this many parts, to find where a host is slower than its peers. Judgement: the
 median over parts moves by a thirty-second if one source location is slower."""
 FEWEST_CALLS = 4
-"""If a part has fewer calls than this, the parts of hosts are not compared. Statistical: one long call does not move
-the median of four."""
+"""If a part of a step has fewer calls than this, the parts of hosts are not compared. Statistical: one long call does
+not move the median of four."""
 SLOW_THROUGHOUT = 1.5
 """A host is slow throughout if it takes this many times as long as its peers in half of the step. Measured: 2.7 and 3.1
 for a quarter of a core, at most 1.2 for ranks with a core each, whatever extra work one of them had."""
@@ -122,8 +122,8 @@ COMPUTES_NS = 100 * NS_PER_US
 ms per step of an optimizer in host memory; in 201 of 207 recordings without one at most 0.2 ms, in five others 2 to 12
 ms on a host that had lost its core."""
 FEW_SLOW_CALLS = 2
-"""At most this many names of slow calls are few. Judgement: a host that loses its core is slow in any call and has many
-names; if the names are not reported, the time counts as launching."""
+"""Slow calls of at most this many names are reported by name. Judgement: a host that loses its core is slow in calls of
+many names; if the names are not reported, the time counts as launching."""
 BESIDE = 0.2
 """A thread runs beside the training thread, not in turns with it, if both are busy for more than this share of its
 time. Measured: 40 other threads that launch were busy for 0.0 % of their time while the training thread was."""
@@ -154,15 +154,15 @@ GAP_IN_GRAPH_NS = 450.0
 """Kernels of a CUDA graph follow each other after this gap. Measured: on H200s a mean of 0.41 and 0.51 µs over 3,648
 and 2,404 kernels; kernels launched one by one are 1.2 to 1.3 µs apart if the host runs far ahead."""
 FEW_OPS = 4
-"""A stream with at most this many ops in a step does not determine the end of the step; the host does. Judgement: all
-amounts are means over steps, which do not change."""
+"""A stream with at most this many ops in a step does not determine the end of the step; the host does. Judgement: the
+ends of steps do not change any savings, which are means over steps."""
 TINY_KERNEL_US = 10.0
 """A kernel shorter than this takes less time than its launch. Physical: the CUDA call alone takes 5 to 7 µs in the
 median, and the framework's work around it as much again."""
 
 CONTENTION_FREE = 0.05
-"""An op is contention-free if less than this share of it ran beside a collective. Judgement: an op loses a third beside
-a collective, so that such an op lost 2 % at most."""
+"""An op is contention-free if less than this share of it ran beside a collective. Judgement: ops lose a third of their
+time beside a collective, so that a contention-free op lost 2 % at most."""
 ALIKE_CONTENTION_FREE = 0.1
 """Kernels do the same work if the middle half of their contention-free durations is within this share of the median.
 Measured: on an H200 0.2 to 2 % for one size, several times the median for two; of 2,797 kernels at one position of the
@@ -203,8 +203,8 @@ OFTEN = 2
 """A rank does extra work if it synchronizes, or makes two calls in succession, this many times as often as its peers.
 Judgement: ranks run the same program, so that a rank that only waits longer waits as often."""
 ALSO_LATE = 0.3
-"""A rank is a straggler if its excess is at least this share of the largest excess. Judgement: amount and cause do not
-depend on it, and the evidence has the excess of every rank."""
+"""A rank is a straggler if its excess is at least this share of the largest excess. Judgement: savings and cause do not
+depend on this share, and the evidence has the excess of every rank."""
 JITTER = 1.3
 """The straggler changes between steps if equalizing each step saves this many times as much as equalizing ranks.
 Judgement: if one rank is late in every step, at most a third of the savings is not due to it."""
@@ -216,7 +216,7 @@ LINK_OF_CEILING = 0.6
 """A link that carries less than this share of its ceiling is degraded. Measured: pinned copies of healthy links reach
 80 to 97 %."""
 LINK_OF_SIBLINGS = 0.75
-"""A link that carries less than this share of what links of the same model carry is degraded. Measured: GPUs of one
+"""A link that carries less than this share of the rate of links of the same model is degraded. Measured: GPUs of one
 model in one machine agree within some percent."""
 LINK_SEVERE = 0.35
 """A degraded link that carries less than this share of its ceiling is critical. Judgement: only the severity depends on
@@ -234,8 +234,8 @@ PEER_SLOWER = 0.9
 """Direct copies are slower than staged ones if they reach less than this share of their rate. Judgement: repeated
 measurements differ by some percent, not by a tenth over all directions."""
 ONE_LINK = 1.3
-"""GPUs share one uplink if together they carry at most this many times what one of them carries alone. Physical: once
-as much over one link, twice over two."""
+"""GPUs share one uplink if together they carry at most this many times the rate of one of them alone. Physical: once
+the rate over one link, twice the rate over two links."""
 ONE_DIRECTION = 1.25
 """Both directions share a link if together they carry at most this many times one direction. Measured: 1.7 to 2 times
 over separate links."""
@@ -254,8 +254,7 @@ LEAST_ELSEWHERE = 0.15
 """At least this share of a rank's work must be as long as its peers', to tell a hot expert from a slow device.
 Judgement: attention and dense layers take more."""
 LEAST_BUBBLE_PERCENT = 1.0
-"""More microbatches that save less of the step are not reported. Judgement: a percent is what repeated runs differ
-by."""
+"""More microbatches that save less of the step are not reported. Judgement: repeated runs differ by a percent."""
 CLOSE_BUBBLE_PERCENT = 5.0
 """The measured bubble confirms the theoretical one if their shares of the step differ by at most this. Judgement: only
 the confidence depends on it."""

@@ -1,7 +1,7 @@
 """Provide the facts that every rule reads, each computed once, without outlier steps.
 
-A mean over steps of different kinds describes no step. If one of 147 ms is among steps of 29 ms, the mean suggests that
-each step loses 20 ms. A few outliers are left out and reported. Many outliers belong to the job.
+A mean over steps of different kinds describes no step. If one step in six takes 147 ms and the others 29 ms, the mean
+suggests that each step loses 20 ms. A few outlier steps are left out and reported. Many outlier steps are kept.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class Case:
         attribution: buckets of each track's steps.
         facts: measurements of the machine, if known.
         run: the record of the run, if gpudiag recorded it.
-        work: classes of the kernels, and compilations; None if they were not classified.
+        work: classes of the kernels, and compilations; None if kernels were not classified.
         line_logs: line events of the run's processes.
-        rate: FLOPs and their rate, if the run counted them.
+        rate: FLOPs per step and per second, if the run counted FLOPs.
         outlier_steps: message about outlier steps; empty without any.
     """
 
@@ -88,13 +88,13 @@ class Case:
 
     @cached_property
     def step_ms(self) -> float:
-        """Return the mean recorded step over all devices, in ms."""
+        """Return the mean length of a recorded step over all devices, in ms."""
         means = [float(track.step_ns.mean()) for track in self.attribution.tracks if len(track.step_ns)]
         return milliseconds(float(np.mean(means))) if means else 0.0
 
     @cached_property
     def slowest_ms(self) -> float:
-        """Return the mean recorded step of the slowest device, in ms."""
+        """Return the mean length of a recorded step on the slowest device, in ms."""
         return milliseconds(
             max((float(track.step_ns.mean()) for track in self.attribution.tracks if len(track.step_ns)), default=0)
         )
@@ -110,7 +110,7 @@ class Case:
         return self.timeline.tracks
 
     def exposed_ms(self, *buckets: str) -> dict[int, float]:
-        """Return the exposed ms per step in these buckets by rank; of several devices, the one with most."""
+        """Return by rank the exposed ms per step in these buckets, the maximum over the rank's devices."""
         columns = [BUCKETS.index(bucket) for bucket in buckets]
         exposed: dict[int, float] = {}
         for track in self.attribution.tracks:
@@ -121,13 +121,13 @@ class Case:
 
     @cached_property
     def unprofiled_ms(self) -> float | None:
-        """Return the unprofiled step of the slowest rank, in ms; None if the run measured none."""
+        """Return the mean unprofiled step of the slowest rank, in ms; None if the run has no unprofiled steps."""
         if self.run is None:
             return None
         return max((rank.unprofiled.mean_ms for rank in self.run.ranks if rank.unprofiled is not None), default=None)
 
     def unseen_share(self) -> float:
-        """Return the share of transfer time in collectives with ranks whose traces are missing."""
+        """Return the share (0 to 1) of transfer time in collectives in which a rank without a trace takes part."""
         tables = [track.collectives for track in self.tracks]
         instance = np.concatenate([table.instance for table in tables])
         ranks = [np.array([kind[2] or self.timeline.world_size for kind in table.kinds], np.int64) for table in tables]
@@ -147,20 +147,21 @@ class Case:
 def without_outlier_steps(case: Case) -> Case:
     """Return the case reduced to the longest run without outliers if outliers are few, else the whole case.
 
-    With an unprofiled step time there may be many outliers, but the reduced case must be nearer to that time than the
-    whole case.
+    If the unprofiled step time is known, outliers may be many, but the reduced case must have a mean step nearer to
+    that time than the whole case.
     """
     outliers_by_step = _outlier_steps(case)
     if not outliers_by_step:
         return case
     whole = replace(case, outlier_steps=_message(outliers_by_step, left_out=False))
-    numbers = {tuple(track.window_steps.tolist()) for track in case.tracks}
-    if len(numbers) != 1 or case.tracks[0].is_cpu:
+    steps_of_tracks = {tuple(track.window_steps.tolist()) for track in case.tracks}
+    if len(steps_of_tracks) != 1 or case.tracks[0].is_cpu:
         return whole
-    (every,) = numbers
-    longest = _longest_run_without_outliers(every, outliers_by_step)
-    timed = case.unprofiled_ms
-    if len(longest) < FEWEST_STEPS_LEFT or (timed is None and len(outliers_by_step) > MOST_OUTLIERS * len(every)):
+    (steps,) = steps_of_tracks
+    longest = _longest_run_without_outliers(steps, outliers_by_step)
+    unprofiled_ms = case.unprofiled_ms
+    few = len(outliers_by_step) <= MOST_OUTLIERS * len(steps)
+    if len(longest) < FEWEST_STEPS_LEFT or (unprofiled_ms is None and not few):
         return whole
     first, after = longest[0], longest[-1] + 1
     tracks = tuple(_cut_track(track, first, after) for track in case.tracks)
@@ -171,7 +172,7 @@ def without_outlier_steps(case: Case) -> Case:
         attribution=msgspec.structs.replace(case.attribution, tracks=attributed),
         outlier_steps=_message(outliers_by_step, left_out=True),
     )
-    if timed is not None and abs(case.slowest_ms - timed) < abs(cut.slowest_ms - timed):
+    if unprofiled_ms is not None and abs(case.slowest_ms - unprofiled_ms) < abs(cut.slowest_ms - unprofiled_ms):
         return whole
     return cut
 
@@ -179,7 +180,7 @@ def without_outlier_steps(case: Case) -> Case:
 def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Container[int]) -> list[int]:
     """Return the indices of the longest run of steps without outliers.
 
-    The step after an outlier is left out too, because the outlier may delay its begin.
+    The step after an outlier is left out too, because the outlier may delay its start.
     """
     runs = [
         list(run) for odd, run in groupby(range(len(steps)), lambda index: steps[index] in outliers_by_step) if not odd
@@ -188,7 +189,7 @@ def _longest_run_without_outliers(steps: Sequence[int], outliers_by_step: Contai
 
 
 def _outlier_steps(case: Case) -> dict[int, tuple[float, float, int]]:
-    """Return for each outlier step (length in ns, usual length in ns, rank), of the rank where they differ most."""
+    """Return outlier step → (length in ns, usual length in ns, rank), for the rank on which they differ most."""
     outliers: dict[int, tuple[float, float, int]] = {}
     for track, attributed in zip(case.tracks, case.attribution.tracks, strict=True):
         lengths = attributed.step_ns.astype(np.float64)

@@ -38,7 +38,7 @@ _WEAKENING = frozenset(
 )
 #: Warnings that make it uncertain which rank waited for which.
 _WEAKENING_BETWEEN_RANKS = frozenset({"clock-skew", "missing-ranks"})
-#: Warnings that forbid `compute-bound`. Lost kernels do not, because they could only add compute.
+#: Warnings that forbid `compute-bound`. Lost kernels do not forbid the finding: they only add compute.
 _UNSURE_OF_COMPUTE = (UNTRUSTED_CODES - {"lost-kernels"}) | NOT_ALL_SEEN_CODES
 _BETWEEN_RANKS = frozenset({"straggler", "communication-bound"})
 #: Findings about host time, which an unmeasured profiler cost makes uncertain.
@@ -107,7 +107,7 @@ def diagnose(case: Case) -> Diagnosis:
 
 
 def _with_conclusion(findings: Sequence[Finding], conclusion: Iterable[Finding]) -> list[Finding]:
-    """Return the findings with the conclusion, if there is one, before all that are `info`."""
+    """Insert the conclusion, if there is one, before the findings of severity `info`."""
     conclusions = list(conclusion)
     if not conclusions:
         return list(findings)
@@ -116,7 +116,7 @@ def _with_conclusion(findings: Sequence[Finding], conclusion: Iterable[Finding])
 
 
 def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
-    """Return why this job cannot be simulated; "" if it can."""
+    """Return the reason why this job cannot be simulated; "" if it can be."""
     if what_if is None:
         return (
             "savings need two marked steps or more with kernel launches or collectives. Record both CPU and CUDA "
@@ -132,10 +132,10 @@ def _reason_not_to_simulate(case: Case, what_if: WhatIf | None) -> str:
 
 
 def _without_simulation(case: Case, reason: str) -> Diagnosis:
-    """Diagnose a case by its unprofiled steps, or by shares of the recorded step if these show no late input."""
+    """Report the wait for input in unprofiled steps, or without such a wait the shares of the recorded step."""
     trusted = not {warning.code for warning in case.timeline.validity} & _UNSURE_OF_COMPUTE
     findings = with_unprofiled_input(case, ()) or list(WITHOUT_SIMULATION(case, reason, trusted=trusted))
-    # `compute-bound` needs no simulated savings, so that no doubt is left.
+    # `compute-bound` needs no simulation, so the missing simulation is no doubt about it.
     certain = bool(findings) and all(finding.code == CONCLUSION.code for finding in findings)
     doubts = () if certain else (Validity(code="cannot-tell", message=reason),)
     return Diagnosis(findings=tuple(findings), validity=doubts, rejected=True)
@@ -176,10 +176,7 @@ def _with_input_lines(case: Case, findings: list[Finding]) -> list[Finding]:
 
 
 def _graded(what_if: WhatIf, scored: list[ScoredFinding]) -> list[Finding]:
-    """Return the findings with the lower of two confidences: that of their rule, and that of their survival.
-
-    A variation leaves out one step, or assumes another profiler overhead.
-    """
+    """Give each finding the lower of two confidences: its rule's, and the grade of the variations that it survives."""
     findings = []
     for scored_finding, share in zip(scored, survival(what_if, scored), strict=True):
         finding = scored_finding.finding

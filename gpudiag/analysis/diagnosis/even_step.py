@@ -69,7 +69,7 @@ def work_of_processes(what_if: WhatIf, scenario: Scenario) -> Times:
 
 
 def relative_work(what_if: WhatIf, scenario: Scenario) -> list[float]:
-    """Return the compute of each stage divided by their mean; a single slow rank does not count for its stage."""
+    """Return the compute of each stage, as the lower median of its ranks, divided by the mean over stages."""
     work = work_of_processes(what_if, scenario)
     stages = np.array([lower_median(work[peers]) for peers in what_if.graph.peers])
     relative: list[float] = (stages / max(float(stages.mean()), 1.0)).tolist()

@@ -1,7 +1,7 @@
-"""Explain each bucket of the step by findings, or by its share if nothing is simulated, and order the fixes.
+"""Explain each bucket of the step by findings, and order the fixes. Without a simulation, report each bucket's share.
 
-Each share is an upper bound of the savings. Savings themselves are unknown for one recorded step, for a job that cannot
-be simulated, and for one rank of several.
+A bucket's share of the step is an upper bound of its savings. Savings themselves are unknown for a single recorded
+step, for a job that cannot be simulated, and for one rank of several.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _ON_THE_HOST = (
     "slow-copy",
     "communication-bound",
 )
-#: Buckets of device time, which recording does not lengthen; but it may leave them without overlapping compute.
+#: Buckets of device time. Recording does not lengthen device time, but may expose it by delaying compute.
 _ON_THE_DEVICE = frozenset({"communication_transfer", "copy"})
-#: Buckets for which a stall accounts only by a part of its location (`one_place`).
+#: Bucket → key in `parts_ms` of a stall (`one_place`): a stall accounts for only this component of the bucket.
 _OF_A_PLACE = {"copy": "copies", "sync": "synchronizations"}
-#: The findings that account for a bucket, and the edits that remove all of it.
+#: Bucket → (codes of the findings that account for it, edits that remove all of it).
 _BY: dict[str, tuple[tuple[str, ...], tuple[Edit, ...]]] = {
     "communication_transfer": (("communication-bound", "straggler"), (without_communication,)),
     "communication_wait": (("straggler", "pipeline-bubble", "communication-bound"), (without_communication,)),
@@ -91,7 +91,7 @@ _ALL_RANKS = (
     "from transferring."
 )
 _MARKED_STEPS = "Record five or more marked steps of all ranks, so that savings can be estimated."
-#: The bucket that holds a finding's time.
+#: Code of a finding → the bucket that holds its time.
 _BUCKET = {code: bucket for bucket, (code, *_) in LIKELY.items()}
 
 
@@ -117,7 +117,7 @@ def explain(
 ) -> tuple[Explained, ...]:
     """Explain each bucket except compute that takes 5 % of the step or more.
 
-    A finding accounts for as much of a bucket as it saves, and the profiler for what it cost the host.
+    A finding accounts for as much of a bucket as it saves. The profiler accounts for the host time that it added.
     """
     buckets, step_ms = pace_setter(case)
     return tuple(
@@ -157,9 +157,9 @@ def _explain_bucket(  # noqa: PLR0917  # the parameters of `explain`, and the bu
 
 
 def _accounted_ms(finding: Finding, bucket: str) -> float:
-    """Return what a finding accounts for in a bucket: its savings, or the share it names if savings are not known.
+    """Return the ms of a bucket that a finding accounts for: its savings, or its exposed time if unknown.
 
-    More microbatches save half of a bubble, which accounts for all of it.
+    A pipeline bubble accounts for its whole length, although more microbatches save only half of it.
     """
     if finding.code == "host-stall" and bucket in _OF_A_PLACE:
         return finding.parts_ms.get(_OF_A_PLACE[bucket], 0.0)
@@ -172,10 +172,11 @@ def _accounted_ms(finding: Finding, bucket: str) -> float:
 
 
 def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
-    """Return how much of a bucket, per step, recording itself may have caused.
+    """Return the ms of a bucket, per step, that recording itself may have caused.
 
-    On the host that is all that recording cost. On the device it is what the bucket lengthens the recorded step by and
-    not the step as it is: a host that is slower while it is recorded leaves less compute to hide behind.
+    For a bucket of host time, the result is the whole cost of recording. For a bucket of device time, it is the
+    bucket's savings in the recorded step minus its savings in the corrected step, because a host that recording slows
+    leaves less compute to hide the bucket.
     """
     added = max(what_if.simulated_ms - what_if.now_ms, 0.0)
     if bucket not in _ON_THE_DEVICE or not added:
@@ -189,7 +190,7 @@ def _recording_ms(what_if: WhatIf, bucket: str, edits: Sequence[Edit]) -> float:
 
 
 def _queued_ms(case: Case) -> float:
-    """Return the gaps between queued ops, per step, on the device that sets the pace: no host causes them."""
+    """Return the gaps between queued ops, which no host causes, in ms per step on the device that sets the pace."""
     track = _pace_track(case)
     return 0.0 if track is None else milliseconds(length(track.queued) / len(track.step_ns))
 
@@ -197,7 +198,7 @@ def _queued_ms(case: Case) -> float:
 def _hidden(
     what_if: WhatIf, scored: Sequence[ScoredFinding], edits: Sequence[Edit], left_ms: float
 ) -> tuple[tuple[str, ...], str]:
-    """Return (codes of the findings that hide it, a note) for time that no finding accounts for."""
+    """Explain `left_ms` that no finding accounts for: return (codes of the findings that hide them, a note)."""
     fixed = what_if.corrected
     for finding in scored:
         fixed = finding.proposal.edit(what_if, fixed)
@@ -245,7 +246,7 @@ def likely_causes(case: Case, reason: str, *, trusted: bool = True) -> tuple[Fin
 def with_unseen_communication(case: Case, findings: Sequence[Finding]) -> list[Finding]:
     """Add communication as a finding if traces of other ranks are missing and no finding covers it.
 
-    A finding without savings is placed before the first finding that saves less than half of its share.
+    A finding with unknown savings is placed as if it saved half of its exposed time.
     """
     buckets, step_ms = pace_setter(case)
     ms = buckets["communication_transfer"]
@@ -304,7 +305,7 @@ def _unit_words(timeline: Timeline) -> str:
 
 
 def _bandwidth_words(collective: LargestCollective, link_gb_per_s: float | None) -> str:
-    """Return the bandwidths, and whether they point to waiting, as a part of a title."""
+    """Return a part of a title: the bandwidths, and whether they point to waiting."""
     if link_gb_per_s is None:
         return f" ({collective.operation} at {collective.busbw_gb_per_s:.3g} GB/s)"
     waits = ", which points to waiting" * (collective.busbw_gb_per_s < OF_NVLINK * link_gb_per_s)

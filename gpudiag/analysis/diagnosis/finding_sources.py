@@ -21,7 +21,7 @@ _ON_THE_HOST = frozenset({"host-stall", "host-sync", "slow-copy", "launch-bound"
 
 
 def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Return scored findings with their lines."""
+    """Add to each finding about the host its line of the user's source."""
     if case.lines is None:
         return list(findings)
     known = {scored.finding.source for scored in findings if scored.finding.source is not None}
@@ -32,7 +32,7 @@ def with_sources(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings, `input-bound` with the line that makes the batches."""
+    """Add to each `input-bound` finding the line that makes the batches."""
     if case.lines is None:
         return list(findings)
     return [
@@ -44,7 +44,7 @@ def with_input_lines(case: Case, findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceLocation]) -> SourceLocation | None:
-    """Return the line of a finding; a stall beside known lines is in another line."""
+    """Return the line of a finding, or None; a stall is not assigned to a line that another finding already has."""
     assert case.lines is not None  # noqa: S101  # the callers check
     finding = scored.finding
     if finding.source is not None:
@@ -61,7 +61,7 @@ def _line(case: Case, what_if: WhatIf, scored: ScoredFinding, known: Set[SourceL
 
 
 def _traced_ns(what_if: WhatIf, gone: Scenario) -> NDArray[np.float64]:
-    """float64[n], ns: operators and calls before each node that a scenario removes, with the waits for the device."""
+    """Return float64[n], ns before each host node: operators, calls and waits for the device that `gone` removes."""
     host, now = what_if.graph.host, what_if.corrected
     unblocked = now.blocking & ~gone.blocking & (host.block != HostBlock.COLLECTIVE)
     first = np.append(True, host.process[1:] != host.process[:-1])

@@ -1,9 +1,9 @@
-"""Make one finding of what one line of the user's source costs.
+"""Make one finding of all costs of one line of the user's source.
 
-The lines of the loop that are no forward pass, backward pass, update or fetch are work that the step can do without:
-saving, logging, metrics, sleeping. Hooks in backward are too. For each, the line and all that it does is removed from
-the step: host time, waits for the device, copies, and the kernels that it launches. What saves 5 % of the step is a
-finding, and the findings that go away with it are its parts.
+A line of the loop is removable if it does not belong to the forward pass, backward pass, update or fetch. Examples are
+saving, logging, metrics and sleeping. Hooks in the backward pass are removable too. The simulation removes the line's
+host time, waits for the device, copies, and kernels. A line that saves 5 % of the step is a finding, and absorbs the
+other findings that save nothing more without the line.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from gpudiag.model.analysis import Finding
 from gpudiag.model.timeline import OpClass
 from gpudiag.units import milliseconds
 
-#: Advice for a stall in a known line: the location need not be searched.
+#: Advice for a stall in a known line, without advice on finding its location.
 _KNOWN_LINE: Advice = ELSEWHERE[1:3]
-#: Number of lines that are examined.
+#: Maximum number of examined lines.
 _MOST_LINES = 4
 
 
 def in_one_line(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Merge the findings that go away with a line, and add lines that no rule has found."""
+    """Merge the findings that go away with a line, and add findings for lines that no rule has found."""
     merged = list(findings)
     if case.lines is None:
         return merged
@@ -73,10 +73,10 @@ def _with_line(case: Case, what_if: WhatIf, findings: list[ScoredFinding], line:
 
 
 def _saving_ms(case: Case, what_if: WhatIf, line: LineInSteps, gone: Scenario) -> float:
-    """Return what the step saves without the line, in ms.
+    """Return the savings without the line, in ms per step.
 
-    If recorded steps on CPUs, where no kernels outlast the line, were slower than unprofiled ones, the line saves the
-    part of its unprofiled time that the simulation saves of its recorded time.
+    On CPUs no kernel outlasts the line. If unprofiled steps on CPUs are shorter than corrected ones, the savings are
+    the line's unprofiled time, multiplied by the share of its recorded time that the simulation saves.
     """
     if what_if.now_ms >= what_if.corrected_ms or not all(track.is_cpu for track in case.tracks):
         return what_if.saving_ms(gone)
@@ -88,7 +88,7 @@ def _saving_ms(case: Case, what_if: WhatIf, line: LineInSteps, gone: Scenario) -
 
 
 def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Return the finding; reduce a stall that the line is a part of to the rest of the stall."""
+    """Reduce a stall to its savings outside the line; return any other finding unchanged."""
     finding = scored.finding
     if finding.code != HostStall.code or finding.source is not None or finding.cause == GARBAGE_COLLECTION:
         return scored
@@ -106,13 +106,13 @@ def _beside_line(scored: ScoredFinding, without_line: Edit, gone: Scenario, what
 
 
 def _describe_rest(describe: Callable[[float, float], Finding], gain: float, percent: float) -> Finding:
-    """Describe a stall without its main place, which is that of the line."""
+    """Describe a stall whose main place, the line, is already a finding."""
     title = f"the training thread stalls at other points of the step, which costs {gain:.1f} ms per step"
     return msgspec.structs.replace(describe(gain, percent), title=title, place="", evidence={})
 
 
 def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scenario) -> Scenario:
-    """Remove what the stall has beside the line."""
+    """Remove the host time and waits of the stall that lie outside the line."""
     gone = without_line(what_if, costs)
     both = stall(what_if, gone)
     return replace(
@@ -124,7 +124,7 @@ def _rest_of_stall(stall: Edit, without_line: Edit, what_if: WhatIf, costs: Scen
 
 
 def _may_lie_in_a_line(finding: Finding) -> bool:
-    """Return whether the host causes a finding at some instant; unmarked time at a step's start may be no input."""
+    """Return whether a line may cause the finding; unmarked time at a step's start may be other work than input."""
     return finding.code in MERGED_CODES or (finding.cause or "").startswith("unmarked time")
 
 
@@ -154,7 +154,7 @@ def _without_line(line: LineInSteps, what_if: WhatIf, costs: Scenario) -> Scenar
 
 
 def _ops_of(nodes: NDArray[np.bool_], what_if: WhatIf) -> NDArray[np.bool_]:
-    """Return bool[m]: copies and kernels of these host nodes, without communication."""
+    """Return bool[m]: the copies and compute kernels that belong to these host nodes, without communication."""
     device = what_if.graph.device
     launched = np.zeros(len(device.start), np.bool_)
     known = device.launch != NONE

@@ -52,7 +52,7 @@ SAVING = pytorch(
 def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
     """Merge the findings that go away together with a stall when its place is removed.
 
-    If the lines of the source are known, they divide the host time better than ranges do (`one_line`).
+    If source lines are known, nothing is merged here, because `one_line` divides the host time more finely.
     """
     if case.lines is not None and case.lines.placed:
         return list(findings)
@@ -76,7 +76,7 @@ def in_one_place(case: Case, what_if: WhatIf, findings: Sequence[ScoredFinding])
 
 
 def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenario) -> list[ScoredFinding]:
-    """Return the findings that save little more once the place is gone."""
+    """Return the findings that save hardly anything in the scenario `gone`, in which the place is removed."""
     left = [what_if.saving_ms(scored.proposal.edit(what_if, gone), gone) for scored in findings]
     return [
         scored for scored, rest in zip(findings, left, strict=True) if rest <= max(SAME_AMOUNT * scored.savings_ms, 0.0)
@@ -84,9 +84,9 @@ def absorbed_by(what_if: WhatIf, findings: Sequence[ScoredFinding], gone: Scenar
 
 
 def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
-    """Return whether a stall is the largest of several findings that the place saves together.
+    """Return whether the place absorbs several findings, of which a stall is the largest.
 
-    A wait or copies that cost clearly more than the stall at the same place stay separate findings.
+    Waits or copies that cost clearly more than the stall at the same place stay separate findings.
     """
     largest = max(scored.savings_ms for scored in absorbed)
     stalled = max((scored.savings_ms for scored in absorbed if scored.finding.code == _STALL), default=0.0)
@@ -94,10 +94,7 @@ def _is_one_cause(absorbed: Sequence[ScoredFinding], saved: float) -> bool:
 
 
 def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFinding:
-    """Return the finding; reduce the savings of launch overhead to its savings after the location is removed.
-
-    Launch overhead is always scored after waste is removed.
-    """
+    """Score launch overhead again, without the removed place; return any other finding unchanged."""
     if scored.proposal.kind != "launching":
         return scored
     rest_ms = what_if.saving_ms(scored.proposal.edit(what_if, gone), gone)
@@ -107,7 +104,7 @@ def rescored(scored: ScoredFinding, gone: Scenario, what_if: WhatIf) -> ScoredFi
 def _main_place(what_if: WhatIf, places: dict[str, NDArray[np.bool_]]) -> tuple[str, NDArray[np.bool_]] | None:
     """Return description and nodes of the place with the most untraced host time; None if no place has any.
 
-    Locations that launch much of the model's compute are ignored, because they are the training.
+    Places that launch much of the model's compute are ignored, because they are the training itself.
     """
     device = what_if.graph.device
     computes = (device.op_class == OpClass.COMPUTE) & (device.launch != NONE)
@@ -139,20 +136,23 @@ def _places(case: Case, what_if: WhatIf) -> dict[str, NDArray[np.bool_]]:
         between = (before >= 0) & (after < len(start)) & (after == before + 1)
         for index in np.unique(before[between]).tolist():
             if names[index] == names[index + 1]:
-                continue  # the same range in two steps: a whole step is between them
+                continue  # a whole step lies between the same range of two steps
             words = f"after {names[index]} and before {names[index + 1]}"
             places[words][nodes[between & (before == index)]] = True
     return dict(places)
 
 
 def _ranges(case: Case, track: DeviceTrack) -> tuple[NDArray[np.int64], NDArray[np.int64], list[str]]:
-    """Return start, end and name of the training thread's outermost ranges, on the common clock, by start."""
+    """Return start, end and name of the training thread's outermost ranges, on the common clock, sorted by start."""
     events = case.timeline.traces[track.trace].events
     wanted = any_of(events.kind, EventKind.ANNOTATION, EventKind.MODULE) & (events.role != Role.STEP_MARK)
     rows = np.flatnonzero(wanted & (events.thread == track.steps.thread))
     rows = rows[outermost(events.start_ns[rows], events.end_ns[rows])]
     modules = events.kind[rows] == EventKind.MODULE
-    names = [_FORWARD if of else events.name_of(row) for of, row in zip(modules.tolist(), rows.tolist(), strict=True)]
+    names = [
+        _FORWARD if is_module else events.name_of(row)
+        for is_module, row in zip(modules.tolist(), rows.tolist(), strict=True)
+    ]
     return events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns, names
 
 
@@ -209,10 +209,7 @@ def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
 
 
 def parts_of(what_if: WhatIf, whole: Scenario, gain: float) -> dict[str, float]:
-    """Return the components of the gain of a scenario, in ms per step.
-
-    Each is what it adds when removed after the preceding ones.
-    """
+    """Split the gain of a scenario into its components, in ms per step, each removed after the previous ones."""
     costs = what_if.corrected
     unstalled = replace(costs, waiting=whole.waiting)
     unblocked = replace(unstalled, blocking=whole.blocking)

@@ -70,7 +70,7 @@ def time_in(events: EventTable, thread: int, begin_ns: int, end_ns: int) -> dict
         while open_frames and open_frames[-1][0] <= start:
             open_frames.pop()
         name = events.name_of(row)
-        # In a broken record a frame may end after its enclosing frame; cut it there.
+        # In a damaged record a frame may end after its enclosing frame; cut the inner frame.
         stop = min(end, open_frames[-1][0]) if open_frames else end
         total[name] += stop - start
         if open_frames:
@@ -106,8 +106,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 def stalls(case: Case, ranks: Container[int], *, common: bool = False) -> list[Place]:
     """Return the locations of untraced host time on these ranks, longest first.
 
-    Time before a step's first op and time in communication do not count. A location has its largest time of all ranks;
-    with `common` the lower median over ranks, because a stall of one rank is not common.
+    Time before a step's first op and time in communication do not count. The time of a location is the maximum over
+    ranks. With `common` it is the lower median over ranks, which ignores a stall of a single rank.
     """
     by_process = [_places(case, track, untraced_time) for track in _processes(case, ranks)]
     places = []
@@ -125,7 +125,7 @@ def main_place(places: Sequence[Place], gain_ms: float) -> Place | None:
 
     Args:
         places: locations, longest first.
-        gain_ms: savings without stalls.
+        gain_ms: savings of removing all stalls, in ms per step.
     """
     most = MOST * max(sum(place.ms_per_step for place in places), gain_ms)
     return places[0] if places and places[0].ms_per_step >= most else None
@@ -156,7 +156,7 @@ def _places(case: Case, track: DeviceTrack, find: Callable[[DeviceTrack, EventTa
 
 
 def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
-    """Return (self time in ms, calls) per step and process of operators with slow self time, slowest first."""
+    """Return operator → (self time in ms, calls) per step and process, for slow calls, slowest operator first."""
     own_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, set[int]] = defaultdict(set)
     steps = 0
@@ -175,7 +175,7 @@ def slow_operators(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, float]]:
     """Return the slow operators if a few names have most of their time, else an empty dict.
 
-    Many names show a thread that sometimes loses its core, which slows any operator that runs at that time.
+    Many names show that the thread sometimes loses its core, because a lost core slows any operator.
     """
     slow = slow_operators(case, ranks)
     first = list(slow.values())[:FEW_SLOW_CALLS]
@@ -183,7 +183,7 @@ def few_slow_calls(case: Case, ranks: Container[int]) -> dict[str, tuple[float, 
 
 
 def _processes(case: Case, ranks: Container[int]) -> list[DeviceTrack]:
-    """Return one track of each process of these ranks that has analysed steps."""
+    """Return one device track for each process of these ranks that has analysed steps."""
     by_trace = {
         track.trace: track for track in reversed(case.tracks) if track.rank in ranks and len(track.window_steps)
     }
@@ -207,7 +207,7 @@ def _describe(track: DeviceTrack, events: EventTable, start: int, end: int) -> s
 
 
 def _outermost(events: EventTable, rows: NDArray[np.intp], edge: NDArray[np.int64], *, latest: bool) -> str:
-    """Return the name of the call with the nearest edge; of several within a short pause, the outermost."""
+    """Return the name of the call with the nearest edge; of several calls with close edges, the outermost."""
     if len(rows) == 0:
         return ""
     nearest = edge[rows].max() if latest else edge[rows].min()

@@ -1,5 +1,4 @@
-"""Register all rules, and all other code that makes findings from traces. A rule that is not listed here is not
-asked."""
+"""Register all rules, and all other code that makes findings from traces. A rule that is not listed is never run."""
 
 from __future__ import annotations
 
@@ -37,7 +36,7 @@ RULES: tuple[type[Rule], ...] = (
 
 
 def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with that about the pipeline's bubble, if the job has a pipeline."""
+    """Add the finding about the pipeline bubble, if the job has a pipeline."""
     if not case.timeline.divides_work:
         return list(findings)
     from gpudiag.analysis.diagnosis.rules.pipeline_bubble import PipelineBubble  # noqa: PLC0415  # pipelines only
@@ -45,10 +44,10 @@ def with_pipeline_bubble(case: Case, findings: Sequence[Finding]) -> list[Findin
     return PipelineBubble.findings(case, findings)
 
 
-#: Functions that revise the findings of `RULES`, in this order: by unprofiled steps, by traces that are missing, and by
-#: what only the schedule of a pipeline explains.
+#: Functions that revise the findings of `RULES`, in this order, by unprofiled steps, missing traces, and the schedule
+#: of a pipeline.
 REVISIONS = (with_unprofiled_input, with_unseen_communication, with_pipeline_bubble)
-#: Makes findings from shares of the step if a recording cannot be simulated.
+#: The function that makes findings from shares of the step if a recording cannot be simulated.
 WITHOUT_SIMULATION = likely_causes
 #: The rule that concludes from all other findings.
 CONCLUSION = ComputeBound

@@ -1,16 +1,19 @@
-"""Score proposals: what the step saves without each cause, in which order to fix them, and how sure that is.
+"""Score proposals: estimate the savings of each fix, the order of the fixes, and the confidence in both.
 
-Savings alone say what to believe, not what to do. A host that spends 30 ms in its loader and 15 ms launching, for a
-device that needs 31 ms, is 14 ms faster without the loader and 14 ms faster without launching. But nobody can do
-without launching, and once the loader is fixed the device hides it. Therefore waste is scored in the recorded job, and
-launch overhead in a job without the found waste, both with and without communication.
+Savings alone do not determine which fix comes first. Worked example: per step, the host spends 30 ms in the loader and
+15 ms on launching, and the device needs 31 ms. Removing only the loading saves 14 ms, and removing only the launching
+saves 14 ms too. But launching cannot be removed, and after the loader is fixed, the device's work hides it. Therefore
+waste is scored in the recorded job. Launch overhead is scored in three jobs: the recorded job, the job without waste,
+and the job without waste and communication. The least savings count.
 
-Two kinds of waste may hide each other: if the loader is late and the host also waits for the device, removing either
-lets the device set the pace. Both are findings, each with its own savings, and each names the other in `instead`.
+Two kinds of waste may hide each other. If the loader is late and the host also waits for the device, then after either
+fix the device sets the pace. Both are findings, each with its own savings, and each names the other in `instead`.
 
-The variations: each analysed step left out; the profiler's cost at both ends of its interval, unless unprofiled steps
-fix it; and, if the second finding saves as much as the first, that one first. A finding stays the same if its savings
-stay within a quarter of what is reported and if the first stays first, or is replaceable by what comes before it.
+The confidence in a finding is the share of variations that it survives. A variation leaves out one analysed step. If
+there are no unprofiled steps, two more variations set the profiler's cost to either end of its interval. If the second
+finding saves as much as the first, exchanging both is one more variation. A finding survives if its savings stay within
+a quarter of the reported savings. The first finding must also stay first, or the finding that becomes first must name
+it in `instead`.
 """
 
 from __future__ import annotations
@@ -47,8 +50,8 @@ class ScoredFinding(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         proposal: the cause that is removed.
-        finding: its description.
-        savings_ms: by how much a step is shorter without the cause; for launching, in a job without waste.
+        finding: the finding that describes the proposal.
+        savings_ms: ms per step saved without the cause; for launch overhead, in a job without waste.
     """
 
     proposal: Proposal
@@ -68,10 +71,10 @@ def score(
 
 
 def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
-    """Return what each proposal saves, in ms of a step.
+    """Return the savings of each proposal, in ms per step.
 
-    A proposal saves nothing if all of its savings are those of `beyond` (communication that costs only host calls) and
-    removing launch overhead saves clearly more, because then launch overhead is the cause.
+    A proposal about communication gets no savings if launch overhead is the cause: if removing only the host calls
+    (`beyond`) saves as much, and removing launch overhead saves clearly more.
     """
     costs, now = what_if.corrected, what_if.now_ms
     scenarios = [proposal.edit(what_if, costs) for proposal in proposals]
@@ -90,16 +93,16 @@ def savings_ms(what_if: WhatIf, proposals: Sequence[Proposal]) -> list[float]:
 
 
 def _savings_of_launching(what_if: WhatIf, proposals: Sequence[Proposal], savings: list[float]) -> float | None:
-    """Lower the savings of launching to those without waste; return them, or None if it saves nothing."""
-    places = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
-    if not any(savings[index] for index in places):
+    """Lower the savings of launch overhead, in place, to the least of the three jobs; return them, or None if 0."""
+    launching = [index for index, proposal in enumerate(proposals) if proposal.kind == "launching"]
+    if not any(savings[index] for index in launching):
         return None
     others = (without_waste(what_if, proposals, savings), without_others(what_if, proposals, savings))
-    worlds = [scenario for scenario in others if scenario is not what_if.corrected]
-    for index in places:
+    bases = [scenario for scenario in others if scenario is not what_if.corrected]
+    for index in launching:
         edit = proposals[index].edit
-        savings[index] = min([savings[index], *(what_if.saving_ms(edit(what_if, world), world) for world in worlds)])
-    return savings[places[-1]]
+        savings[index] = min([savings[index], *(what_if.saving_ms(edit(what_if, base), base) for base in bases)])
+    return savings[launching[-1]]
 
 
 def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
@@ -109,7 +112,7 @@ def without_others(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequ
 
 
 def without_waste(what_if: WhatIf, proposals: Sequence[Proposal], savings: Sequence[float]) -> Scenario:
-    """Return the costs without any waste that saves something."""
+    """Return the scenario without all waste of notable savings."""
     return _without_kind("waste", what_if.corrected, what_if, proposals, savings)
 
 
@@ -125,8 +128,7 @@ def _without_kind(
 def _significant(
     what_if: WhatIf, proposals: Sequence[Proposal], wastes: Sequence[Proposal], significance: Significance
 ) -> tuple[list[ScoredFinding], list[Validity]]:
-    """Return the proposals that save time in addition to these wastes, and doubts about proposals that may be
-    chance."""
+    """Return findings with notable savings, and doubts about chance ones; score launch overhead without `wastes`."""
     findings: list[ScoredFinding] = []
     doubts: list[Validity] = []
     for proposal, saved in zip(proposals, savings_ms(what_if, [*proposals, *wastes]), strict=False):
@@ -143,7 +145,7 @@ def _significant(
 
 
 def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> ScoredFinding:
-    """Return the proposal described as a finding, with the step as it is and as it would be in the evidence."""
+    """Describe a proposal as a finding, with the step time now and after the fix in its evidence."""
     now_ms = what_if.now_ms
     finding = proposal.describe(saved_ms, 100 * saved_ms / now_ms)
     fixed_ms = now_ms - saved_ms
@@ -154,7 +156,7 @@ def scored_finding(what_if: WhatIf, proposal: Proposal, saved_ms: float) -> Scor
 
 
 def in_order(findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Sort by savings, with waste before work if they are alike, and launching after waste that is worth fixing."""
+    """Sort by savings; put waste before work of equal savings, and launch overhead after waste worth fixing."""
     ordered = sorted(findings, key=lambda scored: -scored.savings_ms)
     for index in range(1, len(ordered)):
         at = index
@@ -168,7 +170,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
     worth_it = later.savings_ms >= WORTH_FIRST * sooner.savings_ms
     worth_it &= (later.finding.recoverable_percent or 0.0) >= WARNING_PERCENT
     if sooner.proposal.kind == "kernels" and later.proposal.kind in {"waste", "communication"}:
-        return worth_it  # an estimate follows what was measured
+        return worth_it  # estimated savings follow measured ones
     if later.proposal.kind != "waste" or sooner.proposal.kind == "waste":
         return False
     if later.savings_ms >= (1 - AS_RECORDED) * sooner.savings_ms:
@@ -179,7 +181,7 @@ def _goes_before(later: ScoredFinding, sooner: ScoredFinding) -> bool:
 
 
 def _with_alternatives(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[ScoredFinding]:
-    """Return the findings, each with the codes of those findings that need no fix after it is fixed."""
+    """Name in `instead` of each finding the other findings that save nothing more once it is fixed."""
     candidates = [
         index
         for index, scored in enumerate(findings)
@@ -222,7 +224,7 @@ def survival(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[float]:
 
 
 def grade(share: float) -> Confidence:
-    """Name the confidence of a share of variations survived."""
+    """Return the confidence for a share (0 to 1) of survived variations."""
     if share >= SURE:
         return "high"
     return "medium" if share >= FAIRLY_SURE else "low"
@@ -240,7 +242,7 @@ def _stays(
 
 
 def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return, for each step left out, what each finding saves over the other steps."""
+    """Return for each left-out step float64[findings]: the mean savings over the other steps, in ms."""
     costs = what_if.corrected
     proposals = [scored.proposal for scored in findings]
     clean = without_waste(what_if, proposals, [scored.savings_ms for scored in findings])
@@ -252,13 +254,13 @@ def _without_each_step(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> li
     if count < 2:
         return []
     whole = by_step.sum(axis=1)
-    # Scaled to the reported savings, because unprofiled steps may be shorter than simulated ones.
+    # Scale to the reported savings, because unprofiled steps may be shorter than simulated ones.
     scale = np.array([scored.savings_ms for scored in findings]) / np.maximum(whole / count, 1e-9)
     return [scale * (whole - by_step[:, left_out]) / (count - 1) for left_out in range(count)]
 
 
 def _at_other_costs(what_if: WhatIf, findings: Sequence[ScoredFinding]) -> list[NDArray[np.float64]]:
-    """Return the savings of each finding with the profiler's cost at either end of its interval."""
+    """Return the savings, float64[findings] in ms, at each end of the interval of the profiler's cost."""
     if (
         what_if.unprofiled_ms is not None
         or what_if.simulated_ms - what_if.corrected_ms < AS_RECORDED * what_if.simulated_ms

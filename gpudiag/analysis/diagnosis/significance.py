@@ -1,14 +1,15 @@
 """Test whether a finding about hosts is due to chance or to recording, and bound the step time without the profiler.
 
-The profiler does not slow kernels and copies. It slows host work by a cost that is known to about 15 % and differs
-between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
+The profiler does not slow kernels and copies. The profiler slows host work by a cost that is known to about 15 % and
+differs between hosts, ranks and steps. A finding about hosts asks for action only if it passes two tests:
 
 * *Chance.* Step times drift on a host whose cores are shared: in successive blocks the same step took 18.1 to 21.5 ms,
   and its mean was 1.0 ms above its median. The finding must hold for the median step, or exceed the 95 % interval of
   the mean. That interval covers the recorded steps and the unprofiled ones, which determine the profiler's cost.
 * *Recording.* An unprofiled step time determines the total work of the host that sets the pace, whatever the profiler's
-  cost is. It does not determine the work of other hosts, nor the step without a larger cause. A finding about these
-  must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding about hosts must.
+  cost is, but neither the work of other hosts nor the length of a step without a larger cause. A finding that
+  depends on either must hold for the highest likely cost of the profiler. Without unprofiled steps, every finding
+  about hosts must hold for that cost.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from gpudiag.units import NS_PER_US, milliseconds
 
 #: Factor of error, at 95 %, of estimating the profiler's cost per event as half of the host's median time per event.
 #: Measured on nine recordings on H200 and H100 hosts with unprofiled steps: the cost was 0.63 to 1.5 times the estimate
-#: (the logarithm scatters by 0.30; Student's t of eight).
+#: (standard deviation of its logarithm: 0.30; Student's t with eight degrees of freedom).
 _COST_FACTOR = 2.0
-#: Highest cost of the profiler per event in these nine recordings.
+#: Highest cost of the profiler per event, in ns, in the same nine recordings.
 _HIGHEST_COST_NS = 5000.0
 #: Drift of CPU processes at 95 %, as a multiple of the scatter of six successive steps. Measured without a profiler in
 #: 124 comparisons with the mean step of the same job some seconds earlier or later, on a machine whose two cores were
@@ -60,7 +61,7 @@ _RECORDING_SHARE = 0.03
 
 
 class Significance(msgspec.Struct, frozen=True):
-    """The figures of one case for testing findings about hosts."""
+    """Tests of findings about the hosts of one case."""
 
     case: Case
     what_if: WhatIf
@@ -70,8 +71,8 @@ class Significance(msgspec.Struct, frozen=True):
 
         Args:
             finding: the finding.
-            gain_ms: savings of its edit after the edits before it.
-            before: edits that removed waste before the finding was scored.
+            gain_ms: savings of `edit`, in ms per step, after the edits of `before`.
+            before: edits that remove waste, applied before the finding was scored.
             edit: the finding's edit.
         """
         base_ms = self.what_if.corrected_ms
@@ -162,7 +163,7 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def chance_ms(self) -> float:
-        """Return half the 95 % interval of the step time due to scatter, in ms."""
+        """Return half the width of the 95 % interval of the mean step due to scatter, in ms."""
         recorded = half_width_ms(self.slowest_track_ms) * self._shortened
         timed = max((half_width_ms(steps) for steps in self.timed_ms), default=0.0)
         return math.hypot(recorded, timed)
@@ -176,14 +177,14 @@ class Significance(msgspec.Struct, frozen=True):
 
     @property
     def slowest_track_ms(self) -> list[float]:
-        """Return the recorded steps of the slowest device, in ms."""
+        """Return the length of each recorded step of the slowest device, in ms."""
         tracks = [track.step_ns for track in self.case.attribution.tracks if len(track.step_ns)]
         slowest = max(tracks, key=lambda steps: float(steps.mean()), default=np.empty(0))
         return [milliseconds(float(step)) for step in slowest]
 
     @property
     def timed_ms(self) -> list[tuple[float, ...]]:
-        """Return each rank's unprofiled steps, in ms."""
+        """Return the lengths of each rank's unprofiled steps, in ms."""
         ranks = () if self.case.run is None else self.case.run.ranks
         return [rank.unprofiled.step_ms for rank in ranks if rank.unprofiled is not None]
 
@@ -203,7 +204,7 @@ class Significance(msgspec.Struct, frozen=True):
 
 
 def half_width_ms(step_ms: Sequence[float]) -> float:
-    """Return half the 95 % interval of the mean step, in ms; 0 for a single step."""
+    """Return half the width of the 95 % interval of the mean step, in ms; 0 for a single step."""
     if len(step_ms) < 2:
         return 0.0
     return mean_of(step_ms, as_measured=True).half_width
@@ -253,10 +254,7 @@ def interval_ms(significance: Significance) -> tuple[float, float] | None:
 
 
 def _host_drift_ms(what_if: WhatIf) -> tuple[float, float]:
-    """Return (fast, slow): the step, in ms, if the host drifts in either direction.
-
-    Host work and waits are scaled, except waits for devices.
-    """
+    """Return (fast, slow): the step, in ms, if all host work and waits, except waits for devices, drift either way."""
     costs, value = what_if.corrected, what_if.corrected_ms
     shares = (1 / _HOST_DRIFT, _HOST_DRIFT)
     fast, slow = what_if.each_step_ms(
@@ -270,18 +268,18 @@ def _profiler_cost_range_ms(case: Case, what_if: WhatIf) -> tuple[float, float]:
     usual, typical = what_if.per_event_ns, PROFILER_SHARE_OF_EVENT * typical_ns_per_event(what_if.graph)
     least_ns = min(usual, typical or usual) / _COST_FACTOR
     most_ns = min(max(usual, typical) * _COST_FACTOR, max(_HIGHEST_COST_NS, usual))
-    cheap, dear = what_if.at_cost(least_ns), what_if.at_cost(most_ns)
+    at_least, at_most = what_if.at_cost(least_ns), what_if.at_cost(most_ns)
     # The profiler slows unrecorded host work by the same share as recorded work.
     host = what_if.graph.host
     work = max(float((host.busy - np.minimum(host.slow, host.busy)).sum()), 1.0)
-    share = min(float((host.busy - dear.host_corrected.busy).sum()) / work, 1.0)
+    share = min(float((host.busy - at_most.host_corrected.busy).sum()) / work, 1.0)
     unrecorded_ms = share * (_host_communication_ms(case) + _slow_calls_ms(what_if))
     value = what_if.corrected_ms
-    return max(min(dear.corrected_ms - unrecorded_ms, value), 0.0), max(cheap.corrected_ms, value)
+    return max(min(at_most.corrected_ms - unrecorded_ms, value), 0.0), max(at_least.corrected_ms, value)
 
 
 def _host_communication_ms(case: Case) -> float:
-    """Return the ms per step of communication during which no device op and no collective runs, the most of a track."""
+    """Return the ms per step of communication without a device op or collective at work, the maximum over tracks."""
     if all(track.is_cpu for track in case.tracks):
         return 0.0
     longest_ms = 0.0
@@ -295,12 +293,12 @@ def _host_communication_ms(case: Case) -> float:
 
 
 def _slow_calls_ms(what_if: WhatIf) -> float:
-    """Return the ms per step in slow calls, of the process that spends most."""
+    """Return the ms per step in slow calls, the maximum over processes."""
     slow = np.bincount(what_if.graph.host.process, weights=what_if.graph.host.slow)
     return milliseconds(float(slow.max(initial=0.0))) / max(what_if.graph.steps, 1)
 
 
 def _cpu_drift(steps_ms: Sequence[float]) -> float:
-    """Return the drift of the steps of CPU processes at 95 %, as a logarithm."""
+    """Return the natural logarithm of the factor by which steps of CPU processes drift at most, at 95 %."""
     few = student_t(len(steps_ms) - 1) / student_t(_DRIFT_STEPS - 1)
     return min(_DRIFT_SCATTERS * max(few, 1.0) * statistics.stdev(steps_ms) / statistics.fmean(steps_ms), _MOST_DRIFT)

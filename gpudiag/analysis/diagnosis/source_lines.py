@@ -1,4 +1,4 @@
-"""Relate the lines of the user's source to a case: its host nodes, its idle devices, its ranks."""
+"""Relate the lines of the user's source to the host nodes, idle devices and ranks of a case."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gpudiag.units import NS_PER_MS
 if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.simulation.graph import HostNodes
 
-#: Number of compiled functions in evidence.
+#: Maximum number of compiled functions in evidence.
 _MOST_FRAMES = 5
-#: Host nodes that are related to lines: those with most of an amount.
+#: Limits of the host nodes whose time is divided among lines: their number, and the share of all time that they hold.
 _MOST_NODES, _COVERED = 3000, 0.98
 
 Times = NDArray[np.float64]
@@ -40,9 +40,9 @@ class LineInSteps(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         source: the line.
-        ms: time per step without the profiler, in the line and below; the median over ranks.
-        longest_ms: mean over these steps of the maximum over ranks.
-        times: times of the line and the lines below it, as normal sets by index of the trace.
+        ms: time in the line and the lines below it, per unprofiled step; the median over ranks.
+        longest_ms: the same time as a mean over steps of the maximum over ranks.
+        times: intervals of the line and the lines below it, as sorted disjoint sets, by index of the trace.
         untraced: the part of `times` without operators and calls.
         begin_ns: begin of the analysed steps, by index of the trace.
     """
@@ -81,7 +81,7 @@ class CaseLines:
 
     @cached_property
     def placed(self) -> dict[int, LinesOnTrace]:
-        """Return the lines on the common clock, by index of the trace, of traces whose steps fit."""
+        """Return the lines on the common clock by index of the trace, for traces whose steps match those of the log."""
         placed = {}
         for trace, process in self.ranks.items():
             lines = lines_on_trace(process, self._tracks[trace].steps.start)
@@ -95,7 +95,7 @@ class CaseLines:
         return {trace: line_spans(self.ranks[trace], lines) for trace, lines in self.placed.items()}
 
     def table(self) -> tuple[SourceLine, ...]:
-        """Return the lines of all processes; of the workers of a process, those of the slowest one."""
+        """Return the lines of all training processes, each followed by the lines of its slowest DataLoader worker."""
         rows: list[SourceLine] = []
         for trace, process in sorted(self.ranks.items(), key=lambda item: self._tracks[item[0]].rank):
             rank = self._tracks[trace].rank
@@ -114,14 +114,14 @@ class CaseLines:
         ranks: set[int],
         others: Set[SourceLocation] = frozenset(),
     ) -> SourceLocation | None:
-        """Return the line in which these ranks spend most of an amount of host time.
+        """Return the line in which these ranks spend most of the given host time.
 
         Args:
             host: the host nodes.
             untraced: float64[n], ns of untraced host time before each node.
             traced: float64[n], ns of other host time before each node.
-            ranks: the ranks that count; of several, the one with the largest amount decides.
-            others: lines that the amount is not in.
+            ranks: the ranks to examine; the rank with the most time decides.
+            others: lines to exclude.
         """
         best: tuple[float, SourceLocation | None] = (0.0, None)
         for trace, lines in self.placed.items():
@@ -140,7 +140,7 @@ class CaseLines:
         return best[1]
 
     def tracing_ns(self, host: HostNodes) -> Times:
-        """float64[n], ns: what `sys.settrace` cost before each host node, on Python 3.11."""
+        """Return float64[n], ns before each host node: the cost of `sys.settrace`, which Python 3.11 needs."""
         cost = np.zeros(len(host.time))
         for trace, lines in self.placed.items():
             nodes = np.flatnonzero(host.process == trace)
@@ -151,7 +151,7 @@ class CaseLines:
     def removable(self, least_share: float) -> list[LineInSteps]:
         """Return the lines that are not training and take this share of the step or more, longest first.
 
-        A line that only one of several ranks runs is not among them, because it makes a straggler.
+        A line that only one of several ranks runs is excluded, because it causes a straggler.
         """
         processes = {trace: self.ranks[trace] for trace in self.placed if self.ranks[trace].steps}
         if not processes or len(processes) < len(self._tracks):
@@ -182,7 +182,7 @@ class CaseLines:
             times[trace] = self.placed[trace].of(below)
             untraced[trace] = self._untraced(trace).of(below)
         begin = {trace: int(self._tracks[trace].bounds[0]) for trace in nodes}
-        # The ranks begin and end these steps together.
+        # All ranks begin and end unprofiled steps together, so steps of equal index correspond.
         by_step = [self.ranks[trace].total_ns[node] for trace, node in nodes.items()]
         steps = min(len(ns) for ns in by_step)
         longest_ms = float(np.max([ns[:steps] for ns in by_step], axis=0).mean()) / NS_PER_MS
@@ -191,7 +191,7 @@ class CaseLines:
     def _untraced(self, trace: int) -> LinesOnTrace:
         """Return the stretches of lines in which the training thread runs no operator and no call.
 
-        Between two step marks gpudiag itself runs, within the line that ends the step.
+        Stretches between two step marks are excluded, because gpudiag itself runs there, in the step's last line.
         """
         track, events = self._tracks[trace], self._timeline.traces[trace].events
         marks = np.flatnonzero((events.role == Role.STEP_MARK) & (events.thread == track.steps.thread))
@@ -201,7 +201,7 @@ class CaseLines:
         return self.placed[trace].inside(intersect(untraced, steps))
 
     def of_input(self, ranks: set[int]) -> SourceLocation | None:
-        """Return the line that makes batches: of a worker if there are workers, else of the training thread."""
+        """Return the line that takes most of the time to make batches, in a worker or else in the training thread."""
         for trace, process in self.ranks.items():
             if self._tracks[trace].rank not in ranks:
                 continue
@@ -218,7 +218,7 @@ class CaseLines:
         return None
 
     def recompiled(self) -> list[dict[str, Any]]:
-        """Return the functions that the process with most compilation compiles in the steps, most time first."""
+        """Return the functions that the process with most compilation time compiles in the steps, slowest first."""
         processes = [process for process in self.ranks.values() if process.alone is not None]
         longest = max(processes, key=lambda process: sum(row.ms for row in process.log.compilations), default=None)
         if longest is None:
@@ -235,7 +235,7 @@ class CaseLines:
         ]
 
     def of_straggler(self, rank: int) -> SourceLocation | None:
-        """Return the line in which a rank spends more than the median of the others."""
+        """Return the line with most of the time by which a rank exceeds the median of the other ranks."""
         processes = {self._tracks[trace].rank: process for trace, process in self.ranks.items()}
         process = processes.pop(rank, None)
         if process is None or not processes or not process.steps:
@@ -260,7 +260,7 @@ class CaseLines:
         return np.array(sorted(nodes), np.int64)
 
     def _amounts_by_line(self, lines: LinesOnTrace, process: ProcessTimes, host: HostNodes, amounts: Times) -> Times:
-        """float64[nodes of the tree]: the amounts, each divided by the lines that run in the time before its node."""
+        """Return float64[nodes of the tree], ns: the amounts, each divided among the lines that run before its node."""
         by_line = np.zeros(len(process.tree.parent))
         rows = np.argsort(-amounts)[:_MOST_NODES]
         running = np.cumsum(amounts[rows])
@@ -277,7 +277,7 @@ class CaseLines:
         return by_line
 
     def _idle_ns(self, trace: int) -> Times | None:
-        """float64[nodes], ns per step in which no device of the process works while each line itself runs."""
+        """Return float64[nodes], ns per step in which a line itself runs and no device of its process works."""
         lines = self.placed.get(trace)
         tracks = [track for track in self._timeline.tracks if track.trace == trace and len(track.window_steps)]
         if lines is None or not tracks:
@@ -291,13 +291,13 @@ class CaseLines:
 
 
 def _within_lines(process: ProcessTimes) -> Times:
-    """float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
+    """Return float64[nodes], mean ns per step in each line itself, without the time outside of all lines."""
     amounts: Times = process.self_ns.mean(axis=1)
     amounts[ROOT] = 0.0
     return amounts
 
 
 def _by_path(process: ProcessTimes) -> dict[tuple[tuple[str, int], ...], tuple[int, float]]:
-    """Return path of (file, line) → (node, mean ns per step in the line itself)."""
+    """Return path, as pairs (file, line) → (node, mean ns per step in the line itself)."""
     mean = process.self_ns.mean(axis=1)
     return {path_of(process, node): (node, float(mean[node])) for node in range(1, len(process.tree.parent))}

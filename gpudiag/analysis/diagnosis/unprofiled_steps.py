@@ -34,7 +34,7 @@ class UnprofiledInput(msgspec.Struct, frozen=True, kw_only=True):
         """Return the part of the wait, in ms, that recorded steps lack; 0 if they contain most of it.
 
         Recorded steps may wait less because recording slows the job, so that the loader keeps up, or because the few
-        recorded steps find batches that were made before.
+        recorded steps use batches that were made before recording.
 
         Worked example. In unprofiled steps, devices wait for 24 ms and threads fetch for 26 ms. In recorded steps,
         threads fetch for 6.5 ms. Recorded steps lack 18 ms of the wait.
@@ -97,7 +97,7 @@ def fastest_host_ms(run: RunRecord | None) -> dict[int, float]:
     """Return by rank the shortest time, in ms, in which the training thread enqueued a step.
 
     Waits within a step, mostly for a full launch queue, only lengthen this time. The thread waits least in the steps
-    before the unprofiled ones, because the first of them finds the device idle.
+    before the unprofiled ones (`idle_host_ms`), because the device is idle when the first of these steps begins.
     """
     hosts = {rank.rank: rank.timed for rank in _ranks(run) if rank.timed is not None}
     return {rank: min((*host.host_ms, *host.idle_host_ms)) for rank, host in hosts.items() if host.host_ms}
@@ -124,7 +124,7 @@ def recording_cost(run: RunRecord | None) -> RecordingCost | None:
 
 
 def recording_doubts(run: RunRecord | None) -> tuple[Validity, ...]:
-    """Warn if a rank has no kernel-only trace and its record has the reason."""
+    """Warn if a rank has no kernel-only trace and its record states the reason."""
     notes = [rank.notes.get("no-light-recording") for rank in _ranks(run)]
     message = next((note for note in notes if note), None)
     return (Validity(code="no-light-recording", message=message),) if message else ()
@@ -149,7 +149,7 @@ def exposed_input_ms(rank: RankRecord) -> tuple[float, ...]:
 
 
 def exposed_input_by_rank(run: RunRecord | None) -> dict[int, tuple[float, ...]]:
-    """Return `exposed_input_ms` by rank, only of ranks with several such steps."""
+    """Return `exposed_input_ms` by rank, for ranks with at least two such steps."""
     return {rank.rank: steps for rank in _ranks(run) if len(steps := exposed_input_ms(rank)) > 1}
 
 
@@ -179,19 +179,19 @@ def later_input_ms(run: RunRecord | None, ranks: Sequence[int]) -> float:
 
 
 def input_ms_above_most(run: RunRecord | None) -> dict[int, float] | None:
-    """Return by rank the most, in ms, by which the rank's own input can have lengthened the unprofiled steps.
+    """Return by rank an upper bound, in ms, of the time by which the rank's own input lengthened the unprofiled steps.
 
-    Two bounds apply, each if it is known. Return None if neither is.
+    The lower of two bounds applies; the result is None if neither is known:
 
-    - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, unless
-      the excess may be chance. If most devices do not wait for input, this bound does not apply: a rank that waits is
+    - If most ranks' devices waited for input, the bound is the excess of the rank's wait over the usual wait, or 0 if
+      the excess may be chance. If most devices did not wait for input, this bound does not apply: a rank that waits is
       a straggler, even if few of its steps are recorded.
-    - If the workers of all loaders are known, the bound is the excess of the step over the time that most ranks'
+    - If the workers of all loaders are known, the bound is the length of the step minus the time that most ranks'
       workers need for its batches, because without this rank's input the step would still take that time.
 
-    Worked example. Example: each of two ranks has one worker, which takes 20.2 ms per batch, in steps of 20.5 ms. The
-    worker of rank 1 runs 13 ms behind that of rank 0, so that rank 1 waits in every step and rank 0 in none. Rank 1's
-    input lengthens the step by at most 0.3 ms.
+    Worked example. Each of two ranks has one worker, which takes 20.2 ms per batch, in steps of 20.5 ms. The worker of
+    rank 1 runs 13 ms behind that of rank 0, so that rank 1 waits in every step and rank 0 in none. Rank 1's input
+    lengthens the step by at most 0.3 ms.
     """
     ranks = _ranks(run)
     step_ms = max((rank.unprofiled.mean_ms for rank in ranks if rank.unprofiled is not None), default=0.0)
@@ -229,8 +229,8 @@ def alone_waited_for(
     """Return whether only these hosts delayed most unprofiled steps, while the other hosts ran ahead.
 
     A host that runs ahead fills its device's launch queue and then waits as long as the device waits for other ranks.
-    Its step takes as long as that of the host that delays all, so that only their leads distinguish them. Steps that
-    the other hosts delayed are subtracted, because hosts that alternate in delaying each other are slow by chance.
+    Its steps take as long as the steps of the host that delays all ranks, so that only the leads distinguish the hosts.
+    Steps that the other hosts delayed are subtracted, because hosts that delay each other in turns are slow by chance.
 
     Worked example. Both hosts take 50 ms for each of 20 steps. One host runs ahead of its device by 45 ms. The other
     host never runs ahead, and delays the steps.

@@ -27,7 +27,7 @@ from gpudiag.model.benchmarks.scaling import (
 from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 
-#: A warning reports a confidence interval whose half-width is a larger share of its figure.
+#: A warning names the figures whose confidence interval has a half-width above this share of the figure.
 _UNSURE = 0.05
 
 
@@ -47,7 +47,7 @@ def conclude(
 
     Args:
         known: all points, of either mode.
-        recorded: by point id, the recorded steps of the profiled points.
+        recorded: id of a profiled point → its recorded steps.
         facts: the machine's facts, if known.
         remarks: earlier remarks, which precede the new ones.
         mode: the mode of the result; points of the other mode are omitted, with a remark.
@@ -92,7 +92,7 @@ def conclude(
 
 
 def _alone(points: Sequence[PointRecord], doubts: Collection[str]) -> tuple[AloneGpu, ...]:
-    """Return the GPUs measured alone. None is marked as odd if any of their points is doubtful.
+    """Return the GPUs measured alone. No GPU is marked as odd if any of their points is doubtful.
 
     A point is doubtful if the host was busy, which can make any GPU look odd.
     """
@@ -135,10 +135,10 @@ def _order(point: PointRecord) -> tuple[object, ...]:
 def _waterfalls(
     points: list[PointRecord], recorded: Mapping[str, RecordedSteps], doubts: Collection[str]
 ) -> tuple[list[Waterfall], list[Remark]]:
-    """Return the waterfalls of points with several devices, and remarks on recorded points without a usable one.
+    """Return the waterfalls of points with several devices, and remarks on recorded points without a usable waterfall.
 
-    A waterfall is computed from recorded steps. If those are missing or unusable, the point with the most devices gets
-    one from unprofiled steps. A point with a doubtful baseline gets none.
+    A waterfall is computed from recorded steps. If these steps are missing or unusable, the point with the most devices
+    gets a waterfall from unprofiled steps. A point with a doubtful baseline gets no waterfall.
     """
     falls, remarks = [], []
     by_id = {point.id: point for point in points}

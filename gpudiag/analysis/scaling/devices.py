@@ -15,7 +15,7 @@ from gpudiag.model.facts import Facts
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import sum_of
 
-#: A GPU is odd if its relative deviation from the median GPU exceeds both this and its confidence interval.
+#: A GPU is odd if its relative deviation from the median GPU exceeds both this share and its confidence interval.
 ODD = 0.03
 
 

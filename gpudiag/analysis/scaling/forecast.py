@@ -35,7 +35,7 @@ Array = NDArray[np.float64]
 
 GROWTHS: Mapping[str, Callable[[float], float]] = {"n - 1": lambda n: n - 1.0, "log2 n": math.log2}
 
-#: Random draws of the step times per growth.
+#: Number of random draws of the step times for each growth.
 _DRAWS = 400
 #: Smallest relative error of a mean step time, because repeated runs differ by at least this much.
 _REPEAT_ERROR = 0.005
@@ -45,7 +45,7 @@ _SHORTEST_DRAW = 0.05
 _MOST_FREEDOM = 1e6
 #: Backward's share of the compute of a step.
 _BACKWARD = 2 / 3
-#: Number of terms of the step time. A forecast needs as many measured numbers of devices.
+#: Number of terms of the step time. A forecast needs at least this many different numbers of devices.
 _TERMS = 3
 #: Multiples of the largest measured number of devices to forecast if no network is given.
 _MULTIPLES = (2, 4, 8)
@@ -291,7 +291,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
     """Return the time that the wanted samples, iterations or volume take at each measured point's throughput.
 
     A voxel counts once, even if several blocks overlap in it. If the user gives the voxels per sample, the time per
-    voxel follows from them, otherwise from the measured volume. Points with neither figure are omitted.
+    voxel follows from this number, otherwise from the measured volume. Points with neither figure are omitted.
     """
     return tuple(
         duration
@@ -302,7 +302,7 @@ def durations(points: Sequence[PointRecord], wanted: Wanted) -> tuple[Duration, 
 
 
 def _durations(point: PointRecord, samples_per_hour: float, wanted: Wanted) -> Iterator[Duration]:
-    """Yield one duration for each kind of amount that is wanted and known for this point."""
+    """Yield one duration for each wanted number of samples, iterations or voxels that is known for this point."""
     per_minute = samples_per_hour / point.global_batch / 60
     if wanted.samples is not None:
         yield Duration(

@@ -44,8 +44,8 @@ def with_figures(
     """Return the point with its job's measurements, or with the reason of the failure.
 
     A device's throughput is the number of samples of all its unprofiled steps, divided by their total time. Warm-up and
-    partial steps do not count. If devices communicate gradients, the slowest device limits all others, so the job's
-    throughput is computed from that device's. If devices are independent, the job's throughput is the sum over them.
+    partial steps do not count. If devices communicate gradients, the job's throughput is computed from the slowest
+    device, which limits all others. If devices are independent, the job's throughput is the sum over all devices.
 
     Args:
         point: the requested measurement.

@@ -3,8 +3,8 @@
 The parts are not read off the trace, because recorded steps take up to twice as long as unprofiled ones. The profiler
 slows the ranks' hosts unequally, so that ranks wait for each other, and waiting collectives slow concurrent kernels.
 Instead, the steps are simulated without the profiler's cost per event. This cost is chosen such that the simulated step
-takes as long as the unprofiled one. Then the causes are removed one after another. The part of a cause is the time by
-which its removal shortens the step:
+takes as long as the unprofiled step. Then the causes are removed one after another. The part of a cause is the step
+time that its removal saves:
 
     removed                                            part              step afterwards
     nothing                                                              40 ms
@@ -15,11 +15,11 @@ which its removal shortens the step:
     the time of calls on the host                      launch            28
     the device's kernels, which remain                 compute            0
 
-The parts add up to the simulated step by construction. A difference of a few percent to the unprofiled step remains.
-Sometimes no cost of the profiler explains the length of the recorded steps: on a busy machine, or with a library that
-stays slow once the profiler was loaded. Then the parts are scaled to the unprofiled step and the factor is stored. On
-CPUs all parts are scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are
-scaled; kernels are not.
+The parts add up to the simulated step by construction. A difference of a few percent to the unprofiled step remains. On
+a busy machine, or with a library that stays slow once the profiler was loaded, no cost of the profiler may explain the
+length of the recorded steps. Then the parts are scaled to the unprofiled step, and the factor is stored. On CPUs all
+parts are scaled, because all work shares the cores. On GPUs only the parts caused by the host or by peers are scaled,
+and the kernels keep their time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
         timed_ms: mean time of the same job's unprofiled steps.
         staged: gradients are communicated through host memory. Copies to and from it, and waiting for the threads that
             reduce them, then count as transfer.
-        fed: the job loads batches. If it does not, unexplained waiting counts as host time.
+        fed: the job loads batches. If the job loads none, unexplained waiting counts as host time.
     """
     what_if = build_what_if(timeline, timed_ms)
     if what_if is None:
@@ -103,11 +103,11 @@ def step_parts(timeline: Timeline, timed_ms: float, *, staged: bool = False, fed
 
 
 def scale_to_timed(parts_ms: Mapping[str, float], timed_ms: float, *, on_cpu: bool) -> float:
-    """Return the factor that scales the parts to the unprofiled step; 1 if their sum is near it.
+    """Return the factor that scales the parts to the unprofiled step; 1 if the sum of the parts is near that step.
 
-    Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 of launching and 9 of transfers, together 39.
-    The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels, so that 7 ms of
-    them remain: the factor is 7 / 24 = 0.29.
+    Worked example, on a GPU: the simulated step has 15 ms of kernels, 15 ms of launching and 9 ms of transfers, 39 ms
+    in all. The unprofiled step takes 22 ms. The excess of 17 ms is removed from the 24 ms that are not kernels. 7 ms of
+    these remain, so that the factor is 7 / 24 = 0.29.
     """
     simulated_ms = sum(parts_ms.values())
     excess_ms = simulated_ms - timed_ms

@@ -23,11 +23,11 @@ from gpudiag.model.benchmarks.scaling import NO_P2P, PointRecord
 from gpudiag.model.job import INDEPENDENT
 from gpudiag.statistics import Estimate, student_t
 
-#: Baseline by key of the curve.
+#: Key of a curve → its baseline.
 _Baselines = dict[tuple[object, ...], PointRecord]
 #: Assumed relative scatter between starts if it was not measured.
 _ASSUMED_SCATTER = 0.005
-#: Limit for a usable baseline: of the relative difference between its starts, and of its interval's half-width.
+#: Largest relative difference between starts, and largest relative half-width, of a usable baseline.
 _MOST_SCATTER = 0.10
 
 
@@ -60,7 +60,7 @@ def setting(point: PointRecord) -> tuple[object, ...]:
 
 
 def _baselines(points: Iterable[PointRecord]) -> _Baselines:
-    """Return the measured one-device point of each curve; if several devices were measured alone, the first."""
+    """Return curve → its measured one-device point; of several points, that on the device of the lowest index."""
     baselines: _Baselines = {}
     for point in points:
         if point.devices == 1 and rate_of(point) is not None:
@@ -185,7 +185,7 @@ def _beyond_ideal(point: PointRecord) -> bool:
 
 
 def _unstable(point: PointRecord) -> str | None:
-    """Return why a one-device point is unusable as a baseline, regardless of other points; None if it is usable."""
+    """Return the reason why a one-device point, by itself, is unusable as a baseline; None if it is usable."""
     rates = [start.samples_per_s for start in point.starts]
     if len(rates) > 1 and max(rates) > (1 + _MOST_SCATTER) * min(rates):
         ratio = max(rates) / min(rates)
@@ -200,7 +200,7 @@ def _unstable(point: PointRecord) -> str | None:
 
 
 def _same_training(a: PointRecord, b: PointRecord) -> bool:
-    """Return whether only the strategy differs. On one device it changes the step time by a few percent at most."""
+    """Return whether only the strategy differs, which on one device changes the step time by a few percent at most."""
     same_curve = curve(a) == curve(msgspec.structs.replace(b, strategy=a.strategy))
     return same_curve and a.strategy != b.strategy and a.device_indices == b.device_indices
 
@@ -228,8 +228,8 @@ def again(
 ) -> list[PointRecord]:
     """Return the measured points to start again.
 
-    These are the points with too few starts. If there are none, they are the doubtful baselines that were not yet
-    started again.
+    Points with too few starts come first. If there are none, the doubtful baselines that were not yet started again are
+    returned.
 
     Args:
         points: all points.

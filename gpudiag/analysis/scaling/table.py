@@ -1,9 +1,9 @@
 """Arrange many results in one table, and rank only results that differ only in the strategy.
 
 Two results are ranked if they train the same model with the same samples per device, precision, layout, data and
-options, on the same number of devices, on the same machine with the same software. All others are listed without a
-rank, with the reason. Throughput with 32 samples per device is not comparable with throughput with 64, and a faster GPU
-says nothing about a strategy.
+options, on the same number of devices, on the same machine with the same software. All other results are listed without
+a rank, with the reason. Throughput with 32 samples per device is not comparable with throughput with 64, and a faster
+GPU shows nothing about a strategy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTING = (
     ("threads", "CPU threads"),
     ("devices", "devices"),
 )
-#: Maximum number of refusals to list. Beyond it, the headings of the groups show how the settings differ.
+#: Maximum number of refusals to list. Beyond this number, the headings of the groups show how the settings differ.
 _MOST_REFUSALS = 20
 #: Maximum number of machines to compare a row with, so that 20,000 different machines do not take quadratic time.
 _MOST_ENVIRONMENTS = 100

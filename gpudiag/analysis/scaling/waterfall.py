@@ -1,7 +1,7 @@
-"""Compute the waterfall: the losses from N times one device's throughput to the throughput of N devices.
+"""Compute the waterfall: the losses between N times one device's throughput and the throughput of N devices.
 
 With B samples per device, a step takes T1 on one device and TN on N devices. The ideal throughput is N B / T1 samples
-per second. The measured one is N B / TN, which is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
+per second. The measured throughput N B / TN is the share T1 / TN of the ideal, so that the share (TN - T1) / TN is
 lost. TN - T1 is the sum of the increases of the parts of a step: compute, launching, waiting for input, exposed
 transfer, waiting for peers. The increase of a part divided by TN is its loss as a share of the ideal. The share T1 / TN
 and all losses sum to 100 %.
@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 from gpudiag.model.benchmarks.scaling import LOSSES, Loss, PointRecord, StepParts, Waterfall
 
-#: Loss that each part of the step belongs to.
+#: Part of the step → the loss that includes it.
 _LOSS_OF = {
     "waiting": "waiting",
     "exposed_transfer": "exposed_transfer",
@@ -86,7 +86,7 @@ def closes(fall: Waterfall) -> bool:
 def measured_waterfall(
     point: PointRecord, baseline: PointRecord, independent: tuple[PointRecord, PointRecord]
 ) -> Waterfall:
-    """Compute two losses of `point` from unprofiled steps alone: by running concurrently, and by communication.
+    """Compute two losses of `point` from unprofiled steps alone: by running devices concurrently, and by communication.
 
     Worked example. T1 = 30 ms and T4 = 40 ms; without communication a step takes 29 ms on one device and 31 ms on four.
     Running concurrently costs 2 of the 40 ms, 5 %, and communication costs the other 8 ms, 20 %.
@@ -139,9 +139,9 @@ def _waterfall(
 
 
 def pace_ms(point: PointRecord) -> float:
-    """Return the time in which the job processes one global batch.
+    """Return the time, in ms, in which the job processes one global batch.
 
-    If devices run independently, this follows from their total throughput, not from the slowest device.
+    If devices run independently, this time follows from their total throughput, not from the slowest device.
 
     Raises:
         ValueError: the step time was not measured.

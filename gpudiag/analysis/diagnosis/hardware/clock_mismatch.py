@@ -20,8 +20,8 @@ class ClockMismatch:
     The **SM clock** drives arithmetic, the **memory clock** drives memory bandwidth (these are the driver's names). In
     data-parallel training every step ends with the slowest GPU, so all of them run at the lowest limit.
 
-    Usual causes: boards of different makers (factory overclocking), application clocks set on some GPUs and not on
-    others (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one.
+    Usual causes: boards of different makers (factory overclocking), application clocks set only on some GPUs
+    (`nvidia-smi -ac`, `-lgc`, `-lmc`), or a setting that a reboot undid on one GPU.
 
     What to do: `nvidia-smi -q -d CLOCK` shows the limits; `nvidia-smi -rac`, `-rgc` and `-rmc` reset them. If the
     boards themselves differ, give the slower ones less work, leave them out, or accept their speed.
@@ -41,7 +41,7 @@ class ClockMismatch:
                     by_mhz = _gpus_by_limit(gpus, domain, limit)
                     if by_mhz and 1 - min(by_mhz) / max(by_mhz) > SAME_CLOCK:
                         findings.append(_finding(model, domain, domain_name, limit_name, by_mhz))
-                        break  # if the maxima differ, the settings derived from them do too
+                        break  # application settings follow the maxima, so only the maxima are reported
         return tuple(findings)
 
 

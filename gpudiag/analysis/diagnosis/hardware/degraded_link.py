@@ -1,4 +1,4 @@
-"""`degraded-link`: a link that carries less than it is made for, PCIe or NVLink."""
+"""`degraded-link`: a PCIe or NVLink link carries less than its design allows."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class DegradedLink:
     Any of four signs is enough: the link runs **below its own maximum under load** (an idle link trains down to save
     power, so its generation counts only while data crosses it); a pinned copy reaches **less than 60 % of the link's
     ceiling**; it is **below 75 % of the other GPUs of the same model**; or it carries **less than 2 GB/s**, the rate of
-    one or two lanes: a riser, a wrong slot, or a bad contact. NVLink is judged likewise: lanes that are down while
-    those of other GPUs are up, or a pair below the others of its kind.
+    one or two lanes: a riser, a wrong slot, or a bad contact. NVLink has two signs: lanes are down that are up on other
+    GPUs of the same model, or a pair of GPUs carries less than the other pairs of its kind.
 
-    A link of eight lanes that runs at eight lanes is as designed, and a virtual machine that reports no maximum is
-    judged by its bandwidths alone.
+    A link of eight lanes that runs at eight lanes is as designed. A link of a virtual machine that reports no maximum
+    is judged by its bandwidths alone.
 
     What it costs: everything that crosses the link (input, gradients, checkpoints) takes longer by the same factor, and
     in a synchronous step all other GPUs wait for the GPU with the slow link.
@@ -151,7 +151,7 @@ def _details(
 
 
 def _least_share(indices: list[int], rates: HostRates) -> tuple[float, float, str | None]:
-    """Return the smallest share of a ceiling that a copy reached, that ceiling in GB/s, and its source."""
+    """Return (smallest share of its ceiling that a copy reached, this ceiling in GB/s, source of the ceiling)."""
     shares = [
         (record.gb_per_s / record.ceiling_gb_per_s, record.ceiling_gb_per_s, record.ceiling_source)
         for index in indices
@@ -196,7 +196,7 @@ def nvlink_findings(facts: Facts) -> tuple[Finding, ...]:
 def _lanes_down(facts: Facts) -> list[Finding]:
     models: dict[str, dict[int, int]] = defaultdict(dict)
     for gpu in facts.gpus:
-        # No lane up means no bridge, which is a choice; lanes up beside lanes down are a fault.
+        # A GPU without any lane up has no bridge, which is no fault.
         up = sum(lane.active for lane in gpu.nvlinks)
         if up:
             models[gpu.name][gpu.index] = up

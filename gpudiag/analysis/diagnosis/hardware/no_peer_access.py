@@ -1,4 +1,4 @@
-"""`no-peer-access`: `no-peer-access`: GPUs that cannot read each other's memory."""
+"""`no-peer-access`: GPUs cannot read each other's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoPeerAccess:
     bandwidth. NCCL falls back to shared memory for such pairs (its log says `via SHM` instead of `via P2P`).
 
     The driver's reason decides what can be done. *GPU not supported*: most GeForce cards since the RTX 40 series, and
-    many GPUs inside virtual machines; there is nothing to switch on. *Chipset* or *topology not supported*: the pair is
+    many GPUs inside virtual machines; nothing can be switched on. *Chipset* or *topology not supported*: the pair is
     attached to different CPUs; put jobs on GPUs of one CPU. In virtual machines ask the provider for a type with
     NVLink.
 
@@ -101,7 +101,7 @@ def _advice(facts: Facts, reasons: str, *, ring: bool, all_denied: bool) -> tupl
 
 
 def _best_island(facts: Facts) -> tuple[int, ...]:
-    """Return the largest island; among equals the one whose slowest GPU has the fastest link to the host."""
+    """Return the largest island; of equal ones, the island whose slowest GPU has the fastest link to the host."""
     fastest = {
         index: max(record.gb_per_s for record in records.values()) for index, records in host_rates(facts).items()
     }
@@ -111,7 +111,7 @@ def _best_island(facts: Facts) -> tuple[int, ...]:
 def has_ring(members: list[int], edges: set[tuple[int, int]]) -> bool:
     """Return whether a closed ring through all members uses only the given edges (for two members: their one edge).
 
-    Search depth first; after 50,000 steps the answer is no. Machines have at most 16 GPUs.
+    Search depth first. After 50,000 steps the answer is False, because machines with at most 16 GPUs need fewer.
     """
     neighbours: dict[int, set[int]] = {member: set() for member in members}
     for a, b in edges:

@@ -25,14 +25,13 @@ class PeerSlowerThanHost:
 
     Peer traffic over PCIe may take a long path: up through the CPU because Access Control Services redirect it there,
     through an IOMMU that translates each packet, or across the link between two sockets, which carries peer traffic
-    badly. NCCL, which trusts peer access where the driver grants it, then picks the slower path.
+    badly. NCCL uses peer access wherever the driver grants it, and then picks the slower path.
 
     All bandwidths measured between the pair are compared, for each direction alone and for both at once. If staged
     copies were not measured, half the bandwidth of the slower host link is used instead.
 
-    What to do: `NCCL_P2P_LEVEL=PHB` (or `PXB`) keeps NCCL from using peer access over long distances,
-    `NCCL_P2P_DISABLE=1` from using it at all. On bare metal switch ACS off on the switches, or the IOMMU to
-    passthrough.
+    What to do: `NCCL_P2P_LEVEL=PHB` (or `PXB`) limits NCCL's peer access to short distances, and `NCCL_P2P_DISABLE=1`
+    disables it. On bare metal switch ACS off on the switches, or the IOMMU to passthrough.
     """
 
     code: ClassVar[str] = "peer-slower-than-host"
@@ -97,7 +96,7 @@ class _Comparison(msgspec.Struct, frozen=True):
 
 
 def _setting(kinds: list[str]) -> str:
-    """Return the NCCL setting that keeps peer access over distances shorter than the slow ones."""
+    """Return advice with the NCCL setting that forbids peer access over the distances of the slow pairs."""
     nearest = next((kind for kind in ("PIX", "PXB", "PHB", "NODE", "SYS") if kind in kinds), None)
     level = {"PXB": "PIX", "PHB": "PXB", "NODE": "PHB", "SYS": "PHB"}.get(nearest or "")
     variable = f"NCCL_P2P_LEVEL={level}" if level else "NCCL_P2P_DISABLE=1"
@@ -109,7 +108,7 @@ def _pairs(facts: Facts) -> list[Pair]:
 
 
 def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Return the mean one-way rates with and without peer access, over all bandwidths measured in both modes."""
+    """Return the mean one-way rates with and without peer access, over all copies that were measured in both modes."""
     direct: list[float] = []
     staged: list[float] = []
     for direction, share in (("one_way", 1.0), ("both_ways", 0.5)):
@@ -123,7 +122,7 @@ def _measured(facts: Facts, pair: Pair) -> _Comparison | None:
 
 
 def _estimated(facts: Facts, pair: Pair) -> _Comparison | None:
-    """Return the slower direction, and half of the slower host link between the two: staging without any overlap."""
+    """Compare the rate of the worse direction with half the rate of the slower host link, as staging has no overlap."""
     on, hosts = peer_rates(facts, peer_access=True, direction="one_way"), host_rates(facts)
     compared = []
     for source, destination in (pair, pair[::-1]):

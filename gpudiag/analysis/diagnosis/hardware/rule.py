@@ -1,4 +1,4 @@
-"""What hardware rules share: their interface, measured rates of links, and wording."""
+"""Shared code of hardware rules: their interface, measured rates of links, and wording."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import ClassVar, Protocol
 from gpudiag.model.analysis import Finding
 from gpudiag.model.facts import Bandwidth, Facts, Gpu
 
-#: The reason why hardware findings carry no milliseconds.
+#: The reason why hardware findings have no savings in ms.
 NO_TRACE = "facts alone do not say how much of a step this costs; profile a job on this machine to learn that"
 
 TO_DEVICE = "host_to_device"
 FROM_DEVICE = "device_to_host"
 
-#: Payload before protocol overhead, per lane and direction: transfers per second minus line coding, which is 8b/10b up
-#: to generation 2, 128b/130b from 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI Express Base
-#: Specification).
+#: PCIe generation → GB/s per lane and direction, before protocol overhead: transfers per second minus line coding,
+#: which is 8b/10b in generations 1 and 2, 128b/130b in 3 to 5, and flit mode with its checksum in 6 (PCI-SIG, PCI
+#: Express Base Specification).
 _GB_PER_S_PER_LANE = {1: 0.25, 2: 0.5, 3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
 #: Indices of two GPUs.
 Pair = tuple[int, int]
@@ -28,7 +28,7 @@ RESNET50_GRADIENT_BYTES = 102_228_128
 class FactsRule(Protocol):
     """Judge the facts of a machine. The class docstring is the finding's page in docs/findings.
 
-    Machines on which it fires and is silent are in tests/analysis/diagnosis/rule_examples.
+    Machines on which a rule fires or is silent are in tests/analysis/diagnosis/rule_examples.
     """
 
     code: ClassVar[str]
@@ -51,7 +51,7 @@ def gpu_index(end: str) -> int | None:
 
 
 def host_rates(facts: Facts, direction: str = "one_way") -> dict[int, dict[str, Bandwidth]]:
-    """Return each GPU's pinned copies from and to the host, by path; if there are several NUMA nodes, the fastest."""
+    """Return GPU → path → its pinned copy from or to the host; of copies with several NUMA nodes, the fastest."""
     rates: dict[int, dict[str, Bandwidth]] = defaultdict(dict)
     for record in _pinned(facts, direction):
         index = gpu_index(record.dst if record.path == TO_DEVICE else record.src)
@@ -77,7 +77,7 @@ def _pinned(facts: Facts, direction: str) -> list[Bandwidth]:
 
 
 def peer_rates(facts: Facts, *, peer_access: bool, direction: str) -> dict[Pair, Bandwidth]:
-    """Return the copies between GPUs by (source, destination), with peer access on or off; the faster initiator's."""
+    """Return (source GPU, destination GPU) → copy with peer access on or off, by the initiator that is faster."""
     rates: dict[Pair, Bandwidth] = {}
     for record in facts.bandwidth:
         source, destination = gpu_index(record.src), gpu_index(record.dst)

@@ -1,4 +1,4 @@
-"""`shared-uplink`: `shared-uplink`: GPUs that are fast alone and slow together."""
+"""`shared-uplink`: GPUs are fast alone and slow together."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _BEHIND_ONE_BRIDGE = ("PIX", "PXB")
 class SharedUplink:
     """Several GPUs share one link to the host, and therefore its bandwidth.
 
-    Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Copies of one GPU run at full rate,
-    and most tests measure only that; in training all GPUs fetch input and communicate gradients at the same time, and
-    each gets its share. There are two signs: all GPUs copying to the host together have no more bandwidth than one
-    alone, or copies between two GPUs in both directions at once have no more than in one direction.
+    Boards with two GPUs and PCIe switches have one uplink for all GPUs below them. Copies of a single GPU run at full
+    rate, and most tests measure only these. In training, all GPUs fetch input and communicate gradients at the same
+    time, so that each GPU gets a share of the uplink. There are two signs: all GPUs together copy to the host no faster
+    than one alone, or two GPUs copy in both directions at once no faster than in one direction.
 
-    A total of several links' bandwidth is no sign: four GPUs on PCIe 5 can saturate the memory of one CPU (about
-    160 GB/s measured) without sharing any link.
+    A total that exceeds the bandwidth of one link is no sign, even if it is below the sum of all links: four GPUs on
+    PCIe 5 can saturate the memory of one CPU (about 160 GB/s measured) without sharing any link.
 
     What to do: spread jobs over uplinks (do not use the GPUs named here together), keep the input that crosses the
     uplink small (uint8 images, decoding on the GPU), and prefer slots that lead straight to the CPU.
@@ -49,7 +49,7 @@ class SharedUplink:
 
 
 def _groups_behind_bridges(facts: Facts) -> list[frozenset[int]]:
-    """Return the GPUs behind one bridge or switch, as far as the machine shows its topology."""
+    """Return the groups of GPUs behind one bridge or switch, for links whose kind is known."""
     groups = {gpu.index: frozenset({gpu.index}) for gpu in facts.gpus}
     for link in facts.links:
         if link.kind in _BEHIND_ONE_BRIDGE and link.a in groups and link.b in groups:
@@ -99,7 +99,7 @@ def _together_finding(record: Bandwidth, members: list[int], alone: float, share
 
 
 def _pairwise(facts: Facts) -> list[Finding]:
-    """Return pairs whose copies, over PCIe or staged, gain nothing from a second direction in any measured mode."""
+    """Return pairs without NVLink that copy both ways at once no faster than one way, in every measured mode."""
     over_nvlink = {(link.a, link.b) for link in facts.links if link.lanes > 0}
     judged: dict[Pair, list[tuple[float, float]]] = defaultdict(list)
     for peer_access in (True, False):

@@ -16,9 +16,9 @@ _THERMAL = {throttle.HARDWARE_THERMAL, throttle.SOFTWARE_THERMAL}
 class Throttled:
     """The GPU runs below its clocks because it is too hot, or because the hardware slows it down.
 
-    Reported are the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal slowdown, and
-    the power brake that a server applies when its supplies cannot keep up. Not reported: an idle GPU, clocks that
-    somebody set, and the software power cap, which is how a busy GPU stays within its rated power.
+    The finding reports the driver's reasons that reduce speed: hardware slowdown, hardware and software thermal
+    slowdown, and the power brake that a server applies when its supplies cannot keep up. Not reported are an idle GPU,
+    clocks that a user set, and the software power cap, by which a busy GPU stays within its rated power.
 
     What to do: look at temperatures and fans (`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`), at the airflow of that
     slot, and at the power supplies and their cables. The slowest GPU sets the pace of a synchronous step, so one hot

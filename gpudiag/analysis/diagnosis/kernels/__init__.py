@@ -1,1 +1,1 @@
-"""Rules about what kernels compute, and about hosts that compile."""
+"""Rules about the computation of kernels, and about hosts that compile."""

@@ -1,15 +1,16 @@
-"""Estimate by how much kernels would be shorter without each cause of slow compute.
+"""Estimate the savings of kernels without each cause of slow compute.
 
-Each function returns three estimates, because a trace does not say what another kernel would take: the expected one, a
-low one and a high one. They follow from the device's peaks and from the bytes that kernels move:
+Each function returns an expected, a low and a high estimate, because a trace does not show the time of other kernels.
+The estimates follow from the device's peaks and from the bytes that kernels move:
 
-* fp32 on tensor cores: time falls by the ratio of the peaks, and by the shares of them that kernels reach.
+* fp32 on tensor cores: time falls by the ratio of the FLOP rates that kernels reach, each of which is a share of a
+peak.
 * Conversions of layouts move bytes that channels-last tensors need not move.
-* Eager attention writes and reads the scores of all pairs of tokens in each kernel; fused attention keeps them on chip,
-  and computes them once more in backward.
-* An unfused update reads and writes each tensor once per operation; a fused one reads and writes each tensor once.
-* A chain of elementwise kernels reads and writes its tensors once per kernel; a compiled one does it once.
-* A launch-sized kernel of a full queue follows the one before after 1.2 µs, in a graph after 0.45 µs.
+* Eager attention writes and reads the scores of all pairs of tokens in each kernel. Fused attention keeps the scores on
+  chip, and computes them once more in the backward pass.
+* An unfused update reads and writes each tensor once per operation. A fused update reads and writes each tensor once.
+* A chain of elementwise kernels reads and writes its tensors once per kernel. A compiled chain does so once.
+* In a full launch queue a launch-sized kernel begins 1.2 µs after the previous kernel, in a CUDA graph 0.45 µs.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ class GraphKernels:
 
     @property
     def duration(self) -> Times:
-        """float64[m], ns: recorded durations."""
+        """Return float64[m], ns: recorded durations."""
         device = self.what_if.graph.device
         return device.end - device.start
 
     def ms_per_step(self, values_ns: Times) -> float:
-        """Return the sum per step of float64[m] on the track with most."""
+        """Return the sum of float64[m] in ms per step, the maximum over device tracks."""
         graph = self.what_if.graph
         return float(np.bincount(graph.device.track, weights=values_ns).max(initial=0.0)) / graph.steps / 1e6
 
@@ -72,7 +73,7 @@ class GraphKernels:
 
 @dataclass(frozen=True, eq=False)
 class Shortening:
-    """Remaining shares of ops and of host work if a cause is removed, by op.
+    """Shares of durations, gaps and host work that remain without a cause.
 
     Attributes:
         remaining: float64[m], share of the op's duration that remains.
@@ -131,7 +132,7 @@ def _columns(work: ComputeWork, track: Index, row: Index) -> dict[str, NDArray[A
 
 
 def launch_share(kernels: GraphKernels, chosen: NDArray[np.bool_], remaining: float) -> Times:
-    """Return float64[n]: share of host work that remains if the launches of these ops shrink to a share."""
+    """Return float64[n]: share of host work that remains if the launches of these ops shrink to `remaining`."""
     host, device = kernels.what_if.graph.host, kernels.what_if.graph.device
     share = np.ones(len(host.busy))
     launches = device.launch[chosen]
@@ -140,7 +141,7 @@ def launch_share(kernels: GraphKernels, chosen: NDArray[np.bool_], remaining: fl
 
 
 def removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
-    """Return what a scenario removes of ops and of the gaps before them, in ms per step of the track with most."""
+    """Return the removed time of ops and of the gaps before them, in ms per step, the maximum over device tracks."""
     removed = kernels.duration * (1 - shortening.remaining)
     if shortening.gap is not None:
         removed += np.maximum(kernels.what_if.corrected.gap, 0.0) * (1 - shortening.gap)
@@ -148,7 +149,7 @@ def removed_ms(shortening: Shortening, kernels: GraphKernels) -> float:
 
 
 def removed_host_ms(shortening: Shortening, kernels: GraphKernels) -> float:
-    """Return what a scenario removes of the hosts' work, in ms per step of the process with most."""
+    """Return the removed host work, in ms per step, the maximum over processes."""
     if shortening.host is None:
         return 0.0
     graph = kernels.what_if.graph
@@ -165,29 +166,31 @@ CauseName = Literal[
     "small-kernels",
 ]
 
-#: Share of its fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
+#: Share of the fp32 peak that a matrix kernel reaches without tensor cores. Measured: 0.8 to 0.95 in cuBLAS.
 _REACHED_FP32 = 0.85
-#: Share of the peak of tensor cores that kernels reach: expected, low, high. Measured (H100, tf32): 0.4 over a GPT-2,
-#: 0.6 over a ViT; products with 64 rows, which memory bounds, 0.16.
+# The tuples below are (expected, low, high) estimates of the savings.
+#: Share of the tensor cores' peak that kernels reach. Measured (H100, tf32): 0.4 in a GPT-2, 0.6 in a ViT, and 0.16 in
+#: products with 64 rows, which are memory-bound.
 _REACHED_TENSOR = (0.5, 0.2, 0.8)
-#: Share of conversions that remains with channels-last tensors: the input's, and those of other precisions.
+#: Share of conversions that remains with channels-last tensors: conversions of the input, and between precisions.
 _CONVERSIONS_LEFT = (0.1, 0.4, 0.0)
-#: Share of normalizations that remains with channels-last tensors, which kernels read once: by the high estimate.
-#: Measured (H100): 0.55 of those of a ResNet-50, while those of other models changed little.
+#: Share of a normalization's time that remains, by the high estimate, with channels-last tensors, which its kernels
+#: read only once. Measured (H100): 0.55 in a ResNet-50; other models changed little.
 _NORMALIZATION_LEFT = 0.55
-#: Shares of the kernels of scores, and of the products beside them, that fused attention takes. Physical: it recomputes
-#: one product of six, and skips up to half of them if it is causal.
+#: Shares of the time of score kernels, and of the matrix products beside them, that remain with fused attention.
+#: Physical: fused attention computes one of six products again; causal attention skips up to half of the products.
 _SCORES_LEFT = (0.0, 0.35, 0.0)
 _PRODUCTS_LEFT = (7 / 6, 1.35, 0.8)
-#: Share of an update that a fused one takes. Physical: Adam reads and writes 18 tensors in seven operations, and seven
-#: if fused; SGD with momentum eight and five.
+#: Share of an update's time that remains if it is fused. Physical: Adam reads and writes 18 tensors in seven
+#: operations, but seven tensors if fused; SGD with momentum eight tensors, but five if fused.
 _UPDATE_LEFT = (0.45, 0.65, 0.35)
-#: The same of launch-sized kernels, of which one fused kernel does hundreds.
+#: The same share for launch-sized kernels, hundreds of which one fused kernel replaces.
 _SMALL_UPDATE_LEFT = (0.1, 0.3, 0.05)
+#: The same share for launches and gaps.
 _UPDATE_HOST_LEFT = (0.2, 0.4, 0.1)
-#: Share of elementwise kernels beside a longer one that their fusion leaves: operands that only they read.
+#: Share of an elementwise kernel's time that remains if it is fused into a longer one: reading its other operands.
 _FUSED_LEFT = (0.35, 0.6, 0.15)
-#: Most kernels between a product and the softmax of attention.
+#: Maximum number of kernels between a matrix product and the softmax of attention.
 _MOST_BETWEEN = 12
 
 
@@ -198,7 +201,7 @@ class SlowKernels:
     Attributes:
         name: the cause.
         ops: bool[m], the kernels.
-        estimates: scenarios without the cause: expected, by a low and by a high estimate of the savings.
+        estimates: scenarios without the cause, by the expected, the low and the high estimate of the savings.
         evidence: figures for the finding.
     """
 
@@ -214,7 +217,7 @@ class SlowKernels:
 
 
 def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
-    """Return the kernels that each cause makes slow; kernels of attention and of updates belong to these alone."""
+    """Return the slow kernels of each cause; elementwise chains exclude kernels of attention and of updates."""
     if not len(kernels.stream):
         return []
     scores, products = attention_ops(kernels)
@@ -230,7 +233,7 @@ def slow_kernels(case: Case, kernels: GraphKernels) -> list[SlowKernels]:
 
 
 def fp32_products(case: Case, kernels: GraphKernels) -> SlowKernels | None:
-    """Return the fp32 products without tensor cores on devices that have faster ones."""
+    """Return the fp32 matrix products without tensor cores, on devices whose tensor cores are faster."""
     ops = kernels.of_class("matmul", "convolution") & (kernels.matrix == 0)
     speedups = np.ones(len(case.tracks))
     evidence: dict[str, object] = {}
@@ -272,8 +275,8 @@ def conversions(kernels: GraphKernels) -> SlowKernels | None:
 def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return (bool[m] kernels of scores, bool[m] the products before and after them) of eager attention.
 
-    It multiplies batches of matrices, applies softmax and further operations on scores, and multiplies again; so does
-    its backward.
+    Eager attention, and its backward pass likewise, multiplies batches of matrices, applies softmax and other
+    operations to the scores, and multiplies again.
     """
     scores, products = (np.zeros(len(kernels.stream), np.bool_) for _ in range(2))
     batched = kernels.of_class("matmul") & kernels.batched
@@ -288,7 +291,7 @@ def attention_ops(kernels: GraphKernels) -> tuple[NDArray[np.bool_], NDArray[np.
 
 
 def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[np.bool_]) -> int | None:
-    """Return the first op of the stream, in a direction, that is not passable; None if it is too far."""
+    """Return the first op of the stream, before (-1) or after (1) `start`, that is not passable; None if too far."""
     for distance in range(1, _MOST_BETWEEN + 1):
         index = start + direction * distance
         if not 0 <= index < len(passable) or kernels.stream[index] != kernels.stream[start]:
@@ -301,7 +304,7 @@ def _reach(start: int, direction: int, kernels: GraphKernels, passable: NDArray[
 def eager_attention(
     kernels: GraphKernels, scores: NDArray[np.bool_], products: NDArray[np.bool_]
 ) -> SlowKernels | None:
-    """Return the kernels of attention that is not fused."""
+    """Return the score kernels of unfused attention."""
     if not scores.any():
         return None
     scenarios = [
@@ -317,7 +320,7 @@ def eager_attention(
 
 
 def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
-    """Return the kernels of an update that does each operation by itself."""
+    """Return the kernels of an update that runs a kernel for each operation."""
     ops = kernels.in_update & kernels.of_class("optimizer") & ~kernels.fused
     if kernels.per_step(ops) <= 1:
         return None
@@ -336,7 +339,8 @@ def unfused_update(kernels: GraphKernels) -> SlowKernels | None:
 def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> SlowKernels | None:
     """Return the kernels that a compiler would fuse into a neighbour that moves the same tensor.
 
-    In a chain of simple kernels the longest remains. A reduction or normalization takes in all simple neighbours.
+    In a chain of simple kernels, all but the longest are fused. In a chain with a reduction or normalization, all
+    simple kernels are fused.
     """
     eager = ~kernels.in_update & ~kernels.fused & ~scores
     simple = kernels.of_class("elementwise", "random", "copy-kernel") & eager
@@ -352,7 +356,7 @@ def elementwise_chains(kernels: GraphKernels, scores: NDArray[np.bool_]) -> Slow
 
 
 def launch_sized(kernels: GraphKernels) -> SlowKernels | None:
-    """Return the launch-sized kernels that were queued: the device, not the host, spends time between them."""
+    """Return the launch-sized kernels that were queued, so that the device and not the host causes their gaps."""
     device = kernels.what_if.graph.device
     gap = kernels.what_if.corrected.gap
     ops = (kernels.duration <= LAUNCH_SIZED_NS) & (kernels.kernel_class != NO_CLASS)

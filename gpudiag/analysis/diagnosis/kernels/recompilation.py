@@ -44,9 +44,9 @@ class Recompilation:
     """The host compiles in the analysed steps, and the devices wait.
 
     A compiled function is compiled again if a guard fails, for example for a new shape or another Python value. The
-    evidence has the number of compilations per step, their time and, for PyTorch, the frames and how often each was
-    recompiled. Savings are the step time without compiling. Steps that compile during warm-up are outliers, which are
-    left out.
+    evidence has the number of compilations per step, their time and, for PyTorch, the number of recompilations of each
+    frame. Savings are the step time that removing the compilations saves. Steps that compile during warm-up are
+    outliers, which are left out.
     """
 
     code: ClassVar[str] = "recompilation"
@@ -97,7 +97,7 @@ def _without_compiling(remaining: Times, _: WhatIf, scenario: Scenario) -> Scena
 
 
 def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
-    """Return (compilations per step, their ms, recompilations by frame) of the process that compiles longest."""
+    """Return (compilations per step, ms of them per step, frame → recompilations) of the slowest process."""
     longest: tuple[float, float, dict[str, int]] = (0.0, 0.0, {})
     for track in case.tracks:
         compilation = None if case.work is None else case.work.compilations.get(track.trace)
@@ -114,7 +114,7 @@ def _compilations(case: Case) -> tuple[float, float, dict[str, int]]:
 
 
 def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
-    """Return float64[n]: share of the time before each host node in which its process compiled; None without any."""
+    """Return float64[n]: share of the time before each host node in which its process compiled; None if none did."""
     if case.work is None or not case.work.compilations:
         return None
     graph = what_if.graph
@@ -134,7 +134,7 @@ def compiling_share(case: Case, what_if: WhatIf) -> Times | None:
 
 
 def mostly_compiling(case: Case, what_if: WhatIf) -> bool:
-    """Return whether a host compiled in most of its slow calls, so that these are recompilation."""
+    """Return whether most of the time in slow calls is compilation, which `recompilation` reports."""
     share = compiling_share(case, what_if)
     slow = what_if.graph.host.slow
     return share is not None and float((slow * share).sum()) >= MOST * float(slow.sum())

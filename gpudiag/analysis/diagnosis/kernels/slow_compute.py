@@ -1,4 +1,4 @@
-"""slow-compute: kernels take longer than others that compute the same."""
+"""slow-compute: kernels take longer than other kernels that would compute the same."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from gpudiag.model.analysis import Finding
 
 _MOST_MODULES = 3
 
-#: Causes that a compiler removes from nearly every eager program. They are no fault of the program, so that they are
-#: `info` at any size.
+#: Causes that a compiler removes from nearly every eager program. These causes are `info` at any size, because they are
+#: no fault of the program.
 BY_A_COMPILER: frozenset[CauseName] = frozenset({"unfused-elementwise", "small-kernels"})
 
 _WORDS: dict[CauseName, str] = {
@@ -102,27 +102,27 @@ class _Savings:
 
 
 class SlowCompute:
-    """Kernels on the critical path take longer than kernels that compute the same would take.
+    """Kernels on the critical path take longer than other kernels that would compute the same.
 
     The cause is one of: `fp32-matmul` (matrix products in fp32 without tensor cores), `layout-conversion` (convolutions
     convert between NCHW and NHWC), `eager-attention` (attention writes its scores to memory), `unfused-optimizer` (the
     update has a kernel per operation), `unfused-elementwise` (neighbouring kernels move the same tensor) and
-    `small-kernels` (gaps between launch-sized kernels). Savings are estimates from the peaks of the device and the time
-    of these kernels; the evidence has a low and a high estimate. They are simulated, because shorter kernels save
-    nothing if the host sets the pace. Estimates below 2 % of the step are not reported. Savings by a compiler
-    (`unfused-elementwise`, `small-kernels`) are `info` at any size, because nearly every eager program has them.
+    `small-kernels` (gaps between launch-sized kernels). Savings are estimated from the peaks of the device and the time
+    of these kernels; the evidence has a low and a high estimate. The savings are simulated, because shorter kernels
+    save nothing if the host sets the pace. Savings below 2 % of the step are not reported. The causes that a compiler
+    removes (`unfused-elementwise`, `small-kernels`) are `info` at any size, because most eager programs have them.
     """
 
     code: ClassVar[str] = "slow-compute"
     title: ClassVar[str] = "Kernels are slower than they need to be"
 
     def examine(self, case: Case, what_if: WhatIf) -> Iterator[Proposal | CannotTell]:
-        """Propose a step without each cause that saves enough."""
+        """Propose for each cause that saves 2 % or more a step without it."""
         kernels = graph_kernels(case, what_if)
         if kernels is None:
             return
         now_ms = what_if.now_ms
-        # A cause saves no more than it removes.
+        # A scenario saves at most the time that it removes, so small removals need no simulation.
         candidates = [
             slow
             for slow in slow_kernels(case, kernels)
@@ -137,7 +137,7 @@ class SlowCompute:
             describe = partial(self._describe, case, kernels, slow, savings)
             yield Proposal(edit=slow.expected, describe=describe, kind="kernels")
 
-    def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal
+    def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
         self, case: Case, kernels: GraphKernels, slow: SlowKernels, savings: _Savings, gain: float, percent: float
     ) -> Finding:
         spread = f"{savings.low:.1f} to {savings.high:.1f}"
@@ -169,7 +169,7 @@ class SlowCompute:
 
 
 def _low_ms(slow: SlowKernels, kernels: GraphKernels, saved_ms: float) -> float:
-    """Return the low estimate: if no host is involved in proportion to what it removes, which needs no simulation."""
+    """Return the low estimate of the savings, in ms; without removed host work, scale `saved_ms` by removed time."""
     expected, low, _ = slow.estimates
     if low.host is None:
         return saved_ms * min(removed_ms(low, kernels) / removed_ms(expected, kernels), 1.0)
@@ -186,12 +186,12 @@ def _simulated_ms(shortening: Shortening, kernels: GraphKernels) -> float:
 
 
 def is_reported(saved_ms: float, step_ms: float) -> bool:
-    """Return whether an estimate is enough to be reported."""
+    """Return whether estimated savings are large enough to be reported."""
     return 100 * saved_ms >= ESTIMATED_PERCENT * step_ms > 0
 
 
 def _modules(case: Case, kernels: GraphKernels, slow: SlowKernels) -> dict[str, float]:
-    """Return ms per step of the modules that launched most of these kernels, on the first rank with marks."""
+    """Return module → ms per step of these kernels that it launched, largest first, on the first track with modules."""
     graph = kernels.what_if.graph
     for index, track in enumerate(case.tracks):
         work = case.timeline.traces[track.trace].modules

@@ -1,4 +1,4 @@
-"""Set the measured savings of tried changes beside the savings that findings predict."""
+"""Compare the measured savings of tried changes with the savings that findings predict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpudiag.model.benchmarks.tries import ChangeTurns, MeasuredTries
 from gpudiag.model.job import Change, TriedChange, TryVerdict
 from gpudiag.statistics import student_t
 
-#: Cause of `slow-compute` that a change removes.
+#: Change → the cause of `slow-compute` that it removes.
 _CAUSES: dict[Change, str] = {
     "tf32": "fp32-matmul",
     "channels-last": "layout-conversion",
@@ -39,7 +39,7 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
         )
     differences = [base - changed for base, changed in pairs]
     saved_ms = statistics.fmean(differences)
-    # Neighbouring blocks alternate, so that slow phases of the machine are in both and differences are independent.
+    # Blocks with and without the change alternate, so that slow phases of the machine affect both alike.
     half_ms = student_t(len(pairs) - 1) * statistics.stdev(differences) / math.sqrt(len(pairs))
     return msgspec.structs.replace(
         row,
@@ -52,7 +52,7 @@ def _row(turns: ChangeTurns, findings: Sequence[Finding]) -> TriedChange:
 
 
 def _predicted(change: Change, findings: Sequence[Finding]) -> TriedChange:
-    """Return the change with the savings of the finding that it removes."""
+    """Return the change with the savings that the finding about its cause predicts."""
     for finding in findings:
         precision = finding.evidence.get("precision", change)
         if (finding.code, finding.cause) == ("slow-compute", _CAUSES[change]) and (

@@ -21,8 +21,8 @@ from gpudiag.model.event import EventKind, Role, any_of
 from gpudiag.model.timeline import UNKNOWN
 from gpudiag.units import bus_factor
 
-#: One-way GB/s of all NVLink lanes of a GPU together, by what only boards that always have them are called: half of
-#: what NVIDIA's data sheets say of both ways.
+#: Part of a board's name → one-way GB/s of all NVLink lanes of a GPU together, which is half of the total bandwidth in
+#: NVIDIA's data sheets. Every board with one of these names has NVLink.
 _GB_PER_S = (
     ("B200", 900.0),
     ("H200", 450.0),
@@ -32,9 +32,9 @@ _GB_PER_S = (
     ("V100-SXM3", 150.0),
     ("P100-SXM2", 80.0),
 )
-#: Boards in PCIe slots, joined by bridges if at all.
+#: Parts of the names of boards in PCIe slots, which have NVLink only if a bridge is installed.
 _IN_SLOTS = ("NVL", "PCIe")
-#: Operations of sharded parameters.
+#: Operations that communicate sharded parameters.
 _SHARDED = frozenset({"all_gather", "reduce_scatter"})
 #: Operations in which one rank sends to or receives from all others.
 _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
@@ -117,7 +117,7 @@ def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollect
 
     Args:
         case: the job.
-        from_last_arrival: whether time counts from the last participant's arrival, else from this device's.
+        from_last_arrival: measure from the last participant's arrival, else from the arrival of this device.
     """
     best, most = None, 0.0
     for track in case.tracks[:1]:
@@ -144,8 +144,8 @@ def largest_collective(case: Case, *, from_last_arrival: bool) -> LargestCollect
 def unused_nvlink_gb_per_s(case: Case, size_bytes: int, busbw_gb_per_s: float) -> float | None:
     """Return the one-way NVLink bandwidth, in GB/s, if a collective shows that it does not use NVLink.
 
-    Such a collective is large, all its ranks are on one machine, and its bus bandwidth is a small part of the link's:
-    what a path through the host carries. Return None if this does not apply or is not known.
+    Return None unless the collective is large, all ranks are on one machine with NVLink, and the bus bandwidth is as
+    small a share of the link's as copies through the host reach.
     """
     rates = [nvlink_gb_per_s(track.device_name) for track in case.tracks]
     least = min((rate for rate in rates if rate is not None), default=0.0)
@@ -162,7 +162,7 @@ def nvlink_gb_per_s(name: str) -> float | None:
 
 
 def _on_one_machine(case: Case) -> bool:
-    """Return whether all ranks share a machine, by the run's record or else by different device numbers."""
+    """Return whether all ranks are on one machine, without a record of the run by distinct device numbers."""
     if len(case.tracks) < 2 or len(case.timeline.ranks_present) < case.timeline.world_size:
         return False
     if case.run is not None and case.run.ranks:
@@ -171,7 +171,7 @@ def _on_one_machine(case: Case) -> bool:
 
 
 def _linked(case: Case) -> bool:
-    """Return False if the machine is known to have no NVLink."""
+    """Return whether the machine has NVLink; True if unknown."""
     return case.facts is None or not case.facts.links or any(link.lanes for link in case.facts.links)
 
 
@@ -202,7 +202,7 @@ def _transferring_ns(case: Case) -> Counter[tuple[str, int | None]]:
 
 
 def _tiny_bytes(case: Case) -> int | None:
-    """Return the size in bytes with the most time if most transfer time is in tiny transfers, else None."""
+    """Return the size, in bytes, of the tiny transfers with the most time if tiny ones take most time, else None."""
     time = _transferring_ns(case)
     tiny: Counter[int] = Counter()
     for (_, size), ns in time.items():
@@ -248,7 +248,7 @@ def _enqueued(case: Case) -> tuple[int, int]:
 def links_in_doubt(case: Case, busbw_gb_per_s: float | None, probed_gb_per_s: float | None) -> bool:
     """Return whether links may be slow, because collectives do not reach the expected bandwidth.
 
-    The expected bandwidth is what the probes measured at the same size; without probes, most of the boards' NVLink.
+    The expected bandwidth is that of the probes at the same size, or without probes half of the NVLink bandwidth.
     """
     if case.tracks[0].is_cpu:
         return False

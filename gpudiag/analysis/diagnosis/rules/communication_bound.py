@@ -60,13 +60,12 @@ class CommunicationBound:
     Only the time after the last participant arrived counts, because waiting for a straggler is not transfer. The
     simulation removes all transfers, bucket copies, the slowdown of kernels beside transfers, and the CPU's calls for
     communication. The report shows the savings of each part. If only the calls cost time, and launching costs twice as
-    much, the finding is `launch-bound` instead. The report compares the bandwidth inside the step with the peak of the
-    same size on this machine, if the probes measured it.
+    much, the finding is `launch-bound` instead. If the probes measured the same size on this machine, the report
+    compares their bandwidth with the bandwidth inside the step.
 
-    Large collectives that reach a small part of the GPUs' NVLink show that peer access is off, even without the
-    machine's facts. With these facts and the model's gradients, the report adds the savings predicted for other
-    strategies. The advice fits the way in which the job communicates: for DDP, FSDP, communication through one rank, or
-    user-defined calls.
+    Large collectives that reach a small share of the NVLink bandwidth show that peer access is off, even without the
+    machine's facts. With the machine's facts and the model's gradients, the report adds the savings predicted for other
+    strategies. The advice fits the job's communication: DDP, FSDP, communication through one rank, or custom calls.
     """
 
     code: ClassVar[str] = "communication-bound"
@@ -88,7 +87,7 @@ class CommunicationBound:
         if communication.any() or what_if.model.communication.any():
             yield Proposal(
                 edit=without_communication,
-                # If only the host's calls cost time, and launching costs more, launching is the finding.
+                # If only the host's calls cost time, and launching costs more, the finding is `launch-bound`.
                 beyond=without_communication_calls,
                 kind="communication",
                 describe=partial(self._describe, case, what_if),
@@ -158,9 +157,9 @@ class CommunicationBound:
 
 
 def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
-    """Split the savings, in ms of a step: each part has the additional savings after the previous parts are removed.
+    """Split the savings, in ms per step: each part has the additional savings after the previous parts are removed.
 
-    The CPU's calls are removed first, because the cost of transfers is hidden while the calls set the pace.
+    The CPU's calls are removed first, because they hide the cost of transfers while they set the pace.
     """
     uncalled = without_communication_calls(what_if, what_if.corrected)
     exposed = without_transfer_time(uncalled)
@@ -176,7 +175,7 @@ def _parts(what_if: WhatIf, gain: float) -> dict[str, float]:
 
 
 def _faster_transports(case: Case, what_if: WhatIf) -> dict[str, float]:
-    """Return the savings, in ms, if transfers took the time that the probes measured, by transport.
+    """Return transport → savings, in ms per step, if transfers took the time that the probes measured.
 
     The savings for the job's current transport are the cost of contention and late launches.
     """

@@ -15,15 +15,15 @@ _ADVICE = (
     others("Use faster kernels: a lower precision where it suffices, fused operations, a larger batch."),
     pytorch("Use faster kernels: bf16 or tf32, channels-last, torch.compile, a larger batch."),
 )
-#: Replaces the general advice if the kernels themselves say what to change.
+#: Replaces the general advice if findings `slow-compute` name the change.
 _SPECIFIC = "Use faster kernels: see the findings `slow-compute`; then a larger batch."
 
 
 class ComputeBound:
     """No fix besides faster kernels saves 5 % of the step: the devices compute nearly all of the time.
 
-    Where the kernels show which change makes them faster, `slow-compute` names it. If the run counted FLOPs and the
-    device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence its source.
+    If the kernels show which change makes them faster, `slow-compute` names that change. If the run counted FLOPs and
+    the device's peak is known, the title has the model FLOPs utilization (MFU), and the evidence the peak's source.
     """
 
     code: ClassVar[str] = "compute-bound"
@@ -42,7 +42,7 @@ class ComputeBound:
 
     @classmethod
     def without_savings(cls, case: Case, compute_ms: float, percent: float, largest_percent: float) -> Finding:
-        """Return the finding by shares of the recorded step alone.
+        """Return the finding for a job without simulation, by shares of the recorded step.
 
         Args:
             case: the job.
@@ -71,7 +71,7 @@ class ComputeBound:
 
 
 def _rest(slow: Sequence[Finding]) -> str:
-    """Return the savings of faster kernels in words, or that there are none."""
+    """Describe the savings of faster kernels, or say that nothing saves more than the threshold."""
     worthwhile = [
         f"{finding.recoverable_ms_per_step or 0.0:.1f} ms ({finding.cause})"
         for finding in slow
@@ -83,7 +83,7 @@ def _rest(slow: Sequence[Finding]) -> str:
 
 
 def _shares(case: Case, percent: float) -> str:
-    """Return compute as a share of the step, and the share of the device's peak if it is known."""
+    """Describe compute as a share of the step and, if known, as a share of the device's peak."""
     rate = case.rate
     if rate is None or rate.mfu_percent is None:
         return f"{percent:.0f} %"
@@ -91,7 +91,7 @@ def _shares(case: Case, percent: float) -> str:
 
 
 def _rate(case: Case) -> dict[str, object]:
-    """Return the evidence on the rate of FLOPs, if it is known with its peak."""
+    """Return the evidence about the rate of FLOPs; empty unless the rate and the device's peak are known."""
     rate = case.rate
     if rate is None or rate.mfu_percent is None:
         return {}

@@ -23,7 +23,7 @@ from gpudiag.analysis.diagnosis.simulation.counterfactuals import without_common
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding
 
-#: Number of locations in the evidence.
+#: Maximum number of locations in the evidence.
 _MOST_PLACES = 5
 _COLLECTING = (
     "Control garbage collection: gc.freeze() after setup, gc.disable(), and gc.collect() every few hundred "
@@ -52,10 +52,9 @@ _MANY_PLACES: Advice = ("Look for Python in hooks and between layers: the eviden
 class HostStall:
     """The training thread has untraced host time in the middle or at the end of its steps, and the devices become idle.
 
-    It logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
+    The thread logs, saves a checkpoint, collects garbage, or runs Python that calls no framework. The report names the
     operators before and after the stall, and the user's function if stacks were recorded. Untraced time between a
-    step's mark and its first operator counts as data loading and is `input-bound`. A rank that stalls alone is a
-    `straggler`.
+    step's mark and its first operator is `input-bound`. A rank that stalls alone is a `straggler`.
     """
 
     code: ClassVar[str] = "host-stall"
@@ -89,7 +88,7 @@ class HostStall:
 
 
 def _many_places(case: Case, gain_ms: float) -> Advice:
-    """Advise separate cores if the threads waited for a core in most of the savings, else a look at hooks."""
+    """Return advice for many short stalls: separate cores if threads mostly waited for cores, else a look at hooks."""
     hosts = [] if case.run is None else [rank.timed for rank in case.run.ranks if rank.timed is not None]
     waits = [host.scheduling.run_queue_wait_ms for host in hosts if host.scheduling is not None]
     waited = max(waits, default=0.0)

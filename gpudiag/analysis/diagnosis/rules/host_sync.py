@@ -86,7 +86,7 @@ class HostSync:
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float], dict[str, float]]:
     """Return the numbers of (blocking calls, operators, user's functions) per step and rank, most frequent first."""
     host = what_if.graph.host
-    per = what_if.graph.steps * len(what_if.graph.ranks)
+    rank_steps = what_if.graph.steps * len(what_if.graph.ranks)
     calls: dict[str, float] = defaultdict(float)
     operators: dict[str, float] = defaultdict(float)
     frames: dict[str, float] = defaultdict(float)
@@ -95,15 +95,15 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
         rows = host.row[(host.process == trace_index) & (host.block == HostBlock.SYNC)]
         ops = events.rows_of(EventKind.OPERATOR)
         for frame, times in user_frames(events, rows.tolist()).items():
-            frames[frame] += times / per
+            frames[frame] += times / rank_steps
         for row in rows:
-            calls[events.name_of(row)] += 1 / per
+            calls[events.name_of(row)] += 1 / rank_steps
             thread = events.thread[row]
             on_thread = ops[(events.thread[ops] == thread)]
             upto = int(np.searchsorted(events.start_ns[on_thread], events.start_ns[row], side="right"))
             around = [int(op) for op in on_thread[max(0, upto - 64) : upto] if events.end_ns[op] >= events.end_ns[row]]
             if around:
-                operators[events.name_of(around[0])] += 1 / per
+                operators[events.name_of(around[0])] += 1 / rank_steps
     return _most_frequent(calls), _most_frequent(operators), _most_frequent(frames)
 
 

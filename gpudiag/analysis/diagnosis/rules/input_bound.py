@@ -61,8 +61,8 @@ class InputBound:
     Waiting is known if it is marked (a DataLoader, `gpudiag.range("input")`). Untraced host time at the start of a step
     is usually a loader without marks, and counts with lower confidence. A rank that waits alone is a straggler.
 
-    Profiling slows the job down, and the loader may keep up with the slower job. If the devices waited for input in the
-    unprofiled steps, that wait is reported instead. If the DataLoader workers are known, the finding also names a rank
+    Profiling slows the job down, so that the loader may keep up. If the devices waited for input in the unprofiled
+    steps, that wait is reported instead. If the speed of the DataLoader workers is known, the finding also names a rank
     that did not wait but whose workers cannot keep up with the shorter step.
     """
 
@@ -113,13 +113,13 @@ def unmarked_words(case: Case) -> str:
 
 
 def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Finding]:
-    """Replace the recorded wait for input by the unprofiled one if the recording shows little of it."""
+    """Replace the finding about input by the wait in unprofiled steps, if the recording shows less than half of it."""
     step_ms = case.unprofiled_ms
     waits = exposed_input_by_rank(case.run)
     if not waits or not step_ms:
         return list(findings)
     saved, rank = _common_wait(case, waits)
-    saved = min(saved, step_ms)  # waits in the record of another run may exceed its steps
+    saved = min(saved, step_ms)  # a damaged record may have waits longer than its steps
     percent = 100 * saved / step_ms
     least = saved - mean_of(waits[rank], as_measured=True).half_width
     recorded = next((finding for finding in findings if finding.code == InputBound.code), None)
@@ -151,9 +151,9 @@ def with_unprofiled_input(case: Case, findings: Sequence[Finding]) -> list[Findi
 
 
 def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[float, int]:
-    """Return (ms, rank) of the wait common to all ranks.
+    """Return (ms per step, rank) of the wait common to all ranks.
 
-    The common wait is the largest remainder after each rank's own excess; the lower median if the excess is unknown.
+    The common wait is the largest wait minus the rank's own excess, or the lower median if the excess is unknown.
     """
     means = sorted((statistics.fmean(steps), rank) for rank, steps in waits.items())
     excess_ms = input_ms_above_most(case.run)
@@ -163,7 +163,7 @@ def _common_wait(case: Case, waits: Mapping[int, Sequence[float]]) -> tuple[floa
 
 
 def _waiting(run: RunRecord | None, waits: Mapping[int, float], saved: float, step_ms: float) -> tuple[int, ...]:
-    """Return the ranks whose waits are half of the savings, and those whose workers cannot keep up after the fix."""
+    """Return the ranks that wait for at least half of the savings, or whose workers are too slow after the fix."""
     slow = {rank for rank, pace in loader_steps_ms(run).items() if pace > step_ms - saved / 2}
     return tuple(sorted(rank for rank, waited in waits.items() if waited >= saved / 2 or rank in slow))
 
@@ -178,5 +178,5 @@ def _advice(case: Case) -> Advice:
 
 
 def _is_same_wait(finding: Finding, saved: float) -> bool:
-    """Return whether a finding is the same wait: a stall of that length, from a loader without marks."""
+    """Return whether a finding is a stall no longer than `saved` ms, because a loader without marks looks like one."""
     return finding.code == "host-stall" and (finding.recoverable_ms_per_step or 0.0) <= (1 + SAME_AMOUNT) * saved

@@ -1,4 +1,4 @@
-"""Find why a rank is late: the part of its step that explains what all ranks lose, and its extra work."""
+"""Find the cause of a rank's lateness: the part of its step that explains the lost time, and its extra work."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from gpudiag.model.event import EventKind, any_of
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, DeviceTrack
 from gpudiag.units import milliseconds
 
-#: Number of operators or pauses in the evidence.
+#: Maximum number of operators or pauses in the evidence.
 _MOST_NAMES = 5
-#: Most of a host's work: a host that is slow throughout is slowest in one of these parts.
+#: Parts with most of a host's work. A host that is slow throughout has its largest excess in one of them.
 _THROUGHOUT: tuple[Component, ...] = ("launch", "operators")
-#: Causes for a host that may pause often, but each time too briefly to count as untraced.
+#: Causes that may be frequent pauses of the host, each too brief to count as untraced time.
 _MAYBE_ELSEWHERE = frozenset({"launch", "unknown"})
 
 CAUSE_ADVICE: dict[str, Advice] = {
@@ -109,8 +109,8 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
     """Operators that take longer on stragglers than on other ranks, as means over steps and ranks.
 
     Attributes:
-        own_ms: excess self time by operator, largest first, only the first few.
-        calls: excess calls per step, by the same operators.
+        own_ms: operator → excess self time, only of the few operators with the largest excess, in descending order.
+        calls: the same operators → excess calls.
         own_work: whether most of the excess is in operators that stragglers call more often, which is extra work.
     """
 
@@ -126,7 +126,7 @@ class MoreOperators(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
-    """Return the operators in which these ranks spend longer; None without any, or without other ranks."""
+    """Return the operators in which these ranks spend longer; None without such operators or without other ranks."""
     measured = [(track.rank in late, *_time_and_calls(case, track)) for track in case.tracks]
     if len({is_late for is_late, *_ in measured}) < 2:
         return None
@@ -146,7 +146,7 @@ def more_operators(case: Case, late: tuple[int, ...]) -> MoreOperators | None:
 
 
 def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
-    """Return the excess of the late ranks' mean over the others' mean, by operator of the late ranks."""
+    """Return operator of the late ranks → excess of the late ranks' mean over the mean of the other ranks."""
     ranks = [amounts for is_late, amounts in measured if is_late]
     peers = [amounts for is_late, amounts in measured if not is_late]
     return {
@@ -158,18 +158,17 @@ def _excess(measured: list[tuple[bool, dict[str, float]]]) -> dict[str, float]:
 class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
     """Pauses of stragglers between two calls that other ranks seldom make in succession.
 
-    A thread that has lost its core pauses between calls that its peers make too. A thread that saves or logs pauses
-    between extra calls.
+    A thread without a core pauses between calls that its peers make too. Saving and logging pause between extra calls.
 
     Attributes:
-        ms: mean pause per step and straggler by the calls before and after it, longest first.
+        ms: description of the calls before and after → mean pause per step and straggler, longest first.
     """
 
     ms: dict[str, float]
 
     @property
     def total_ms(self) -> float:
-        """Return the sum of all pauses."""
+        """Return the sum of all pauses, in ms per step and straggler."""
         return sum(self.ms.values())
 
     def words(self) -> str:
@@ -183,7 +182,7 @@ class OwnPauses(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_pauses(case: Case, late: tuple[int, ...]) -> OwnPauses:
-    """Return the pauses of these ranks between extra calls; none without other ranks."""
+    """Return the pauses of these ranks between calls that their peers seldom make in succession; none without peers."""
     ranks = [_between_calls(case, track) for track in case.tracks if track.rank in late]
     peers = [_between_calls(case, track) for track in case.tracks if track.rank not in late]
     ms: dict[str, float] = defaultdict(float)
@@ -244,38 +243,39 @@ def _time_and_calls(case: Case, track: DeviceTrack) -> tuple[dict[str, float], d
 
 
 def cause_of(case: Case, what_if: WhatIf, gain: float, jitter: bool) -> tuple[str, dict[str, float]]:
-    """Return the part that explains the savings, and what each part alone saves.
+    """Return (part that explains the savings, part → savings in ms per step if this part alone is equalized).
 
-    A part explains the savings if it alone saves most of them, or if most of them are lost without it: if a rank
-    computes 15 ms too long and another's host is the next to set the pace, compute alone saves less than half. If no
-    part explains them, the cause may be a host that lost its core and is slow in launching, calls and pauses together.
+    A part explains the savings if equalizing it alone saves most of them, or if equalizing all other parts saves
+    little. For example, if a rank computes 15 ms too long and another rank's host sets the pace next, equalizing
+    compute alone saves less than half. If no part explains the savings, the cause is `launch` if equalizing launching,
+    calls and pauses together saves most, because a host that lost its core is slow in all of them.
 
-    A part in which ranks hardly differ explains nothing: kernels take longer beside collectives that wait for a late
-    rank, so that equalizing them saves something. The only part in which they differ explains all.
+    A part in which ranks hardly differ explains nothing. Equalizing it may save time, because kernels take longer
+    beside collectives that wait for a late rank. If ranks differ in only one part, this part explains all savings.
     """
 
-    def level_in(*parts: Component) -> Scenario:
+    def equalize(*parts: Component) -> Scenario:
         return equalized(what_if, what_if.corrected, parts, each_step=jitter)
 
     alone: dict[Component, float] = dict(
-        zip(COMPONENTS, what_if.savings_ms([level_in(part) for part in COMPONENTS]), strict=True)
+        zip(COMPONENTS, what_if.savings_ms([equalize(part) for part in COMPONENTS]), strict=True)
     )
     differ = [part for part in COMPONENTS if _differ(what_if, part, jitter)] or list(COMPONENTS)
     best = max(differ, key=lambda part: alone[part])
     explains = alone[best] >= MOST * gain or len(differ) == 1
     if not explains:
-        others = what_if.saving_ms(level_in(*(part for part in COMPONENTS if part != best)))
+        others = what_if.saving_ms(equalize(*(part for part in COMPONENTS if part != best)))
         explains = gain - others >= MOST * gain
     if not explains and best in _THROUGHOUT:
-        explains = what_if.saving_ms(level_in(*_THROUGHOUT, "stall")) >= MOST * gain
+        explains = what_if.saving_ms(equalize(*_THROUGHOUT, "stall")) >= MOST * gain
         best = "launch"
     if best == "operators" and not few_slow_calls(case, tuple(what_if.graph.ranks.values())):
-        best = "launch"  # a host that sometimes loses its core is slow in any code that it runs at that time
+        best = "launch"  # many slow operators show a host that sometimes loses its core
     return (best if explains else "unknown"), {str(part): ms for part, ms in alone.items()}
 
 
 def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
-    """Return whether some rank notably exceeds its peers in this part, in each step or on average."""
+    """Return whether a rank notably exceeds its peers in this part, in each step or on average."""
     excess = excess_of(what_if, part)
     by_step = zip(*excess.by_step.values(), strict=True)
     most = statistics.fmean(max(ranks) for ranks in by_step) if each_step else max(excess.by_rank.values())
@@ -283,9 +283,9 @@ def _differ(what_if: WhatIf, part: Component, each_step: bool) -> bool:
 
 
 def stall_by_own_pauses(case: Case, late: tuple[int, ...], cause: str, gain: float) -> tuple[str, OwnPauses]:
-    """Return ("stall", its pauses) if a host that launches slowly pauses by itself, else the cause as it is.
+    """Return ("stall", pauses) if pauses between extra calls explain most of the savings, else the cause unchanged.
 
-    Each pause may be short enough for Python between calls, but the peers do not make these calls.
+    Each pause may be as short as Python between any two calls, but the peers do not make these calls.
     """
     if gain and cause in _MAYBE_ELSEWHERE:
         pauses = own_pauses(case, late)

@@ -60,11 +60,11 @@ class LaunchBound:
     """The devices are idle while the host runs framework and Python code to launch the next kernel.
 
     A launch costs the host several microseconds in the framework, so that the device waits after shorter kernels. The
-    profiler's overhead per launch is removed first. Savings are those of a CUDA graph, which launches a whole step at
-    once. Waste of other findings is removed before, because without it the device may hide the launches.
+    profiler's overhead per launch is removed first. Then waste that other findings report is removed, because the
+    device may hide the launches of the remaining job. Savings are those of a CUDA graph, which launches a whole step.
 
-    A few slow calls are reported separately from many short ones, with their self time, because they plan for new
-    shapes, compile, allocate, or compute on the CPU.
+    A few slow calls are reported separately from many short ones, with their self time, because a slow call plans for
+    new shapes, compiles, allocates, or computes on the CPU.
     """
 
     code: ClassVar[str] = "launch-bound"

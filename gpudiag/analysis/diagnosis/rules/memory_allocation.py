@@ -44,9 +44,9 @@ _ADVICE = (
 class MemoryAllocation:
     """The host allocates or frees driver memory within the steps, while the device is idle.
 
-    Frameworks keep freed memory, so that after the first steps they need no more from the driver. `cudaMalloc` takes
-    tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has the
-    calls by name, with their number and time. Savings are the step time that removing these calls saves. A rank that
+    Frameworks keep freed memory, so that after the first steps they need no more memory from the driver. `cudaMalloc`
+    takes tenths of a millisecond, and `cudaFree` also waits until the device has finished its queue. The evidence has
+    the number and time of these calls by name. Savings are the step time that removing the calls saves. A rank that
     allocates more than the others is a straggler.
     """
 
@@ -79,7 +79,7 @@ class MemoryAllocation:
 
 def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, float]]:
     """Return (ms, calls) by name, per step and rank, longest first."""
-    took: dict[str, int] = defaultdict(int)
+    took_ns: dict[str, int] = defaultdict(int)
     calls: dict[str, int] = defaultdict(int)
     steps = 0
     for track in {track.trace: track for track in reversed(case.tracks) if track.trace in what_if.graph.ranks}.values():
@@ -90,8 +90,8 @@ def _calls(case: Case, what_if: WhatIf) -> tuple[dict[str, float], dict[str, flo
         rows = rows[any_of(events.role[rows], Role.ALLOCATION, Role.RELEASE)]
         start = events.start_ns[rows] + track.shift_ns
         for row in rows[(start >= begin) & (start < end)].tolist():
-            took[events.name_of(row)] += int(events.end_ns[row] - events.start_ns[row])
+            took_ns[events.name_of(row)] += int(events.end_ns[row] - events.start_ns[row])
             calls[events.name_of(row)] += 1
-    names = sorted(took, key=lambda name: -took[name])
-    per = max(steps, 1)
-    return {name: milliseconds(took[name] / per) for name in names}, {name: calls[name] / per for name in names}
+    names = sorted(took_ns, key=lambda name: -took_ns[name])
+    steps = max(steps, 1)
+    return {name: milliseconds(took_ns[name] / steps) for name in names}, {name: calls[name] / steps for name in names}

@@ -1,4 +1,4 @@
-"""Tell why a rank that computes longer has more work: longer sequences, or an expert that gets more tokens."""
+"""Find the reason why a rank that computes longer has more work: longer sequences, or experts with more tokens."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _EXPERTS_ADVICE: Advice = (
 
 
 class MoreWork(msgspec.Struct, frozen=True):
-    """The cause, with its evidence and advice."""
+    """A cause of more work, with its evidence and advice."""
 
     cause: Cause
     evidence: dict[str, Any]
@@ -39,15 +39,15 @@ class MoreWork(msgspec.Struct, frozen=True):
 
 
 def more_work(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return why late ranks have more work than their peers; None if nothing shows that.
+    """Return the reason why late ranks have more work than their peers; None if nothing shows more work.
 
-    Experts are tried first, because more tokens also need more FLOPs.
+    Experts are examined first, because more tokens also need more FLOPs.
     """
     return _experts(case, what_if, late) or _sequences(case, what_if, late)
 
 
 def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Compare the FLOPs that the run counted, else the bytes of messages between stages."""
+    """Return `sequence` if all late ranks have more FLOPs or more bytes of messages between stages than their peers."""
     ranks = () if case.run is None else case.run.ranks
     flops = {rank.rank: sum(rank.flops.by_precision.values()) for rank in ranks if rank.flops is not None}
     for name, amounts in (("flops", flops), ("message_bytes", _message_bytes(case))):
@@ -59,7 +59,7 @@ def _sequences(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork |
 
 
 def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, ...]) -> dict[int, float]:
-    """Return the amount of each late rank divided by the mean of its other peers; empty if one is unknown."""
+    """Return late rank → its amount divided by the mean of its peers that are not late; empty if one is unknown."""
     ratios = {}
     for peers in what_if.graph.peers:
         ranks = [what_if.graph.ranks[process] for process in peers]
@@ -72,7 +72,7 @@ def _ratios_to_peers(what_if: WhatIf, amounts: dict[int, int], late: tuple[int, 
 
 
 def _message_bytes(case: Case) -> dict[int, int]:
-    """Return the bytes that each rank sent to and received from other stages, if the trace has them."""
+    """Return rank → bytes sent to and received from other stages, in messages of known size."""
     total: dict[int, int] = {}
     for track in case.tracks:
         counts = np.bincount(track.collectives.kind, minlength=len(track.collectives.kinds))
@@ -83,27 +83,27 @@ def _message_bytes(case: Case) -> dict[int, int]:
 
 
 def _experts(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> MoreWork | None:
-    """Return `experts` if late ranks are late only in segments beside an all-to-all, and not in others.
+    """Return `experts` if late ranks are late only in the segments before or after an all-to-all.
 
-    A slow device is slower everywhere, and long sequences lengthen every layer.
+    A slow device is slower in all segments, and long sequences lengthen every layer.
     """
     work = _work_by_segment(case, what_if)
     beside = _beside_all_to_alls(case, what_if)
     if work is None or beside is None or work.shape != beside.shape:
         return None
-    of_late = [process for process, rank in what_if.graph.ranks.items() if rank in late]
-    others = [process for process in what_if.graph.ranks if process not in of_late]
-    if not of_late or not others:
+    late_processes = [process for process, rank in what_if.graph.ranks.items() if rank in late]
+    others = [process for process in what_if.graph.ranks if process not in late_processes]
+    if not late_processes or not others:
         return None
-    own, usual = work[of_late].mean(axis=0), np.median(work[others], axis=0)
-    excess = np.maximum(own - usual, 0.0)
-    longer = (own >= LONGER_SEGMENT * usual) & beside[of_late].any(axis=0) & (excess > 0)
+    late_ns, usual_ns = work[late_processes].mean(axis=0), np.median(work[others], axis=0)
+    excess = np.maximum(late_ns - usual_ns, 0.0)
+    longer = (late_ns >= LONGER_SEGMENT * usual_ns) & beside[late_processes].any(axis=0) & (excess > 0)
     if not excess.sum() or excess[longer].sum() < MOST_OF_EXCESS * excess.sum():
         return None
-    if own[~longer].sum() < LEAST_ELSEWHERE * own.sum():
+    if late_ns[~longer].sum() < LEAST_ELSEWHERE * late_ns.sum():
         return None
-    expert_ms = float(own[longer].sum()) / what_if.graph.steps / 1e6
-    usual_ms = float(usual[longer].sum()) / what_if.graph.steps / 1e6
+    expert_ms = float(late_ns[longer].sum()) / what_if.graph.steps / 1e6
+    usual_ms = float(usual_ns[longer].sum()) / what_if.graph.steps / 1e6
     evidence = {"expert_ms_per_step": expert_ms, "expert_ms_per_step_of_peers": usual_ms}
     return MoreWork("experts", evidence, _EXPERTS_ADVICE)
 

@@ -1,4 +1,4 @@
-"""pipeline-bubble: the schedule of a pipeline leaves its stages idle, however even they are."""
+"""pipeline-bubble: the schedule of a pipeline leaves its stages idle even if they all compute equally long."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stages: number of pipeline stages.
         schedule: its microbatches and chunks.
-        ms: per step and stage, in a step in which ranks and stages compute equally long and transfers take no time.
-        step_ms: such a step.
-        longest_idle_ms: idle time of the process that computes longest, if all stay as uneven as they are.
+        ms: idle time of a stage in an even step: ranks and stages compute equally long, and transfers take no time.
+        step_ms: length of the even step.
+        longest_idle_ms: idle time of the process that computes longest, in a step as uneven as recorded.
     """
 
     stages: int
@@ -44,12 +44,12 @@ class Bubble(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def percent(self) -> float:
-        """Share of the even step."""
+        """Return the bubble's share of the even step."""
         return min(100 * self.ms / self.step_ms, 100.0) if self.step_ms else 0.0
 
     @property
     def theoretical_percent(self) -> float:
-        """The share that the schedule leaves idle in theory."""
+        """Return the share of the step that the schedule leaves idle in theory."""
         return theoretical_bubble_percent(self.stages, self.schedule.microbatches, self.schedule.chunks)
 
 
@@ -77,12 +77,12 @@ def bubble_of(case: Case, what_if: WhatIf) -> Bubble | None:
 
 
 class PipelineBubble:
-    """Stages of a pipeline wait for its first microbatch to arrive and for its last to return.
+    """Stages of a pipeline wait for the first microbatch to arrive and for the last microbatch to return.
 
     The bubble is what remains of the step, beside compute, if all ranks of a stage and all stages compute equally long,
-    transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p
-    stages, m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the
-    rank that computes longest, which is the reported saving.
+    transfers take no time and the host never waits for data. It is compared with (p - 1) / (v m + p - 1) for p stages,
+    m microbatches and v chunks per rank. Twice as many microbatches of half the size halve the idle time of the rank
+    that computes longest. This half is the reported saving.
     """
 
     code: ClassVar[str] = "pipeline-bubble"
@@ -90,7 +90,7 @@ class PipelineBubble:
 
     @classmethod
     def findings(cls, case: Case, findings: Sequence[Finding]) -> list[Finding]:
-        """Return the findings with that about the bubble before the first one that saves less."""
+        """Insert the finding about the bubble before the first finding that saves less."""
         bubbles = list(cls._examine(case))
         if not bubbles:
             return list(findings)

@@ -1,4 +1,4 @@
-"""The interface of rules: data, one pure method that proposes causes to remove, and advice by framework."""
+"""The interface of rules: proposals, the method that returns them, and advice by framework."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from gpudiag.analysis.diagnosis.simulation.graph import Scenario
 from gpudiag.analysis.diagnosis.simulation.what_if import WhatIf
 from gpudiag.model.analysis import Finding, Severity
 
-#: Waste can be removed entirely. Communication and launching are work that can only be hidden or shortened. Launching
-#: is scored by the part that the device would not hide after all waste is removed. Kernels are work that other kernels
-#: could do faster, by an estimate; launching is scored with them.
+#: Waste can be removed entirely. Communication and launching can only be hidden or shortened. Launching is scored in a
+#: job without waste, because the device may hide launches there. Kernels can be replaced by faster ones, with estimated
+#: savings; they are not removed when launching is scored.
 Kind = Literal["waste", "communication", "launching", "kernels"]
 Edit = Callable[[WhatIf, Scenario], Scenario]
 
 
 class CannotTell(msgspec.Struct, frozen=True):
-    """The data is not sufficient for a verdict; the reason says what to record instead."""
+    """The answer of a rule whose data do not suffice; `reason` tells the user which data to record."""
 
     reason: str
 
@@ -32,9 +32,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     """A cause to remove from the step.
 
     Attributes:
-        edit: returns given costs without the cause.
+        edit: returns a given scenario without the cause.
         describe: returns the finding for savings in ms per step and in percent of the step.
-        beyond: the part of `edit` that also belongs to another cause; a proposal that saves no more is dropped.
+        beyond: removes only the costs that launch overhead also explains; a proposal that saves no more may be dropped.
         kind: whether the cause can be removed, or only hidden or shortened.
     """
 
@@ -45,9 +45,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rule(Protocol):
-    """A rule names its code and examines a case. Users read its class docstring, on the page of its code.
+    """Examine a case for one kind of problem. The rule's class docstring is the page of its code in docs/findings.
 
-    Jobs in which it fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
+    Jobs in which a rule fires, is silent, or abstains are in `tests/analysis/diagnosis/rule_examples`.
     """
 
     code: ClassVar[str]
@@ -71,12 +71,12 @@ def notable(gain_ms: float, step_ms: float) -> bool:
 
 
 def split_savings(what_if: WhatIf, parts: Mapping[str, Scenario], rest: str, gain_ms: float) -> dict[str, float]:
-    """Split savings into what each part adds, in ms, to those of the parts before it; `rest` has what remains.
+    """Split savings into the additional savings of each component after the previous ones, in ms per step.
 
     Args:
         what_if: the job.
-        parts: by name, the scenario without this part and those before it.
-        rest: name of what remains.
+        parts: name of a component → the scenario without it and without the previous components.
+        rest: name of the remainder.
         gain_ms: the savings.
     """
     gains = [min(ms, gain_ms) for ms in what_if.savings_ms(parts.values())]
@@ -96,11 +96,11 @@ class For(msgspec.Struct, frozen=True):
         return framework not in _NAMED if self.framework == "others" else framework == self.framework
 
 
-#: Lines for users of one framework alone, or of any but PyTorch and TensorFlow.
+#: Constructors of lines for one framework, or for any but PyTorch and TensorFlow (`others`).
 pytorch, tensorflow, jax, others = (partial(For, name) for name in ("pytorch", "tensorflow", "jax", "others"))
 _NAMED = ("pytorch", "tensorflow")
 
-#: Lines in the order in which they are given; a line that is not `For` a framework applies to all.
+#: Lines in the order of the report; a plain string applies to all frameworks.
 Advice = tuple[str | For, ...]
 
 TF_DATA = tensorflow(

@@ -64,15 +64,15 @@ class SlowCopy:
                 pageable_ns, sizes["pageable"] = pageable_ns + duration, sizes["pageable"] + size
             else:
                 pinned_ns, sizes["pinned"] = pinned_ns + duration, sizes["pinned"] + size
-        per = graph.steps * len(case.tracks)
+        track_steps = graph.steps * len(case.tracks)
         pageable = pageable_ns > pinned_ns
         evidence: dict[str, object] = {
-            "pageable_ms_per_step": pageable_ns / per / 1e6,
-            "pinned_ms_per_step": pinned_ns / per / 1e6,
+            "pageable_ms_per_step": pageable_ns / track_steps / 1e6,
+            "pinned_ms_per_step": pinned_ns / track_steps / 1e6,
         }
         total, time = (sizes["pageable"], pageable_ns) if pageable else (sizes["pinned"], pinned_ns)
         if total and time:
-            evidence["copied_bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / per
+            evidence["copied_bytes_per_step"] = (sizes["pageable"] + sizes["pinned"]) / track_steps
             evidence["achieved_gb_per_s"] = total / time
             pinned = pinned_to_device(case.facts) if case.facts is not None else None
             if pinned is not None:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from gpudiag.analysis.diagnosis.rules.more_work import MoreWork
 
 _UNRECORDED = "nothing was recorded on the late rank between the step's mark and its first operator"
-#: Number of the user's functions in the evidence.
+#: Maximum number of the user's functions in the evidence.
 _MOST_FRAMES = 5
 
 _OF_THE_HOST = frozenset({"launch", "operators", "stall"})
@@ -57,17 +57,19 @@ class Straggler:
 
     A synchronous step takes as long as its slowest rank: 40 ms of communication on three ranks may be 40 ms of data
     loading on the fourth. The simulation limits each part of the step (input, stalls, slow calls, extra
-    synchronizations, launching, compute, copies) to the median over ranks. The savings are by how much the step becomes
-    shorter, and the cause is the part that explains them alone. The savings also follow chains of waits, as when rank 0
-    waits for rank 2, which waits for its loader. The slow rank may change from step to step. Operators that only a late
-    rank calls are named. A rank that often pauses between calls that its peers do not make stalls there, however short
-    each pause is. If the machine's facts say that a late rank's GPU runs at slower clocks than its peers or is
-    throttled, that is the cause.
+    synchronizations, launching, compute, copies) to the median over ranks. The savings are the removed step time, and
+    the cause is the part that explains the savings alone. Chains of waits count: rank 0 may wait for rank 2, which
+    waits for its loader. The slow rank may change from step to step. The report names operators that only a late rank
+    calls. If a rank often pauses between calls that its peers do not make, the cause is a stall, however short each
+    pause is. If the machine's facts show that a late rank's GPU runs at slower clocks than its peers or is throttled,
+    the cause is `clock`.
 
-    Unprofiled steps tell which hosts ran ahead of their devices and which did not, so that a host is not called slow
-    only because recording slowed it; time that these steps take longer than simulated ones counts for that rank. A rank
-    is late by its input only as far as it waited longer than most ranks in unprofiled steps in which these waited too,
-    and as far as the DataLoader workers are faster than the step: of equally slow loaders, one is later by chance.
+    Unprofiled steps show which hosts ran ahead of their devices, so that a host is not called slow only because
+    recording slowed it. If the other ranks waited only for the late ranks, the time by which unprofiled steps exceed
+    simulated ones is added to the savings. Two limits apply to a rank that is late by its input. If most ranks waited
+    for input in the unprofiled steps, the limit is the rank's excess over the usual wait. The other limit is the length
+    of the step minus the time in which DataLoader workers make its batches, because equally slow loaders vary by
+    chance.
     """
 
     code: ClassVar[str] = "straggler"
@@ -127,20 +129,20 @@ class Straggler:
 
 
 class _LateRanks(msgspec.Struct, frozen=True, kw_only=True):
-    """The late ranks and why they are late.
+    """The late ranks, and the cause of their lateness.
 
     Attributes:
-        ranks: the late ones.
+        ranks: the late ranks, in ascending order.
         cause: the cause of the finding.
-        part: the part of the step in which they exceed their peers.
-        excess_ms: how much longer each rank takes for that part.
-        savings_ms: what each part alone saves.
-        pauses: pauses between calls that only these ranks make.
-        more_work: why they have more work than their peers, if they have.
-        slow_clocks: the findings about the clocks of their GPUs, by rank.
-        silent: whether nothing was recorded while they waited for input.
-        jitter: whether they are late in some steps only.
-        by_turns: whether every rank is late in some steps.
+        part: the part of the step in which late ranks exceed their peers.
+        excess_ms: rank → excess over the median of all ranks in that part, per step.
+        savings_ms: part → savings per step if this part alone is equalized.
+        pauses: pauses between calls that only late ranks make.
+        more_work: the reason why late ranks have more work than their peers; None if they do not.
+        slow_clocks: late rank → codes of the findings about its GPU's clocks.
+        silent: whether nothing was recorded while late ranks waited for input.
+        jitter: whether the ranks are late in some steps only.
+        by_turns: whether every rank of the job is late in some steps.
     """
 
     ranks: tuple[int, ...]
@@ -181,7 +183,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
     pauses, slow_clocks = OwnPauses(ms={}), {}
     if not jitter:
         if cause == "stall" and later_input_ms(case.run, ranks) >= MOST * gain:
-            cause = "input"  # the time has no marks, but the unprofiled steps were fetching their batch then
+            cause = "input"  # the stall has no marks, but in unprofiled steps the ranks waited for their batch
         cause, pauses = stall_by_own_pauses(case, ranks, cause, gain if part == "launch" else 0.0)
         slow_clocks = _held_back(case, ranks) if cause == "compute" else {}
     more = None if jitter or slow_clocks else _more_work(case, what_if, ranks, cause)
@@ -201,7 +203,7 @@ def _late_ranks(case: Case, what_if: WhatIf, jitter: bool, gain: float) -> _Late
 
 
 def _more_work(case: Case, what_if: WhatIf, ranks: tuple[int, ...], cause: str) -> MoreWork | None:
-    """Return why ranks that are late by their compute have more of it; None if nothing shows that."""
+    """Return the reason why ranks that compute longer have more work; None if nothing shows that they have."""
     if cause not in {"compute", "operators"} or (case.run is None and not case.timeline.divides_work):
         return None
     from gpudiag.analysis.diagnosis.rules.more_work import more_work
@@ -234,7 +236,7 @@ def _title(late: _LateRanks, place: str, gain: float) -> str:
 
 
 def _more_operators(case: Case, late: _LateRanks) -> MoreOperators | None:
-    """Return the operators in which ranks spend longer that launch slowly and do not pause."""
+    """Return the operators in which late ranks spend longer; None unless they launch slowly without pauses."""
     if late.part != "launch" or late.pauses.ms or late.jitter:
         return None
     return more_operators(case, late.ranks)
@@ -266,7 +268,7 @@ def _evidence(case: Case, late: _LateRanks, longer_ms: float, more: MoreOperator
 
 
 def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str | None:
-    """Describe what late ranks do; `place` says where, or names unmarked input."""
+    """Return the start of a title, up to "delays"; `place` locates the cause, or describes unmarked input."""
     where, s = f" {place}" if place else "", "s" if one else ""
     if cause == "input" and silent:
         return f"{words}'s {place} delays" if one else f"{place.replace(' (', f' of {words} (', 1)} delays"
@@ -285,13 +287,13 @@ def _what(cause: str, words: str, place: str, *, one: bool, silent: bool) -> str
 
 
 def _longer_ms(case: Case, what_if: WhatIf, late: tuple[int, ...]) -> float:
-    """Return by how many ms unprofiled steps are longer than simulated ones, if only these ranks were waited for."""
+    """Return the excess of unprofiled over simulated steps, in ms; 0 unless the others waited only for these ranks."""
     alone = alone_waited_for(case.run, what_if.graph.ranks.values(), late)
     return unprofiled_longer_ms(what_if.unprofiled_ms, what_if.corrected_ms) if alone else 0.0
 
 
 def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent: bool) -> tuple[str, Advice]:
-    """Return (place, advice) if the late ranks wait without marks, stall, or call slowly."""
+    """Return (location, advice) of unmarked input, of a stall, or of slow operators; empty for other causes."""
     if silent:
         first = AFTER_THE_UPDATE if ends_with_the_update(case) else PERHAPS_NO_LOADING
         return before_first_operator(case, late), (first, *CAUSE_ADVICE["input"])
@@ -305,10 +307,7 @@ def _place(case: Case, late: tuple[int, ...], cause: str, gain: float, *, silent
 
 
 def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
-    """Return by how many ms per step late ranks are longer in the user's functions, longest first.
-
-    Empty where no stacks were recorded, or no other rank is there to compare with.
-    """
+    """Return user's function → excess of late ranks, in ms per step, largest first; empty without stacks or peers."""
     spent: dict[bool, list[dict[str, float]]] = {True: [], False: []}
     for track in case.tracks:
         events, steps = case.timeline.traces[track.trace].events, len(track.window_steps)
@@ -318,31 +317,31 @@ def _frames_ms(case: Case, late: tuple[int, ...]) -> dict[str, float]:
     if not all(spent.values()):
         return {}
     most: dict[str, float] = {}
-    for name in {name for one in spent[True] for name in one}:
-        more = max(one.get(name, 0.0) for one in spent[True]) - max(one.get(name, 0.0) for one in spent[False])
+    for name in {name for rank in spent[True] for name in rank}:
+        more = max(rank.get(name, 0.0) for rank in spent[True]) - max(peer.get(name, 0.0) for peer in spent[False])
         if notable(more, case.step_ms):
             most[name] = more
     return dict(sorted(most.items(), key=lambda item: -item[1])[:_MOST_FRAMES])
 
 
 def _held_back(case: Case, late: tuple[int, ...]) -> dict[str, list[str]]:
-    """Return the findings about the clocks of the late ranks' GPUs, by rank, if there are some for each."""
+    """Return late rank → codes of the findings about its GPU's clocks; empty if a late rank has none."""
     if case.facts is None:
         return {}
     from gpudiag.analysis.diagnosis.hardware import examine_facts
 
-    against: dict[int, list[str]] = {}
+    codes_by_gpu: dict[int, list[str]] = {}
     for finding in examine_facts(case.facts):
         if finding.code in _CLOCKS:
             for gpu in finding.evidence.get("gpus", ()):
-                against.setdefault(gpu, []).append(finding.code)
+                codes_by_gpu.setdefault(gpu, []).append(finding.code)
     gpus = {rank: gpu_of_rank(case.facts, case.run, rank) for rank in late}
-    found = {str(rank): against[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in against}
-    return found if len(found) == len(late) else {}
+    codes = {str(rank): codes_by_gpu[gpu] for rank, gpu in gpus.items() if gpu is not None and gpu in codes_by_gpu}
+    return codes if len(codes) == len(late) else {}
 
 
 def _late_in_some_steps(what_if: WhatIf, part: Component) -> tuple[int, ...]:
-    """Return the ranks that exceed their peers in some steps."""
+    """Return the ranks with a large sum of their excess over peers, over the steps in which they have one."""
     lateness = {rank: sum(max(ns, 0.0) for ns in steps) for rank, steps in excess_of(what_if, part).by_step.items()}
     return tuple(sorted(rank for rank, ns in lateness.items() if ns >= ALSO_LATE * max(lateness.values())))
 
@@ -358,7 +357,7 @@ def _largest_excess(what_if: WhatIf) -> Component:
 
 
 def _times_last(case: Case) -> dict[int, int]:
-    """Count how often each rank was the last to arrive at a collective."""
+    """Return rank → number of collectives at which it arrived last."""
     times: dict[int, int] = {}
     seen: set[int] = set()
     for track in case.tracks:

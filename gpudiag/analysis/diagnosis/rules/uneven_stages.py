@@ -33,14 +33,14 @@ _ALONE: Advice = ("With one rank per stage a slow device looks the same: check t
 
 
 def uneven_stages(case: Case, what_if: WhatIf) -> Iterator[Proposal]:
-    """Propose a pipeline in which each stage computes as long as their mean."""
+    """Propose a pipeline in which each stage computes for the mean time of all stages."""
     relative = relative_work(what_if, what_if.corrected)
     long = [stage for stage, times in enumerate(relative) if times >= LONG_STAGE]
     if long:
         yield Proposal(edit=balance_stages, describe=partial(_describe, case, what_if, relative, long))
 
 
-def _describe(  # noqa: PLR0917  # the last two are given by whoever scores the proposal
+def _describe(  # noqa: PLR0917  # `partial` binds all but the last two
     case: Case, what_if: WhatIf, relative: list[float], long: list[int], gain: float, percent: float
 ) -> Finding:
     peers = what_if.graph.peers

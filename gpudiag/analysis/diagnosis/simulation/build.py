@@ -22,7 +22,7 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 def build_graph(timeline: Timeline) -> Graph | None:
     """Return the graph, or None if the timeline has no whole steps to simulate.
 
-    A capture without a second step does not show where the next one begins, so it cannot be simulated in a loop.
+    A trace without a second step does not show where the next step begins, so it cannot be simulated in a loop.
     """
     tracks = [track for track in timeline.tracks if len(track.window_steps)]
     if not tracks or any(len(track.steps) < 2 for track in tracks):
@@ -44,7 +44,7 @@ def build_graph(timeline: Timeline) -> Graph | None:
 def _build_process(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack]
 ) -> tuple[Chain | None, list[TrackOps]]:
-    """Return the chain of one process and the ops of its tracks."""
+    """Return the chain of one process, or None if it has no nodes, and the ops of its tracks."""
     to_ops, to_chain = (collective_ops, build_cpu_chain) if tracks[0].is_cpu else (analysed_ops, build_chain)
     ops = [to_ops(track, timeline.tracks.index(track)) for track in tracks]
     return to_chain(timeline, trace_index, tracks, ops), ops
@@ -128,7 +128,7 @@ def _columns(parts: Sequence[Chain] | Sequence[TrackOps], names: Iterable[str]) 
 def _peers(
     timeline: Timeline, ops: Sequence[TrackOps], op_first: Index, start: Times, end: Times
 ) -> tuple[dict[int, Index], Times]:
-    """Return for each matched collective the ops whose start it waits for, and the time from the last to its end."""
+    """Return (matched collective → ops whose start it waits for, float64[m] ns from the last start to its own end)."""
     transfer = np.full(len(start), np.nan)
     members: dict[int, list[int]] = defaultdict(list)
     for track_ops, first in zip(ops, op_first, strict=False):
@@ -141,18 +141,19 @@ def _peers(
     peers: dict[int, Index] = {}
     for participants in members.values():
         for member in participants:
-            # A participant that starts after this op ended was not waited for (a broadcast's root goes on alone).
+            # An op does not wait for participants that start after its end, because a broadcast's root goes on alone.
             peers[member] = np.array([peer for peer in participants if start[peer] <= end[member]], np.int64)
             transfer[member] = end[member] - start[peers[member]].max()
     return peers, transfer
 
 
 def _latency_and_gap(host: HostNodes, launch: Index, start: Times, free: Times, track: Index) -> tuple[Times, Times]:
-    """Return (latency after the launch, gap after the work before).
+    """Return (latency after the launch, gap after the previous work), each float64[m] in ns.
 
-    `free` is when the op before it in its stream, and the ops that it waits for, had ended (-inf if there is none); for
-    the first analysed ops these lie before the analysed steps. The later of launch and `free` determines the start and
-    gets all of the time to it. The other gets its usual time, or less if the usual time would end too late.
+    `free` is the time at which the previous op of the stream and all awaited ops had ended, or -inf without any such
+    op; these ops may lie before the analysed steps. The later of launch and `free` determines the start, and its
+    latency or gap is the whole time to the start. The other one gets its usual time, or less if it would exceed the
+    start.
     """
     reached = np.where(launch != NONE, host.time[np.maximum(launch, 0)], -np.inf)
     by_launch = (launch != NONE) & (reached >= free)

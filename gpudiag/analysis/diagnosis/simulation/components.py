@@ -1,4 +1,4 @@
-"""The components of a step, what all ranks need of each, and scenarios in which ranks are equalized to the median."""
+"""Measure the components of a step, and equalize ranks to their median in them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from gpudiag.model.event import any_of
 from gpudiag.model.timeline import OpClass
 
 Component = Literal["input", "stall", "operators", "allocation", "sync", "launch", "compute", "copy"]
-#: Waiting for data; untraced host time; single slow calls; waiting in synchronizations; all other host work, memory
-#: allocation included; kernels; copies.
+#: In this order: waiting for data; untraced host time; single slow calls; waiting in synchronizations; all other host
+#: work, memory allocation included; kernels; copies.
 COMPONENTS: tuple[Component, ...] = ("input", "stall", "operators", "sync", "launch", "compute", "copy")
 _ON_DEVICE = frozenset({"compute", "copy"})
 
 
 def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """float64[n or m], ns: how much of the component is at each host node, or at each op."""
+    """Return float64[n or m], ns: the component's time at each host node, or at each op."""
     graph = what_if.graph
     if component in _ON_DEVICE:
         op_class = OpClass.COMPUTE if component == "compute" else OpClass.COPY
@@ -33,8 +33,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
         untraced = np.fmin(what_if.untraced, scenario.waiting)
         return untraced if component == "stall" else scenario.waiting - untraced
     if component == "sync":
-        # A rank that waits longer in as many synchronizations as its peers waits for a different rank, through its
-        # device.
+        # The waits of a rank with no more synchronizations than its peers do not count, because it waits for a peer.
         waits = syncs(what_if) & scenario.blocking & any_of(graph.host.process, *synchronizing_more(what_if))
         between = np.diff(graph.host.time, prepend=0.0)
         return np.where(waits, np.maximum(between - scenario.busy - scenario.waiting, 0.0), 0.0)
@@ -45,7 +44,7 @@ def amount(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
 
 
 def common(what_if: WhatIf, scenario: Scenario, component: Component) -> Times:
-    """Return float64[n or m], ns: the amount of the component that every rank needs; the excess makes a straggler."""
+    """Return float64[n or m], ns: the component's time without the excess of a rank, which makes it a straggler."""
     return amount(what_if, scenario, component) - _excess_by_node(what_if, scenario, component, each_step=False)
 
 
@@ -54,10 +53,9 @@ def equalized(
 ) -> Scenario:
     """Return the scenario in which no rank exceeds the lower median over ranks in these components.
 
-    The lower median of an even number is the smaller of the middle two, so that two stragglers of four count as such.
-    With `each_step`, every step of every rank is equalized to the lower median over all of them, which removes a
-    straggler that changes with each step. The excess is removed at the locations of the step where it occurs
-    (`imbalance`).
+    The lower median of an even number is the smaller of the middle two, so that two of four ranks can be stragglers.
+    With `each_step`, every step of every rank is equalized to the lower median over all steps of all ranks, which
+    removes a straggler that changes with each step. The excess is removed at its location in the step (`imbalance`).
     """
     chosen = set(components)
     if "compute" in chosen:
@@ -81,7 +79,7 @@ def equalized(
 
 
 def syncs(what_if: WhatIf) -> NDArray[np.bool_]:
-    """bool[n]: host nodes that wait for the device in a synchronization outside communication."""
+    """Return bool[n]: host nodes that wait for the device in a synchronization outside communication."""
     host = what_if.graph.host
     waits: NDArray[np.bool_] = (host.block == HostBlock.SYNC) & (host.block_on != NONE)
     waits &= ~what_if.model.communication.blocks
@@ -95,12 +93,12 @@ def releases(what_if: WhatIf) -> NDArray[np.bool_]:
 
 
 def synchronizing_more(what_if: WhatIf) -> list[int]:
-    """Return the processes whose hosts synchronize with the device more often per step than most peers."""
+    """Return the processes whose hosts synchronize with the device much more often than most of their peers."""
     return waiting_more(what_if, syncs(what_if))
 
 
 def waiting_more(what_if: WhatIf, waits: NDArray[np.bool_]) -> list[int]:
-    """Return the processes that have more of these host nodes than most of their peers."""
+    """Return the processes that have `OFTEN` times as many of these host nodes as most of their peers, or more."""
     process = what_if.graph.host.process
     more = []
     for peers in what_if.graph.peers:
@@ -125,7 +123,7 @@ def without_waiting(what_if: WhatIf, scenario: Scenario, nodes: NDArray[np.bool_
 
 
 def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove synchronizations and memory releases of ranks that have more of them than most peers."""
+    """Remove synchronizations and memory releases of ranks that have many more of them than most of their peers."""
     process = what_if.graph.host.process
     for waits in (syncs(what_if), releases(what_if)):
         more = waiting_more(what_if, waits)
@@ -135,7 +133,7 @@ def _without_additional_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def excess(what_if: WhatIf, component: Component) -> Excess:
-    """Return by how much each rank's component of the step exceeds the lower median over its peers."""
+    """Return the excess of each rank's component of the step over the lower median of its peers."""
     scenario = what_if.corrected
     if component == "compute":
         scenario = replace(scenario, duration=what_if.model.contention.removed_from(scenario.duration))
@@ -154,7 +152,7 @@ def _process_and_step(what_if: WhatIf, component: Component) -> tuple[Index, Ind
 
 
 def _excess_by_node(what_if: WhatIf, scenario: Scenario, component: Component, *, each_step: bool) -> Times:
-    """Return each node's excess over the median over ranks, or over all their steps."""
+    """Return each node's or op's share of its rank's excess over the median of ranks, or of all steps of all ranks."""
     recorded = _recorded_excess(what_if, amount(what_if, scenario, component), component, each_step=each_step)
     return _limited_to_unprofiled(what_if, recorded) if component == "input" else recorded
 
@@ -175,7 +173,7 @@ def _recorded_excess(what_if: WhatIf, amounts: Times, component: Component, *, e
 
 
 def _limited_to_unprofiled(what_if: WhatIf, excess: Times) -> Times:
-    """Limit each process's excess input wait to that of unprofiled steps, of which there are many."""
+    """Limit each process's excess of input waits to that of the unprofiled steps, which are more numerous."""
     process, steps = what_if.graph.host.process, what_if.graph.steps
     share = np.ones(int(process.max(initial=0)) + 1)
     for later_process, limit_ns in what_if.later_input_ns.items():

@@ -1,21 +1,21 @@
-"""Estimate contention: how long a kernel beside a collective takes without it, from matching kernels.
+"""Estimate the contention-free durations of kernels beside collectives from matching kernels.
 
 A collective's kernel takes processors and memory bandwidth from the kernels beside it, both while it transfers and
-while it spins for a straggler: ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3 ms, and matrix
-products of a GPT's backward pass took 103 µs beside an all-reduce and 55 alone. If the collective is removed, its
-contention is removed too.
+while it spins for a straggler. For example, ranks whose all-reduces spun for 40 ms computed for 31.2 instead of 28.3
+ms, and matrix products of a GPT's backward pass took 103 µs beside an all-reduce and 55 µs alone. If the collective is
+removed, its contention is removed too.
 
-Kernels match if they have the same name and do the same work: those at the same position of the step in other steps and
-on other ranks, and those of the step's other layers. Kernels of one name may have several sizes. The kernels before and
-after tell these apart; where they do not, durations differ and are not used:
+Kernels match if they have the same name and do the same work. Such kernels are at the same position of other steps and
+on other ranks, and in other layers of the same step. Kernels of one name may have several sizes, which the kernels
+before and after them distinguish. Otherwise the durations differ and are not used:
 
     layer 11   gemm 55 | bias 4 | gemm 103          no collective yet
     layer 10   gemm 98 | bias 6 | gemm 160          beside the first bucket: these match gemm, bias and gemm above
 
 Kernels of the same rank come first, because another rank's clocks may be faster.
 
-The profiler delays hosts, so their peers' collectives spin longer. Without profiler overhead, that contention shrinks
-in proportion (30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms were measured unprofiled).
+The profiler delays hosts, so their peers' collectives spin longer. Without profiler overhead, the contention of this
+spinning shrinks in proportion (from 30.3 to 29.3 ms for a GPT whose rank 3 the profiler delayed; 28.2 ms without it).
 """
 
 from __future__ import annotations
@@ -51,16 +51,15 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
     """Contention-free durations of the ops that ran during collectives.
 
     Attributes:
-        free_ns: float64[m], the median duration of an op's contention-free matches; NaN if it had no contention or has
-            no match.
-        waiting_share: float64[m], 0 to 1: which share of the collectives beside the op waited instead of transferring.
+        free_ns: float64[m], median duration of an op's contention-free matches; NaN without contention or match.
+        waiting_share: float64[m], 0 to 1: share of the time beside collectives in which they waited for peers.
     """
 
     free_ns: Times
     waiting_share: Times
 
     def removed_from(self, duration: Times) -> Times:
-        """Return durations without contention; never longer than given."""
+        """Return float64[m], ns: the given durations without contention, never longer."""
         op = self._slowed
         shorter = duration.copy()
         shorter[op] = np.fmin(duration[op], self.free_ns[op])
@@ -85,18 +84,18 @@ class Contention(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _slowed(self) -> NDArray[np.intp]:
-        """The ops whose contention-free duration is known: the few that ran during a collective."""
+        """Return the indices of the ops whose contention-free duration is known, which ran during a collective."""
         return np.flatnonzero(~np.isnan(self.free_ns))
 
 
 class _Kernels(msgspec.Struct, frozen=True):
-    """The compute ops of a graph as columns.
+    """The k compute ops of a graph as columns, durations in ns.
 
     Attributes:
         op, track, name: the op's index in the graph, its track, and a number for its name.
-        duration: as recorded.
-        beside, waiting: how long it ran beside collectives, and beside waiting ones.
-        held: how much longer it took because of the processors and bandwidth that those held.
+        duration: float64[k], as recorded.
+        beside, waiting: float64[k], time beside collectives, and beside waiting collectives.
+        held: float64[k], estimated time lost to the processors and bandwidth that collectives held.
     """
 
     op: NDArray[np.intp]
@@ -109,12 +108,12 @@ class _Kernels(msgspec.Struct, frozen=True):
 
     @property
     def free(self) -> NDArray[np.bool_]:
-        """Return bool[n]: kernels without contention."""
+        """Return bool[k]: kernels without contention."""
         return self.beside < CONTENTION_FREE * np.maximum(self.duration, 1.0)
 
 
 def find_contention(graph: Graph, timeline: Timeline) -> Contention:
-    """Find each slowed compute op's matching kernels, the surest first, and their contention-free duration."""
+    """Estimate the contention-free duration of each slowed compute op from its surest match."""
     count = len(graph.device.start)
     free_ns, waiting_share = np.full(count, np.nan), np.zeros(count)
     kernels = _kernels(graph, timeline)
@@ -165,12 +164,12 @@ def _kernels(graph: Graph, timeline: Timeline) -> _Kernels:
 
 
 def _spinning_ns(table: TrackCollectives, chosen: NDArray[np.bool_], start: Index, end: Index) -> NDArray[np.int64]:
-    """Return for how long the chosen collectives spun for a peer inside each [start, end)."""
+    """Return int64[k], ns for which the chosen collectives spun for a peer inside each [start, end)."""
     return lengths_inside(union(Intervals(table.start[chosen], table.last_arrival[chosen])), start, end)
 
 
 def _processor_shares(timeline: Timeline, track_index: int) -> Times:
-    """Return for each collective of a track the share of the processors that its kernel holds; 0 if unknown."""
+    """Return float64[collectives of the track]: share of the processors that each kernel holds; 0 if unknown."""
     track = timeline.tracks[track_index]
     known = {call.row: call.processor_share or 0.0 for call in timeline.traces[track.trace].collectives}
     return np.array([known.get(row, 0.0) for row in track.collectives.row.tolist()], np.float64)
@@ -190,9 +189,10 @@ def _names(graph: Graph, timeline: Timeline) -> Index:
 
 
 def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
-    """Yield keys that matching kernels share, with each key's contention-free duration (NaN: unknown); surest first.
+    """Yield (int64[k] key of each kernel, float64[keys] contention-free duration, NaN if unknown), the surest first.
 
-    Kernels at the same position of other steps do the same work; kernels at other positions must be compared.
+    Kernels with equal keys match. Kernels at the same position of other steps do the same work; kernels at other
+    positions must be compared.
     """
     position = _positions(graph, kernels)
     by_time = np.argsort(kernels.duration)
@@ -209,7 +209,7 @@ def _matches(graph: Graph, kernels: _Kernels) -> Iterator[tuple[Index, Times]]:
 
 
 def _of_repeated_layers(free: _DurationsByKey, slowed: _DurationsByKey, position: Index) -> Times:
-    """Return contention-free durations of keys whose kernels do the same work at several positions of a step."""
+    """Return float64[keys], ns: contention-free duration of kernels that do the same work at several positions."""
     alike = (free.spread() <= ALIKE_CONTENTION_FREE) & (slowed.spread() <= ALIKE_DISTURBED)
     repeated = (free.distinct(position) >= CONTENTION_FREE_POSITIONS) | (
         slowed.distinct(position) >= CONTENDED_POSITIONS
@@ -244,7 +244,7 @@ class _DurationsByKey:
             return (self._quartile(3) - self._quartile(1)) / self.median()
 
     def distinct(self, other: Index) -> NDArray[np.int64]:
-        """Return how many different values of `other` each key's kernels have."""
+        """Return the number of different values of `other` among the kernels of each key."""
         values = int(other.max(initial=0)) + 1
         pairs = distinct(self._key * values + other[self._chosen])
         return np.bincount(pairs // values, minlength=self._count)
@@ -257,7 +257,7 @@ class _DurationsByKey:
 
 
 def _positions(graph: Graph, kernels: _Kernels) -> Index:
-    """Return one key for each kernel's name and its ordinal among kernels of that name in the step."""
+    """Return int64[k]: a key for each kernel's name and its ordinal among the kernels of this name in its step."""
     device = graph.device
     start, step = device.start[kernels.op], device.step[kernels.op]
     key = _joined(_joined(kernels.track, step), kernels.name)
@@ -275,7 +275,7 @@ def _order_by_key(key: Index) -> NDArray[np.intp]:
 
 
 def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
-    """Return for each of `_NEIGHBOURS` one key for a kernel's name and the names of so many before and after it."""
+    """Return for each n of `_NEIGHBOURS` int64[k]: a key for the names of a kernel and of n kernels on either side."""
     stream = np.zeros(len(graph.device.start), np.int64)
     for index, (first, after) in enumerate(graph.streams):
         stream[first:after] = index
@@ -284,7 +284,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
     for distance in range(1, max(_NEIGHBOURS) + 1):
         for shift in (-distance, distance):
             same_stream = np.roll(stream, shift) == stream
-            # `roll` joins both ends, where kernels are no neighbours.
+            # `roll` joins both ends, whose kernels are not neighbours.
             same_stream[:distance] &= shift < 0
             same_stream[-distance:] &= shift > 0
             key = _joined(key, np.where(same_stream, np.roll(kernels.name, shift), -1))
@@ -293,7 +293,7 @@ def _neighbourhoods(graph: Graph, kernels: _Kernels) -> list[Index]:
 
 
 def _joined(a: Index, b: Index) -> Index:
-    """Return one key for each pair of keys."""
+    """Return int64[k]: one key, from 0, for each different pair of keys."""
     low = b.min(initial=0)
     pairs = a * (b.max(initial=0) - low + 1) + b - low
     if pairs.max(initial=0) < _TABLE_ENTRIES_PER_KERNEL * len(pairs):
@@ -303,7 +303,7 @@ def _joined(a: Index, b: Index) -> Index:
 
 
 def _estimate_unmatched(kernels: _Kernels, time: Times, slowed: NDArray[np.intp]) -> None:
-    """Estimate the contention-free duration of slowed kernels without a match.
+    """Fill in `time`, ns: the contention-free duration of slowed kernels without a match.
 
     If most kernels of a track have a match, the others are slowed by the same share. If few have a match, a kernel
     loses the share of the processors that the collective holds, and more while the collective transfers.

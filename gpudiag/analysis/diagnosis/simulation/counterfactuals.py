@@ -41,8 +41,8 @@ def without_input(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_common_input(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove waiting for data, except what one rank waits longer than its peers."""
-    # While communication is under way, the host waits for that.
+    """Remove waiting for data, except a rank's excess over its peers."""
+    # While communication is under way, the host waits for communication and not for data.
     waited = np.maximum(common(what_if, scenario, "input") - what_if.model.communication.waiting, 0.0)
     return replace(scenario, waiting=scenario.waiting - waited)
 
@@ -64,12 +64,12 @@ def _with_less_work(what_if: WhatIf, scenario: Scenario, removed: Times) -> Scen
 
 
 def without_common_slow_calls(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove single slow calls and computing on the CPU, except what one rank has more than its peers."""
+    """Remove single slow calls and computing on the CPU, except a rank's excess over its peers."""
     return _with_less_work(what_if, scenario, common(what_if, scenario, "operators"))
 
 
 def without_allocation(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove driver allocations and releases, except those of one rank in excess of its peers."""
+    """Remove driver allocations and releases, except a rank's excess over its peers."""
     released = releases(what_if)
     released &= ~any_of(what_if.graph.host.process, *waiting_more(what_if, released))
     scenario = _with_less_work(what_if, scenario, common(what_if, scenario, "allocation"))
@@ -83,11 +83,11 @@ def without_launch_cost(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def as_cuda_graph(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Launch each step as a CUDA graph; one rank's excess launch work remains, because it makes a straggler.
+    """Launch each step as a CUDA graph; a rank's excess of launch work remains, because it makes the rank a straggler.
 
-    Launching takes no host time, and kernels follow each other as closely as in a CUDA graph. Only kernels that the
-    device waited for move closer: where the device does not wait for the host, that would be the whole saving, and it
-    is not counted.
+    Launching takes no host time, and kernels for which the device waited follow each other as closely as in a CUDA
+    graph. If launching without host time saves less than 1 % of the step, no kernel moves, because closer kernels would
+    then be the only savings.
     """
     communication = what_if.model.communication
     needed = common(what_if, scenario, "launch") + common(what_if, scenario, "operators")
@@ -111,7 +111,7 @@ def without_syncs(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def with_host_copies(what_if: WhatIf, scenario: Scenario, duration_ns: Times | float = 0.0) -> Scenario:
-    """Shorten copies between host and device to `duration_ns`, and let none block the host.
+    """Shorten copies between host and device to `duration_ns`; no copy blocks the host.
 
     Of consecutive copies only the first keeps its host work, because they could be one copy.
     """
@@ -131,7 +131,7 @@ def with_host_copies(what_if: WhatIf, scenario: Scenario, duration_ns: Times | f
 def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
     """End collectives when their last participant arrives, and remove the contention of their transfers.
 
-    Contention of collectives that wait for a straggler remains, because that rank causes it.
+    Contention of collectives that wait for a straggler remains, because the straggler causes it.
     """
     recorded, contention = what_if.model.recorded.duration, what_if.model.contention
     slowed = recorded - contention.transfer_removed_from(recorded)
@@ -140,7 +140,7 @@ def without_transfer(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_transfer_time(scenario: Scenario) -> Scenario:
-    """Transfer in no time, with unchanged kernels beside the collectives."""
+    """Let transfers take no time; kernels beside the collectives are unchanged."""
     return replace(scenario, transfer=np.where(np.isnan(scenario.transfer), scenario.transfer, 0.0))
 
 
@@ -176,9 +176,9 @@ def without_bucket_copy(what_if: WhatIf, scenario: Scenario) -> Scenario:
 
 
 def without_communication_calls(what_if: WhatIf, scenario: Scenario) -> Scenario:
-    """Remove host calls for communication; what one rank's calls take longer than its peers' remains."""
+    """Remove host calls for communication, except a rank's excess over its peers."""
     scenario = replace(scenario, busy=np.maximum(scenario.busy - what_if.model.communication.calls, 0.0))
-    if what_if.timeline.tracks[0].is_cpu:  # there, work before a collective's call is the training itself
+    if what_if.timeline.tracks[0].is_cpu:  # work before a collective's call is the training itself
         return scenario
     device = what_if.graph.device
     launches = device.launch[(device.op_class == OpClass.COMMUNICATION) | what_if.model.bucket_copy]
@@ -246,7 +246,7 @@ def _collectives_of_known_size(what_if: WhatIf) -> Iterator[tuple[int, tuple[str
 
 
 def _pageable_bytes(what_if: WhatIf) -> NDArray[np.float64]:
-    """float64[m]: bytes of each copy from or to pageable memory; 0 for other ops and if unknown."""
+    """Return float64[m]: bytes of each copy from or to pageable memory; 0 for other ops and if unknown."""
     device, timeline = what_if.graph.device, what_if.timeline
     size = np.zeros(len(device.start))
     for op in np.flatnonzero(device.host_copy).tolist():

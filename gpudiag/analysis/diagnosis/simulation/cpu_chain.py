@@ -7,7 +7,8 @@ is all host work:
     gloo thread                         ├───────── gloo:all_reduce ─────────┤
                                  node: enqueued                     node: blocked until the collective's end
 
-TensorFlow's training thread is inside the call of its function throughout, and waits where an executor thread does:
+TensorFlow's training thread is inside the call of its function for the whole step, and counts as waiting while an
+executor thread waits:
 
     training thread   ──────────────── EagerExecute: step ────────────────────
     executor thread   forward, backward ┤ CollectiveReduceV2 ├ optimizer
@@ -30,12 +31,12 @@ from gpudiag.intervals import Intervals, among, subtract, union
 from gpudiag.model.event import EventKind, EventTable, Role
 from gpudiag.model.timeline import PAUSE_NS, UNKNOWN, WAITED_NS, DeviceTrack, HostThread, OpClass, Timeline
 
-#: Collectives that may be under way at once; PyTorch's gloo has two threads per group.
+#: Maximum number of collectives under way at once; PyTorch's gloo has two threads per group.
 _MAX_CONCURRENT = 16
 
 
 class _Calls(NamedTuple):
-    """Begin and end of each enqueue; begin, end and op of each wait."""
+    """Begin and end, in ns, of each enqueue; begin, end, and awaited op of each wait."""
 
     enqueue_start: Index
     enqueue_end: Index
@@ -45,7 +46,7 @@ class _Calls(NamedTuple):
 
 
 def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
-    """Return the collectives of a CPU track's analysed steps as ops of the graph; overlapping ones on own streams."""
+    """Return the collectives of a CPU track's analysed steps as ops of the graph, on streams without overlap."""
     begin, end = analysed_span(track)
     table = track.collectives
     inside = np.flatnonzero((table.start >= begin) & (table.start < end))
@@ -81,7 +82,7 @@ def collective_ops(track: DeviceTrack, index: int) -> TrackOps:
 def build_cpu_chain(
     timeline: Timeline, trace_index: int, tracks: list[DeviceTrack], ops: list[TrackOps]
 ) -> Chain | None:
-    """Return the chain of one CPU-only process, and fill in which node enqueued each collective of `ops[0]`."""
+    """Return the chain of one CPU-only process, and fill in the node that enqueued each collective of `ops[0]`."""
     track, collectives = tracks[0], ops[0]
     trace = timeline.traces[trace_index]
     events = trace.events
@@ -93,7 +94,7 @@ def build_cpu_chain(
     calls = (
         _calls_in_function(track, collectives) if in_function else _calls_of_loop(events, track, thread, collectives)
     )
-    # The end of the analysed steps is a node too: work after the last collective belongs to the iteration.
+    # The end of the analysed steps is a node too, because work after the last collective belongs to the iteration.
     marks = np.append(track.steps.start[(track.steps.start > begin) & (track.steps.start < end)], end)
     enqueues, waits = len(calls.enqueue_end), len(calls.wait_end)
     time = np.concatenate([calls.enqueue_end, calls.wait_end, marks])
@@ -112,7 +113,7 @@ def build_cpu_chain(
     rows = events.rows_of(EventKind.OPERATOR, EventKind.ANNOTATION, EventKind.PYTHON)
     recorded = np.sort(events.end_ns[rows[events.thread[rows] == track.steps.thread]] + track.shift_ns)
     none = np.zeros(len(time))
-    # Negative if the collective's end was recorded late.
+    # The delay is negative if the collective's end was recorded late.
     delay = np.where(is_wait, time - collectives.end[np.maximum(target, 0)], 0.0) if len(collectives.end) else none
     return Chain(
         process=np.full(len(time), trace_index, np.int64),
@@ -135,7 +136,7 @@ def build_cpu_chain(
 
 
 def _calls_in_function(track: DeviceTrack, collectives: TrackOps) -> _Calls:
-    """Return TensorFlow's calls: from a collective's start to its end its process waits for it."""
+    """Return TensorFlow's calls: the process waits for a collective from its start to its end."""
     start, end = collectives.start.astype(np.int64), collectives.end.astype(np.int64)
     order = np.argsort(start, kind="stable")
     inside = order[end[order] < analysed_span(track)[1]]
@@ -160,21 +161,21 @@ def _waits(
 ) -> tuple[Index, Index, Index]:
     """Return (from, to, op) of each pause of the training thread that a collective ended.
 
-    It is the collective whose end is nearest to the pause's end. A collective's thread wakes the training thread and
-    then records its own end, unless it loses its core in between: the traced end may lie milliseconds after the pause
-    that it ended. In ms, of one step's last two collectives:
+    A pause is attributed to the collective whose end is nearest to the pause's end. A collective's thread wakes the
+    training thread and then records the collective's end. If the thread loses its core in between, the recorded end may
+    lie milliseconds after the pause. For example, the last two collectives of a step, in ms:
 
         gloo threads       ──── A ────┤118.8       ─────────── B ───────────┤170.1
         training thread    ┤119.3 ═══════════ pause ═══════════ 167.5├ copies gradients
 
-    B ended the pause, not A. If the collective were A, the 49 ms of the pause would not count as transfer. If no
-    collective ends in the pause, it is one that was under way in the pause for most of its time.
+    B ended the pause, not A. If the pause were attributed to A, its 49 ms would not count as transfer. If no collective
+    ends in a pause, the pause is attributed to a collective that was under way in it for most of its duration.
 
-    Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of it, the
-    thread waited until then, and the rest is untraced: no wake-up takes longer than the wait that it ends.
+    Time awaited inside an operator (`awaited`) is a pause too. If the collective ended in the first half of the pause,
+    the thread waited until this end, and the rest is untraced, because no wake-up takes longer than the wait before it.
 
-    A pause across a step's mark is no wait for communication: gradients are ready before the update, and the loader
-    follows it. A collective may seem to end in it, if its thread lost its core before it recorded its end.
+    A pause across a step's mark is no wait for communication, because gradients are ready before the update, and the
+    loader follows the update. A collective seems to end in the pause if its thread lost its core before recording.
     """
     busy = subtract(union(Intervals(start, end)), awaited)
     pause_from, pause_to = busy.end[:-1], busy.start[1:]
@@ -206,8 +207,8 @@ def _waits(
 def _attach_enqueues(collectives: TrackOps, enqueue_start: Index, nodes: Index) -> None:
     """Match collectives with the nodes that enqueued them, in order, each after its enqueue.
 
-    A worker thread begins as soon as it gets the work, often long before the enqueuing call returns, because on a busy
-    CPU the caller may lose its core to the worker. So a call's start counts, not its end.
+    The start of a call is compared, not its end. A worker thread begins as soon as it gets the work, often long before
+    the enqueuing call returns, because on a busy CPU the caller may lose its core to the worker.
     """
     used = 0
     for op in np.argsort(collectives.start, kind="stable"):

@@ -1,4 +1,4 @@
-"""The simulation graph: what each host call and each device op waits for, as columns, and what it costs.
+"""The simulation graph: the dependencies and durations of host calls and device ops, as columns.
 
 Two kinds of nodes, in program order:
 
@@ -14,14 +14,14 @@ Two kinds of nodes, in program order:
       start[j] = max(t[launch[j]] + latency[j],  max(end before it in its stream, end of its waits) + gap[j])
       end[j]   = start[j] + duration[j],  or for a collective  max(start of the participants) + transfer[j]
 
-If the launch determined the recorded start, latency explains it exactly, and the gap is the device's usual gap; if the
-previous op determined it, the reverse holds. A launch reaches an idle device in 2.4 µs, and kernels of a full queue
-follow each other 1.2 µs apart (H200), so latency that an idle device shows is hidden once the host is faster. The
-unchanged graph reproduces the recording.
+If the launch determined the recorded start, the latency explains it exactly, and the gap is the device's usual gap. If
+the previous op determined the start, the gap explains it exactly, and the latency is the usual one. On an H200, a
+launch reaches an idle device in 2.4 µs, and kernels of a full queue are 1.2 µs apart. If the host becomes faster, the
+queue fills and hides the latency. The unchanged graph reproduces the recording.
 
 The graph holds the analysed steps. The steps are simulated in a loop, in which each iteration begins at the end of the
 previous one, until two iterations take the same time: the steady state of the job. A node that needs a later node of
-the same iteration uses the one of the previous iteration.
+the same iteration uses that node's time in the previous iteration.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ NONE = -1
 
 
 class HostBlock(IntEnum):
-    """Why a host call may wait for the device."""
+    """The reason why a host call may wait for the device."""
 
     NOT = 0
     SYNC = 1
     """A synchronization."""
     PAGEABLE = 2
-    """A copy to the device that blocks the host: from pageable memory, or synchronized right behind it."""
+    """A copy to the device that blocks the host: from pageable memory, or followed by a synchronization."""
     QUEUE = 3
     """A launch while the launch queue was full."""
     COLLECTIVE = 4
@@ -59,21 +59,21 @@ class HostNodes(msgspec.Struct, frozen=True, kw_only=True):
     """Host nodes of all chains, each chain's nodes together and in order; times in ns, on the common clock.
 
     Attributes:
-        time: float64[n], when the node was reached.
-        busy: float64[n], framework and Python work since the node before.
-        input: float64[n], waiting for data since then.
-        before_first_op: float64[n], untraced host time since then, between a step's mark and its first op.
-        untraced: float64[n], other untraced host time since then, garbage collection included.
+        time: float64[n], at which the node was reached.
+        busy: float64[n], framework and Python work since the previous node.
+        input: float64[n], waiting for data since the previous node.
+        before_first_op: float64[n], untraced host time between a step's mark and its first op, since the previous node.
+        untraced: float64[n], other untraced host time since the previous node, garbage collection included.
         slow: float64[n], the part of `busy` in calls that are slow by themselves (`slow_calls`).
         allocating: float64[n], the part of `busy` in calls that allocate from the driver or return memory to it.
         profiler: float64[n], the part of `busy` that overhead events attribute to the profiler.
-        events: int64[n], events that the profiler recorded on the chain since the node before.
+        events: int64[n], number of events that the profiler recorded on the chain since the previous node.
         block: uint8[n], a `HostBlock`.
         block_on: int64[n], the op that a blocking call waits for, or `NONE`.
-        block_delay: float64[n], from that op's end to the node.
+        block_delay: float64[n], from the end of the awaited op to the node.
         row: int64[n], row of the call in its trace's event table.
         process: int64[n], index of the trace of the chain's process.
-        step: int64[n], which analysed step, from 0.
+        step: int64[n], index of the analysed step.
     """
 
     time: Times
@@ -101,15 +101,15 @@ class DeviceNodes(msgspec.Struct, frozen=True, kw_only=True):
         launch: int64[m], host node of the call that launched the op, or `NONE`.
         latency: float64[m], from the end of that call to the earliest start; negative if the op could start before the
             call returned.
-        gap: float64[m], from the end of the work before it to the earliest start; negative if ops of one stream
+        gap: float64[m], from the end of the previous work to the earliest start; negative if ops of one stream
             overlapped (programmatic dependent launch).
-        wait_a, wait_b: int64[m], up to two ops of other streams that must have ended first, or `NONE`.
+        wait_a, wait_b: int64[m], up to two ops of other streams that the op waits for, or `NONE`.
         transfer: float64[m], of a matched collective the time from the last arrival to its end; else NaN.
         peers: for each matched collective the ops (itself included) whose start it waits for.
         op_class: uint8[m], a `model.timeline.OpClass`.
         host_copy: bool[m], True for copies between host and device.
         track: int64[m], index of the device track.
-        step: int64[m], which analysed step, from 0.
+        step: int64[m], index of the analysed step.
         row: int64[m], row in the trace's event table.
     """
 
@@ -153,7 +153,7 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def peers(self) -> list[list[int]]:
-        """The processes of each stage: only these do the same work, and are compared with each other."""
+        """Return the processes of each stage, which do the same work and are compared only with each other."""
         by_stage: dict[int, list[int]] = {}
         for process in self.ranks:
             by_stage.setdefault(self.stages.get(process, 0), []).append(process)
@@ -162,14 +162,14 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, eq=False)
 class Scenario:
-    """The durations that a simulation runs with, in ns; shapes as in the graph: n host nodes, m device ops.
+    """The durations of a simulation, in ns, as columns of the graph's n host nodes and m device ops.
 
     Attributes:
         busy: float64[n], host work before each node.
         waiting: float64[n], time before each node in which the host waited for data or recorded nothing.
         blocking: bool[n], whether the node waits for its op.
         latency: float64[m], from the end of the launching call to the earliest start.
-        gap: float64[m], from the end of the work before the op to the earliest start.
+        gap: float64[m], from the end of the previous work to the earliest start.
         duration: float64[m], of ops that are no matched collectives.
         transfer: float64[m], of matched collectives from last arrival to end; NaN elsewhere.
         communicates: False if the ranks do not communicate; it labels the scenario and does not change the simulation.

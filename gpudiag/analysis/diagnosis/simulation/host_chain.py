@@ -29,8 +29,9 @@ from gpudiag.model.event import NO_CORRELATION, Direction, EventKind, EventTable
 from gpudiag.model.timeline import UNKNOWN, DeviceTrack, OpClass, Timeline
 from gpudiag.units import NS_PER_US
 
-#: Of calls that a full queue holds up, one per this time is kept: the queue holds many times as much work, so the
-#: device sets the pace between them too. The simulation is twice as fast with it if the host runs ahead.
+#: Of the calls that a full launch queue delays, one per this time, in ns, is kept as blocking. The queue holds many
+#: times as much work, so that the device sets the pace between these calls too. If the host runs ahead, the simulation
+#: is twice as fast with fewer blocking calls.
 _ONE_HELD_UP_PER_NS = 2_000 * NS_PER_US
 
 _CallKinds = NDArray[np.uint8]
@@ -96,7 +97,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
         *_block_targets(ops, call_start, time, waited_from, kinds, rows[chosen], awaited)
     )
     block = np.where(target_track != NONE, kinds, HostBlock.NOT).astype(np.uint8)
-    # If the awaited op ended long before the call, the call's time was work, and all of it is delay.
+    # If the device was idle, a blocking call did not wait, and its whole time is delay.
     idle = (_pending_until(ops, call_start) <= began) & any_of(kinds, HostBlock.SYNC, HostBlock.RELEASE) & alone
     known = among(rows[chosen], np.concatenate([track_awaited.call for track_awaited in awaited]))
     at_once = (target_end <= began) & (idle | known)
@@ -108,7 +109,7 @@ def build_chain(timeline: Timeline, trace_index: int, tracks: list[DeviceTrack],
 
     slow = busy_inside(slow_calls(track, events, threads, int(before[0]), end).spans)
     profiler = busy_inside(track.overhead)
-    # "Command Buffer Full" overhead shows that a full queue held the call up: it is no work, the device sets the pace.
+    # "Command Buffer Full" overhead of a call that a full queue delayed is no work, because the device sets the pace.
     busy = busy - np.where(block == HostBlock.QUEUE, profiler, 0.0)
     profiler = np.where(block == HostBlock.QUEUE, 0.0, profiler)
     _attach_launches(ops, call_start, block != HostBlock.NOT)
@@ -147,9 +148,9 @@ def _mark_host_copies(ops: list[TrackOps], events: EventTable) -> None:
 def _time_before_nodes(
     track: DeviceTrack, events: EventTable, threads: list[int], before: Index, until: Index
 ) -> tuple[Times, Times, UntracedTime]:
-    """Return (busy, fetching, untraced) time between the node before and `until`.
+    """Return (busy, fetching, untraced): float64[n], ns between the previous node and `until`.
 
-    That includes the node's call unless the call blocks: how long it waited is no work.
+    The time includes the node's call unless the call blocks, because waiting is no work.
     """
     present = present_threads(track, threads)
     traced = union(*(thread.busy for thread in present))
@@ -168,11 +169,11 @@ def _allocating(events: EventTable, rows: NDArray[np.intp], shift: int) -> Inter
 
 
 def _recorded_by(trace: Trace, threads: list[int], time: Index) -> NDArray[np.intp]:
-    """Count the events of these threads recorded after the first of these times, by each; on the trace's clock."""
+    """Return intp[k]: number of events of these threads between the first of k times and each, on the trace's clock."""
     operators = () if trace.operators_merged else (EventKind.OPERATOR, EventKind.PYTHON)
     end = trace.events.end_ns[trace.events.rows_on(threads, EventKind.ANNOTATION, EventKind.RUNTIME, *operators)]
     end = end[np.flatnonzero((end > time[0]) & (end <= time[-1]))]
-    return np.sort(end, kind="stable").searchsorted(time, side="right")  # in order except for nested events
+    return np.sort(end, kind="stable").searchsorted(time, side="right")  # ascending except for nested events
 
 
 def step_index(track: DeviceTrack, time: Index) -> Index:
@@ -184,7 +185,7 @@ def step_index(track: DeviceTrack, time: Index) -> Index:
 
 
 def _chain_threads(track: DeviceTrack, *, all_launchers: bool) -> list[int]:
-    """Return the training thread and the launching threads that take turns with it, or all of an executor's."""
+    """Return the training thread and the launching threads that take turns with it, or all threads that launch."""
     main = track.steps.thread
     training = track.threads.get(main)
     launchers = [int(thread) for thread in distinct(track.ops.launch_thread) if thread not in {UNKNOWN, main}]
@@ -209,7 +210,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
     held: Times,
     queued: Index,
 ) -> _CallKinds:
-    """Return the `HostBlock` of each call, given its start and end, and the time for which the profiler delayed it."""
+    """Return uint8[n]: the `HostBlock` of each call; `held` has the ns for which the profiler delayed the call."""
     start, end = span
     role, name, duration = events.role[rows], events.name[rows], end - start
     kinds = np.where(blocking, np.where(role == Role.COPY, HostBlock.PAGEABLE, HostBlock.SYNC), HostBlock.NOT)
@@ -226,7 +227,7 @@ def _block_kinds(  # noqa: PLR0917  # columns of the calls
 
 
 def _thinned(block: _CallKinds, time: Index) -> _CallKinds:
-    """Return block kinds with fewer of the calls that a full queue delayed."""
+    """Return block kinds in which fewer calls count as delayed by a full queue (`_ONE_HELD_UP_PER_NS`)."""
     thinned = block.copy()
     last = -_ONE_HELD_UP_PER_NS
     held_up = np.flatnonzero(block == HostBlock.QUEUE)
@@ -243,8 +244,8 @@ def _with_copies(
 ) -> _CallKinds:
     """Return kinds that separate waits for a copy from waits for a result.
 
-    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization right behind it, which
-    goes when the copy goes. A blocking copy to the host is the reverse: the program wants the result now.
+    `.to(device)` makes two calls: the copy and, unless it is non_blocking, a synchronization right after it, which is
+    part of the copy. A blocking copy to the host counts as a synchronization, because the program needs the result.
     """
     copies = events.rows_of(EventKind.COPY)
     copies = copies[events.correlation[copies] != NO_CORRELATION]
@@ -277,16 +278,16 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
     rows: NDArray[np.intp],
     awaited: list[AwaitedOps],
 ) -> tuple[Index, Index, Times]:
-    """Find the op that each blocking call waited for: of those launched before, the last to end before it returned.
+    """Find the op that each blocking call waited for: of the ops launched before, the last to end before its return.
 
-    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one before its
-    record.
+    If the trace shows the event for which a call waited (`awaited`, for each track), the op is the last one launched
+    before the event's record.
 
-    A synchronization waits for such an op even if the op ended before the call, because a faster host would have to
-    wait. A held-up launch counts only if an op did end while it was held up.
+    A synchronization waits for its op even if the op ended before the call, because a faster host would have to wait. A
+    launch that a full queue delayed waits only if an op ended during the delay.
 
     Returns:
-        The position of the op's track, its index there, and when it ended.
+        The position of the op's track, the op's index in this track, and the op's end in ns.
     """
     target_track = np.full(len(time), NONE, np.int64)
     target_op = np.full(len(time), NONE, np.int64)
@@ -314,7 +315,7 @@ def _block_targets(  # noqa: PLR0917  # columns of the calls, in the order in wh
 
 
 def _pending_until(ops: list[TrackOps], call_start: Index) -> Times:
-    """Return when the last of all ops launched before each call ended; -inf if there is none."""
+    """Return float64[n], ns: the time at which all ops launched before each call had ended; -inf without any."""
     until = np.full(len(call_start), -np.inf)
     for track_ops in ops:
         for history in track_ops.histories:
@@ -328,7 +329,7 @@ def _awaited_index(rows: NDArray[np.intp], awaited: AwaitedOps, at: int) -> Inde
     index = np.full(len(rows), NONE, np.int64)
     in_history = awaited.history == at
     if in_history.any():
-        calls = awaited.call[in_history]  # in order, as waits are
+        calls = awaited.call[in_history]  # ascending, as waits are
         slot = np.minimum(np.searchsorted(calls, rows), len(calls) - 1)
         index = np.where(calls[slot] == rows, awaited.index[in_history][slot], NONE)
     return index

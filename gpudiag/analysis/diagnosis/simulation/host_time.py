@@ -1,9 +1,9 @@
 """Classify host time: untraced, before a step's first op, in single slow calls, or blocked by a copy.
 
-A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. Other
-blocking calls wait for an op that ended during the call. By that rule such a copy would wait for nothing if the device
-was idle, and the whole copy would count as host work: 12 of 68 ms on a host that launches too slowly to keep its device
-busy.
+A call that copies from or to pageable memory returns when its copy has ended, or some microseconds earlier. All other
+blocking calls wait for an op that ended during the call. Under this rule, a copy that returns before its own end would
+wait for nothing on an idle device, and the whole copy would count as host work: 12 of 68 ms per step on a host that
+launches too slowly to keep its device busy.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _DEEPEST_NESTING = 64
 
 
 def analysed_span(track: DeviceTrack) -> tuple[int, int]:
-    """Return from the mark of the first analysed step to the mark after the last, or to its end if it is the last."""
+    """Return (begin, end) of the analysed steps in ns, from step mark to step mark or to the end of the last step."""
     steps = track.steps
     first, last = np.searchsorted(steps.number, track.window_steps[[0, -1]]).tolist()
     return int(steps.start[first]), int(steps.start[last + 1]) if last + 1 < len(steps) else steps.end
 
 
 def lengths_in_turn(spans: Intervals, begin: Index, end: Index) -> Times:
-    """Return the length of the set inside each [begin, end); these must follow one another."""
+    """Return float64[n], ns: length of `spans` inside each [begin, end), which must follow one another."""
     if len(spans) == 0:
         return np.zeros(len(begin))
     edges = np.empty(2 * len(begin), np.int64)
@@ -52,9 +52,9 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
     """Untraced time before each host node, in ns: float64[n] each.
 
     Attributes:
-        before_first_op: between a step's mark and its first op, where a loader without marks waits.
-        long: other stretches that are long for this host, and all garbage collection.
-        short: other stretches: Python between calls.
+        before_first_op: time between a step's mark and its first op, in which a loader without marks waits.
+        long: time in other stretches that are long for this host, and in all garbage collection.
+        short: time in all other stretches, which are Python between calls.
     """
 
     before_first_op: Times
@@ -65,7 +65,7 @@ class UntracedTime(msgspec.Struct, frozen=True, kw_only=True):
 def split_untraced(
     track: DeviceTrack, events: EventTable, threads: list[int], untraced: Times, between: tuple[Index, Index]
 ) -> UntracedTime:
-    """Split the untraced time between pairs of times, which follow one another."""
+    """Split `untraced`, float64[n] ns in n consecutive spans `between` (begin, end), by kind."""
     if not untraced.any():
         return UntracedTime(before_first_op=untraced, long=untraced, short=untraced)
     opening = np.minimum(lengths_in_turn(before_first_ops(track, events), *between), untraced)
@@ -82,7 +82,7 @@ def before_first_ops(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def untraced_stretches(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> Intervals:
-    """Return the times in [begin, end) in which no thread recorded anything for longer than Python between calls takes.
+    """Return the stretches of [begin, end) without records of these threads, if longer than Python between calls.
 
     The time before a step's first op is left out; garbage collection is always included.
     """
@@ -103,17 +103,17 @@ def untraced_time(track: DeviceTrack, events: EventTable) -> Intervals:
 
 
 def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
-    """Return the spans in which the training thread waits for another thread that launches for it, as a set.
+    """Return the spans in which the training thread waits for another thread that launches for it.
 
-    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. The time from that
-    thread's first call within the wait to its last is the thread's work, and not a pause of the training thread:
+    In PyTorch `loss.backward()` blocks until autograd's thread has launched the backward pass. The time from the first
+    to the last call of autograd's thread within this wait is work, and not a pause of the training thread:
 
         training thread   forward ├──┤ backward() ·························· ├──┤ update
         autograd                          ├─┤  ├─┤          ├──┤ ├─┤
         backward pass                     ├──────────────────────┤
 
-    Threads that launch no compute (prefetching copies) do not count, nor does an executor, for which the training
-    thread launches nothing. Waiting for a collective in the backward pass is no work.
+    Threads that launch only copies do not count. Threads of an executor do not count either, because the training
+    thread beside them launches nothing. Waiting for a collective in the backward pass is no work.
     """
     computes = track.ops.op_class == OpClass.COMPUTE
     launchers, counts = np.unique(track.ops.launch_thread[computes], return_counts=True)
@@ -124,7 +124,7 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
     main = track.threads[training]
     works = union(*(track.threads[thread].busy for thread in sharing if thread != training))
     works = subtract(works, union(main.busy, main.input, union(main.blocked)))
-    # Calls within the same wait of the training thread are of one pass.
+    # Calls within the same wait of the training thread belong to one backward pass.
     wait = main.busy.start.searchsorted(works.start, side="right")
     opens = np.flatnonzero(np.diff(wait, prepend=-1))
     closes = np.flatnonzero(np.diff(wait, append=-1))
@@ -132,14 +132,13 @@ def backward_passes(track: DeviceTrack, threads: list[int]) -> Intervals:
 
 
 def present_threads(track: DeviceTrack, threads: list[int]) -> list[HostThread]:
-    """Return those of the threads that the track knows."""
+    """Return the host threads of the track among the given thread ids."""
     return [track.threads[thread] for thread in threads if thread in track.threads]
 
 
 def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int]) -> float:
-    """Return the time without events after which these threads count as untraced, given how often they record
-    events."""
-    if track.is_cpu:  # there most of an event is computing
+    """Return the time without events, in ns, from which these threads count as untraced, by their usual event rate."""
+    if track.is_cpu:  # most of an event is computing, so the rate shows nothing
         return PAUSE_NS
     begin, end = analysed_span(track)
     analysed = slice(*events.start_ns.searchsorted([begin - track.shift_ns, end - track.shift_ns]))
@@ -152,23 +151,23 @@ def untraced_from_ns(track: DeviceTrack, events: EventTable, threads: list[int])
 
 
 def garbage_collection(track: DeviceTrack, events: EventTable) -> Intervals:
-    """Return when the process collected garbage, as far as that is marked."""
+    """Return the marked times in which the process collected garbage."""
     rows = np.flatnonzero(any_of(events.role, Role.GARBAGE_COLLECTION))
     return union(Intervals(events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns))
 
 
 class SlowCalls(msgspec.Struct, frozen=True):
-    """Intervals inside calls in which a thread recorded nothing for long; `row` is the innermost call of each."""
+    """Long intervals inside calls in which a thread recorded nothing; `row` is the innermost call around each."""
 
     spans: Intervals
     row: Index
 
 
 def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin: int, end: int) -> SlowCalls:
-    """Find single calls in [begin, end) whose self time exceeds that of Python between calls.
+    """Find single calls in [begin, end) whose self time is longer than Python between calls.
 
-    A call of a millisecond without nested calls is not launching: it plans, compiles, or lost its core. On a host with
-    a GPU, an operator that calls no runtime computes on the CPU; it counts if it is long or frequent.
+    A call of a millisecond without nested calls does not launch: it plans, compiles, or has lost its core. On a host
+    with a GPU, an operator without runtime calls computes on the CPU, and counts if it is long or frequent.
     """
     rows = events.rows_on(threads, EventKind.OPERATOR, EventKind.RUNTIME)
     start, stop = events.start_ns[rows] + track.shift_ns, events.end_ns[rows] + track.shift_ns
@@ -185,7 +184,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
         near = slice(max(0, upto - _DEEPEST_NESTING), upto)
         enclosing = rows[near][stop[near] >= quiet.end[stretch]]
         around[stretch] = enclosing[-1] if len(enclosing) else NONE
-    # A full queue delays long launches, and memory calls are a separate cause.
+    # Long launches are excluded, because a full queue delays them; memory calls are a separate cause.
     around[any_of(events.role[around], Role.LAUNCH, Role.COPY, Role.ALLOCATION, Role.RELEASE)] = NONE
     other = union(track.host_communication, *(thread.input for thread in present))
     computing = lengths_in_turn(other, quiet.start, quiet.end) == 0
@@ -195,7 +194,7 @@ def slow_calls(track: DeviceTrack, events: EventTable, threads: list[int], begin
 
 
 def _computing_on_cpu(track: DeviceTrack, events: EventTable, quiet: Intervals, around: Index) -> NDArray[np.bool_]:
-    """Return which stretches are in operators that call no runtime and are long, or frequent in a step."""
+    """Return bool[k]: stretches in operators that call no runtime and are long, or frequent in a step."""
     runtime = np.concatenate([[0], np.cumsum(events.kind == EventKind.RUNTIME)])
     called = runtime[events.start_ns.searchsorted(events.end_ns[around])] - runtime[around]
     computing: NDArray[np.bool_] = (around != NONE) & (events.kind[around] == EventKind.OPERATOR) & (called == 0)
@@ -205,13 +204,13 @@ def _computing_on_cpu(track: DeviceTrack, events: EventTable, quiet: Intervals, 
 
 
 class BlockingCopies(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of calls; a call that waits for its own copy has two, one behind the other; columns of length n.
+    """Nodes of calls, as columns of length n. A call that waits for its own copy has a begin node and a return node.
 
     Attributes:
-        call: the call of each node.
-        begins: whether such a call begins here; its other node is where it returns.
-        track, op: where such a call returns, its copy: the position of the track and the op there; else `NONE`.
-        end: when that copy ended; -inf at other nodes.
+        call: index of the node's call.
+        begins: whether the node is a begin node.
+        track, op: at a return node, the position of the track and the index of the op of the copy; else `NONE`.
+        end: at a return node, the end of the copy in ns; else -inf.
     """
 
     call: Index
@@ -222,17 +221,17 @@ class BlockingCopies(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def returns(self) -> NDArray[np.bool_]:
-        """bool[n]: whether a call returns here that waited for its own copy."""
+        """Return bool[n]: whether the node is a return node."""
         returns: NDArray[np.bool_] = self.track != NONE
         return returns
 
     def or_else(self, track: Index, op: Index, end: Times) -> tuple[Index, Index, Times]:
-        """Return what each node waits for, and when that ended: its own copy, or else what is given."""
+        """Return (track, op, end) of the op that each node waits for: the call's own copy, or else the given op."""
         returns = self.returns
         return np.where(returns, self.track, track), np.where(returns, self.op, op), np.where(returns, self.end, end)
 
     def move_to_begin(self, events: Index) -> Index:
-        """Move the event counts of calls that wait for their own copy to the node where they begin and work."""
+        """Move the event counts of return nodes to their begin nodes, because a call works before it waits."""
         moved = np.where(self.returns, 0, events)
         moved[:-1] += np.where(self.begins[:-1], events[1:], 0)
         return moved
@@ -243,7 +242,7 @@ def blocking_copies(
 ) -> BlockingCopies:
     """Return the nodes of these calls.
 
-    A call that returned during the first half of its copy did not wait: the driver had staged the copy.
+    A call that returned during the first half of its copy did not wait, because the driver had staged the copy.
 
     Args:
         ops: the ops of the process's tracks.

@@ -1,14 +1,15 @@
-"""Measure how much more a rank does than its peers, and where in the step.
+"""Measure a rank's excess over its peers, and locate it in the step.
 
-The totals of a step say how much is in excess; the segments between collectives say where. Work in ms of two ranks that
-meet in a broadcast before the forward pass and in an all-reduce after the backward pass:
+The totals of a step show the size of the excess; the segments between collectives show its location. Worked example:
+the work, in ms, of two ranks that meet in a broadcast before the forward pass and in an all-reduce after the backward
+pass:
 
     rank 0     0.5 | broadcast | 41 | all-reduce      total 41.5
     rank 1    22   | broadcast | 40 | all-reduce      total 62,  20.5 more than rank 0
 
-All 20.5 ms are removed before the broadcast, because rank 1 exceeds rank 0 nowhere else. If the amounts were removed in
-proportion to all work, two thirds would be removed where rank 1 is no later than its peer, and rank 0 would still wait
-14 ms.
+All 20.5 ms are removed before the broadcast, because rank 1 exceeds rank 0 nowhere else. If the excess were removed in
+proportion to all work, two thirds of it would be removed after the broadcast, where rank 1 has no excess, and rank 0
+would still wait 14 ms.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from gpudiag.statistics import mean_of
 
 
 def host_segments(graph: Graph) -> Index:
-    """int64[n]: how many collectives the process launched in the step before each host node."""
+    """Return int64[n]: the number of collectives that the process launched in the step before each host node."""
     host, device = graph.host, graph.device
     collectives = device.launch[(device.op_class == OpClass.COMMUNICATION) & (device.launch != NONE)]
     launches = np.bincount(collectives, minlength=len(host.time))
@@ -42,15 +43,15 @@ def op_segments(graph: Graph, segment_of_node: Index) -> Index:
 
 
 def excess_over_median(amount: Times, cell: Index, segment: Index, used: Index) -> Times:
-    """Return each node's share of its cell's excess over the lower median of all cells' totals: shape as `amount`.
+    """Return float64[n]: the excess of each cell's total over the lower median of all totals, divided among its nodes.
 
-    The excess is removed from the cell's segments in proportion to the excess of each over the lower median of that
-    segment; the remainder is removed in proportion to all work.
+    The excess is divided among the cell's segments in proportion to each segment's excess over its lower median. A
+    remainder is divided in proportion to all work.
 
     Args:
         amount: float64[n], not negative.
         cell: int64[n], the compared unit: a process, or a step of a process.
-        segment: int64[n], location in the step.
+        segment: int64[n], the segment of the step between two collectives.
         used: the cells to compare.
     """
     if len(amount) == 0 or len(used) == 0:
@@ -102,12 +103,12 @@ class Excess(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def excess_over_peers(graph: Graph, amount: Times, process: Index, step: Index) -> Excess:
-    """Return the excess of each rank.
+    """Return the excess of each rank's component over its peers.
 
     Args:
         graph: the job's graph.
         amount: float64[k], ns of a component at each node or op.
-        process, step: int64[k], of each.
+        process, step: int64[k], of each node or op.
     """
     steps = max(graph.steps, 1)
     cell = process * steps + np.minimum(step, steps - 1)

@@ -1,16 +1,16 @@
 """The immutable model of a job: its graph, its communication and contention, and its simulation.
 
-The cost of communication is how much shorter the step would be if every rank trained by itself. Besides transfers:
+The cost of communication is the step time saved if every rank trained by itself. Besides transfers, this includes:
 
 * *Bucket copies*: DDP scales gradients and copies them into buckets, and often back (0.3 ms of VGG-16's step, 1.1 ms of
-  a GPT's with views off). The reader gives the operators that do so their role.
-* *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the one before it: 3.4
-  instead of 1.6 µs in the mean on an H200 whose all-reduces went through host memory.
+  a GPT's with views off). The trace reader marks these operators by a role.
+* *Contention*: a kernel beside a collective is slower (`contention`), and starts later after the previous kernel: in
+  the mean 3.4 instead of 1.6 µs on an H200 whose all-reduces went through host memory.
 * *Host work*: the work of threads in communication ranges, and the training thread's waits for it. An op whose start
   depends on communication (an optimizer's first op, after copies from another thread's stream) has a gap or latency
-  that no launch explains. The part that overlaps communication is removed with it.
+  that no launch explains. The share of the gap or latency that overlaps communication is removed with communication.
 
-Nothing here depends on what the profiler cost, so scenarios with different profiler overhead share one model.
+Nothing here depends on the profiler overhead, so scenarios with different overhead share one model.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpudiag.model.timeline import DeviceTrack, OpClass, Timeline
 
 
 def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
-    """bool[m]: ops that only copy gradients into or out of communication buckets."""
+    """Return bool[m]: ops that only copy gradients into or out of communication buckets."""
     host, device = graph.host, graph.device
     node_copies = np.zeros(len(host.time), np.bool_)
     for trace in graph.ranks:
@@ -53,7 +53,7 @@ def bucket_copy_ops(graph: Graph, timeline: Timeline) -> NDArray[np.bool_]:
 
 
 def _bucket_copy_spans(events: EventTable, operators: NDArray[np.intp], thread: np.int64) -> Intervals:
-    """Return when a thread is in these operators, except in optimizer updates that begin inside them.
+    """Return the times in which a thread is in these operators, except in optimizer updates that begin inside them.
 
     A parameter server's update runs inside its communication, but would also be needed without it.
     """
@@ -79,7 +79,7 @@ def contention_free_gaps(graph: Graph, timeline: Timeline) -> Times:
         if len(busy) == 0:
             continue
         ops = np.flatnonzero(candidates & (device.track == index))
-        # Beside a collective: one ran at any time from the end of the work before to the start.
+        # An op is beside a collective if one ran at any time between the end of the previous work and the op's start.
         slot = np.searchsorted(busy.start, device.start[ops], side="left") - 1
         beside = (slot >= 0) & (busy.end[np.maximum(slot, 0)] > device.start[ops] - device.gap[ops])
         if not beside.all():
@@ -93,11 +93,11 @@ class CommunicationWork(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         calls: float64[n], work at each host node that enqueues collectives and copies buckets.
         busy, waiting: float64[n], other host work and waiting for communication.
-        blocks: bool[n], whether a node waits for communication: for one of its copies, or in one of its calls.
-        devices: float64[n], how many devices the node's process launches for in turn: without communication each would
-            have its own process, which launches for it alone (an executor has a thread for each anyway).
-        contention_free_gap: float64[m], each op's gap as it would be beside no collective.
-        gap, latency: float64[m], how much of each op's gap and latency passed while communication was under way.
+        blocks: bool[n], whether a node waits for a copy of communication, or in a call of communication.
+        devices: float64[n], number of devices for which the node's process launches in turn. Without communication,
+            each device would have its own process. An executor has a thread for each device, so that it counts as 1.
+        contention_free_gap: float64[m], each op's gap without a collective beside it.
+        gap, latency: float64[m], the part of each op's gap and latency during which communication was under way.
     """
 
     calls: Times
@@ -135,7 +135,7 @@ def communication_work(graph: Graph, timeline: Timeline) -> CommunicationWork:
         track = timeline.tracks[index]
         if track.is_cpu:
             continue
-        # While a thread only waits, the work that it waits for is counted by itself.
+        # The time of a waiting thread is excluded, because the awaited work counts instead.
         at_work = subtract(track.host_communication, union(*(thread.blocked for thread in track.threads.values())))
         collectives = Intervals(track.collectives.start, track.collectives.end)
         under_way = union(track.ops.intervals(OpClass.COMMUNICATION), collectives, at_work)
@@ -155,7 +155,7 @@ def remainder(amount: Times, taken: Times) -> Times:
 
 
 def _devices(timeline: Timeline) -> Times:
-    """Return float64: the number of devices for which a thread of each process launches in turn."""
+    """Return float64[traces]: the number of devices for which a thread of each process launches in turn."""
     driven = np.bincount([track.trace for track in timeline.tracks], minlength=len(timeline.traces))
     return np.where([trace.waits_in_collectives for trace in timeline.traces], 1.0, np.maximum(driven, 1))
 
@@ -192,12 +192,12 @@ def _add_host_work(graph: Graph, timeline: Timeline, track: DeviceTrack, nodes: 
 
 
 def _covered(spans: Intervals, begin: NDArray[np.int64], end: NDArray[np.int64]) -> Times:
-    """Return float64[n]: length of the set inside each [begin, end); these may overlap and come in any order."""
+    """Return float64[n], ns: length of `spans` inside each [begin, end), which may overlap and come in any order."""
     return np.maximum(lengths_inside(spans, begin, end), 0).astype(np.float64)
 
 
 class SimulatedStep(msgspec.Struct, frozen=True):
-    """The mean step time, the time of each step, and how long each track's collectives wait for peers; in ns."""
+    """The mean step time, the time of each step, and the total wait of each track's collectives for peers, in ns."""
 
     step_ns: float
     steps_ns: NDArray[np.float64]
@@ -215,22 +215,22 @@ class JobModel:
 
     @cached_property
     def recorded(self) -> Scenario:
-        """The durations as recorded."""
+        """Return the durations as recorded."""
         return recorded_scenario(self.graph)
 
     @cached_property
     def contention(self) -> Contention:
-        """The contention of kernels beside collectives."""
+        """Return the contention of kernels beside collectives."""
         return find_contention(self.graph, self.timeline)
 
     @cached_property
     def communication(self) -> CommunicationWork:
-        """Host and device work caused by communication, other than collectives."""
+        """Return the host and device work caused by communication, other than collectives."""
         return communication_work(self.graph, self.timeline)
 
     @cached_property
     def bucket_copy(self) -> NDArray[np.bool_]:
-        """bool[m]: ops that only copy gradients into or out of communication buckets."""
+        """Return bool[m]: ops that only copy gradients into or out of communication buckets."""
         return bucket_copy_ops(self.graph, self.timeline)
 
     @cached_property
@@ -240,18 +240,18 @@ class JobModel:
 
     @cached_property
     def segments(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Between which collectives of the step host nodes and device ops lie (`imbalance`)."""
+        """Return (int64[n], int64[m]): the segment between collectives of each host node and each op (`imbalance`)."""
         segment_of_node = host_segments(self.graph)
         return segment_of_node, op_segments(self.graph, segment_of_node)
 
     @cached_property
     def host_pace(self) -> HostPace:
-        """The pace of each host."""
+        """Return the pace of each host."""
         return host_pace(self.graph)
 
     @cached_property
     def system(self) -> System:
-        """The graph compiled for simulation."""
+        """Return the graph compiled for simulation."""
         return System(self.graph)
 
     def simulate(self, scenario: Scenario) -> SimulatedStep:
@@ -266,7 +266,7 @@ class JobModel:
         removed = np.clip(1 - waited / np.maximum(self._recorded_waits_ns, 1.0), 0.0, 1.0)[self.graph.device.track]
         recorded = self.recorded.duration
         shorter = self.contention.waiting_removed_from(recorded, removed)
-        # A kernel that the scenario lengthens is slowed by the same share as before.
+        # A kernel that the scenario lengthens is shortened by the same share as the recorded kernel.
         lengthened = scenario.duration > recorded
         share = shorter / np.maximum(recorded, 1.0)
         duration = np.where(lengthened, scenario.duration * share, np.fmin(scenario.duration, shorter))

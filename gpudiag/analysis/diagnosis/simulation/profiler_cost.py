@@ -1,11 +1,12 @@
 """Estimate the profiler overhead on hosts: a fixed time per recorded event, and more on a host that is slow throughout.
 
-A process that shares its core gets part of each second. Everything that it does takes that many times longer, the
-profiler's work included, and most of that shows as untraced time between events: such a rank took 75 ms of host work
-and 15 ms of untraced time beside 25 ms on its peers, and 54.7 ms for an unprofiled step. 7,300 events at 1.27 µs are
-9.3 of the peers' 25 ms; of the rank's 90 ms they are as large a share, 34 ms, and not 9.3.
+A process that shares its core runs only for a part of each second. All its work takes longer by the same factor, the
+profiler's work included, and most of the additional time shows as untraced time between events. Worked example: per
+step, such a rank took 75 ms of host work and 15 ms of untraced time, its peers 25 ms of host work. 7,300 events at 1.27
+µs are 9.3 of the peers' 25 ms. On the rank they are the same share of 90 ms, which is 34 ms; its unprofiled step took
+54.7 ms.
 
-A rank with more work at one point of the step is not slow throughout, so its profiler overhead is that of its peers.
+A rank with more work at one point of the step is not slow throughout, so it has the same overhead as its peers.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from gpudiag.analysis.diagnosis.simulation.imbalance import lower_median
 
 
 def usual_ns_per_event(graph: Graph) -> float:
-    """Return the profiler's cost per event on this job's hosts, as far as the trace shows it, in ns.
+    """Return the profiler's cost per event on this job's hosts, in ns, or the usual cost if the trace does not show it.
 
-    The threads of a DataLoader also slow the training thread, but they slow the profiler's work less: in jobs with such
-    threads, the overhead is at most the overhead on hosts that nothing slowed.
+    Threads of a DataLoader also slow the training thread, but they slow the profiler's work less. Therefore the cost is
+    limited to `PROFILER_NS_PER_EVENT` in jobs with such threads.
     """
     if not _enough_calls(graph):
         return PROFILER_NS_PER_EVENT
@@ -47,9 +48,9 @@ def usual_ns_per_event(graph: Graph) -> float:
 
 
 def typical_ns_per_event(graph: Graph) -> float:
-    """Return the median host time per event, in ns, as the lower median of the hosts; 0 if there are no events.
+    """Return the lower median over hosts of the median host time per event, in ns; 0 if there are no events.
 
-    The median of a process that shares its core is like its peers'; its lost time shows as untraced time.
+    A process that shares its core has the same median as its peers, because its lost time shows as untraced time.
     """
     host = graph.host
     medians = []
@@ -68,8 +69,8 @@ class HostPace(msgspec.Struct, frozen=True):
     """Factors by which hosts are slower than usual, if they are slow throughout a step.
 
     Attributes:
-        by_node: float64[n], of each host node's process in that step.
-        by_process: over all steps, if the process is so slow that it stalls; else 1.0.
+        by_node: float64[n], the factor of the node's process in the node's step.
+        by_process: process → factor over all steps; 1.0 unless the process is so slow that it stalls.
     """
 
     by_node: Times
@@ -101,12 +102,12 @@ def profiler_cost(graph: Graph, per_event_ns: float, pace: HostPace) -> Profiler
 
 
 def limited_to(graph: Graph, busy: Times, max_ns: Mapping[int, float]) -> Times:
-    """Return host work scaled down for processes whose mean step has more than `max_ns`; others stay.
+    """Return float64[n], ns: host work, scaled down for processes whose mean step has more work than `max_ns`.
 
     Args:
         graph: the graph.
         busy: float64[n], each host node's work, ns.
-        max_ns: by process, the most work of a step.
+        max_ns: process → limit of the work of a mean step.
     """
     work = np.bincount(graph.host.process, weights=busy) / max(graph.steps, 1)
     share = np.ones(len(work))
@@ -116,11 +117,11 @@ def limited_to(graph: Graph, busy: Times, max_ns: Mapping[int, float]) -> Times:
 
 
 def host_pace(graph: Graph) -> HostPace:
-    """Return the pace of each host in each step; 1.0 if too few calls were recorded to tell.
+    """Return the pace of each host in each step; 1.0 if too few calls were recorded.
 
-    Each step's calls are divided into sections of as many calls each, and each section is compared with its lower
-    median over all peers and steps. The pace is the median ratio over a step, which additional work at one point of the
-    step changes little.
+    Each step is divided into `PARTS_OF_STEP` sections with equal numbers of calls, and each section is compared with
+    its lower median over all peers and steps. The pace is the median ratio of a step's sections, which additional work
+    at one point of the step changes little.
     """
     host = graph.host
     by_process = dict.fromkeys(graph.ranks, 1.0)
@@ -162,7 +163,7 @@ def _enough_calls(graph: Graph) -> bool:
 
 
 def _untraced_within_steps(graph: Graph) -> Times:
-    """Return untraced time before each node except the first of a step, which may wait for an unmarked loader."""
+    """Return float64[n], ns: untraced time before each node; 0 at a step's first node, which may wait for a loader."""
     host = graph.host
     return np.where(_opens_step(graph), 0.0, host.before_first_op + host.untraced)
 
@@ -175,7 +176,7 @@ def _opens_step(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _is_second_node(graph: Graph) -> NDArray[np.bool_]:
-    """bool[n]: the second node of a call that waits for its own copy."""
+    """Return bool[n]: the second node of a call that waits for its own copy."""
     row, block = graph.host.row, graph.host.block
     again = np.concatenate([[False], (row[1:] == row[:-1]) & (row[1:] != NONE)]) & ~_opens_step(graph)
     waits: NDArray[np.bool_] = again & ((block == HostBlock.PAGEABLE) | (block == HostBlock.SYNC))
@@ -183,7 +184,7 @@ def _is_second_node(graph: Graph) -> NDArray[np.bool_]:
 
 
 def _section_of_step(graph: Graph) -> Index:
-    """Return which section of the step, of as many calls each, every node lies in."""
+    """Return int64[n]: the section of the step in which each node lies; sections have equal numbers of calls."""
     opens = np.flatnonzero(_opens_step(graph))
     nodes = np.diff(np.append(opens, len(graph.host.time)))
     calls = np.cumsum(~_is_second_node(graph))

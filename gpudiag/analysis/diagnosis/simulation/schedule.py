@@ -1,4 +1,4 @@
-"""Order the graph's nodes for simulation: in runs that NumPy can do at once, each after what it needs."""
+"""Order the graph's nodes for simulation, in runs that NumPy computes at once, each after the runs that it needs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from gpudiag.intervals import distinct
 
 
 class RunKind(IntEnum):
-    """The kinds of runs."""
+    """The kind of a run: whether its nodes are on the host or on a device, and what they wait for."""
 
     HOST_RUN = 0
-    """Host nodes that wait only for the one before."""
+    """Host nodes that wait only for the previous node."""
     HOST_BLOCK = 1
     """A host node that waits for an op."""
     DEVICE_RUN = 2
-    """Ops of one stream that wait only for their launches and the op before."""
+    """Ops of one stream that wait only for their launches and the previous op."""
     DEVICE_WAIT = 3
     """An op that waits for ops of other streams."""
     COLLECTIVE_START = 4
@@ -34,9 +34,9 @@ _ON_HOST = frozenset({RunKind.HOST_RUN, RunKind.HOST_BLOCK})
 
 
 class Run(NamedTuple):
-    """Nodes or ops [first, after) of one chain or stream; `before` is the run that they follow.
+    """Nodes or ops [first, after) of one chain or stream; `before` is the node or op that they follow.
 
-    The first run of a chain or stream follows the last run of the previous iteration.
+    The first run of a chain or stream follows its last node or op of the previous iteration.
     """
 
     kind: RunKind
@@ -51,7 +51,7 @@ class RunIndex(NamedTuple):
     Attributes:
         node: int64[n], the run of each host node.
         end: int64[m], the run in which each op ends.
-        start: the run in which each collective's op starts.
+        start: op of a collective → the run in which it starts.
     """
 
     node: Index
@@ -64,13 +64,13 @@ class Schedule:
 
     Attributes:
         graph: the graph.
-        runs: in an order in which each comes after all that it needs of the same iteration. If broken input makes needs
-            circular, the earliest as recorded goes first, and takes what it misses from the iteration before.
+        runs: the runs in topological order of one iteration. If damaged input makes dependencies circular, the run that
+            was recorded earliest comes first, and uses the times of the previous iteration.
         run_of: the run of each node.
         last_nodes, last_ops: the last host node of each chain and the last op of each stream.
-        step_ends: int64[steps] and whether these are ops: the last of each step on the stream of most ops, or the last
-            host nodes of the longest chain. Each is the last of its run.
-        first_nodes, first_ops: int64[n] and int64[m], the first of the run that each host node and each op is in.
+        step_ends: (int64[steps], whether they are ops): the last op of each step on the stream with most ops, or else
+            the last host node of each step on the longest chain. Each is the last of its run.
+        first_nodes, first_ops: int64[n] and int64[m], the first node or op in the run of each host node and each op.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -87,14 +87,14 @@ class Schedule:
             (self.first_nodes if run.kind in _ON_HOST else self.first_ops)[run.first : run.after] = run.first
 
     def reached(self, run: Run) -> float:
-        """Return when a run's last node was reached, or a collective's op started, as recorded."""
+        """Return the recorded time, in ns, at which a run's last node was reached, or its collective started."""
         host, device = self.graph.host, self.graph.device
         if run.kind in _ON_HOST:
             return float(host.time[run.after - 1])
         return float((device.start if run.kind == RunKind.COLLECTIVE_START else device.end)[run.after - 1])
 
     def awaited_ops(self, run: Run) -> list[int]:
-        """Return the ops whose end a run waits for, besides those before it in its stream."""
+        """Return the ops whose end a run waits for, besides the previous op of its stream."""
         host, device = self.graph.host, self.graph.device
         if run.kind == RunKind.HOST_BLOCK:
             return [int(host.block_on[run.first])]
@@ -103,7 +103,7 @@ class Schedule:
         return [int(op) for op in (device.wait_a[run.first], device.wait_b[run.first]) if op != NONE]
 
     def _in_order(self, runs: Sequence[Run]) -> list[Run]:
-        """Return the runs in topological order, those that are ready in the order in which they ended as recorded."""
+        """Return the runs in topological order; of several possible runs, the one that was recorded first."""
         recorded = [self.reached(run) for run in runs]
         needed_by: list[list[int]] = [[] for _ in runs]
         missing = [0] * len(runs)
@@ -152,7 +152,7 @@ class Schedule:
         return needs
 
     def _is_of_iteration_before(self, run: Run, op: int) -> bool:
-        """Return whether an awaited op comes after the run: launched later or, launched at once, ended later."""
+        """Return whether a run waits for an op's end in the previous iteration, because the op comes after the run."""
         host, device = self.graph.host, self.graph.device
         on_host = run.kind == RunKind.HOST_BLOCK
         launched = run.first if on_host else int(device.launch[run.first])
@@ -176,7 +176,7 @@ def _step_ends(graph: Graph) -> tuple[Index, bool]:
 
 
 def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Cut chains where a node waits, and behind nodes that end a step."""
+    """Yield the runs of chains, cut before and after nodes that wait, and after nodes that end a step."""
     blocked = graph.host.block_on != NONE
     cut = blocked.copy()
     cut[ends] = True
@@ -193,7 +193,7 @@ def _host_runs(graph: Graph, ends: Index) -> Iterator[Run]:
 
 
 def _device_runs(graph: Graph, ends: Index) -> Iterator[Run]:
-    """Cut streams where an op waits or is a collective, and behind ops that are awaited or end a step."""
+    """Yield the runs of streams, cut around ops that wait or are collectives, and after awaited ops and step ends."""
     host, device = graph.host, graph.device
     awaited = np.zeros(len(device.start), np.bool_)
     awaited[ends] = True
@@ -219,7 +219,7 @@ def _device_runs(graph: Graph, ends: Index) -> Iterator[Run]:
 
 
 def index_runs(graph: Graph, runs: Sequence[Run]) -> RunIndex:
-    """Return the run of each node."""
+    """Return the index of the run that contains each host node and each op."""
     node = np.full(len(graph.host.time), NONE, np.int64)
     end = np.full(len(graph.device.start), NONE, np.int64)
     start: dict[int, int] = {}

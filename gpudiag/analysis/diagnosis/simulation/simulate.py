@@ -67,7 +67,7 @@ def simulate(system: System, weights: Times) -> SteadyState:
         if iteration >= _MIN_ITERATIONS and change <= _TOLERANCE * pace:
             break
     else:
-        # Iterations that never converge alternate, and then their mean is the pace.
+        # Iterations that do not converge alternate, so their mean is the pace.
         half = _MAX_ITERATIONS // 2
         pace = max(_differences(ends[-1], ends[half]), default=0.0) / (_MAX_ITERATIONS - half)
     step_ends = np.maximum.accumulate([times[variable] for variable in system.step_ends])
@@ -80,7 +80,7 @@ def _differences(now: list[float], before: list[float]) -> list[float]:
 
 
 class _Weight(IntEnum):
-    """The durations that a weight sums up: of a host node, an op, or a run's ops that one host run launched."""
+    """The durations that a weight sums: of a host node, of an op, or of the ops of a run that one host run launched."""
 
     NOTHING = auto()
     WORK = auto()
@@ -118,7 +118,7 @@ class System:
         graph: the graph.
         measured: the recorded value of each variable, one iteration earlier.
         lasts: the variables of the last nodes of chains and of the last ops of streams.
-        step_ends: the variables of the nodes with which steps end.
+        step_ends: the variables of the nodes or ops at which steps end.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -146,7 +146,7 @@ class System:
         return list(zip(self._out, self._first, first, self._second, second, strict=True))
 
     def weights(self, scenario: Scenario) -> Times:
-        """Return float64[2 rows], ns: everything that a simulation needs of the scenario."""
+        """Return float64[2 * rows], ns: the weights of all assignments in this scenario."""
         host, device = self.graph.host, self.graph.device
         work, cost = scenario.busy + scenario.waiting, scenario.gap + scenario.duration
         work_of_run = _sums_within(work, self._schedule.first_nodes)
@@ -173,14 +173,14 @@ class System:
         return weights
 
     def waited(self, times: Times) -> Times:
-        """float64[m]: how long each collective waited for its peers, in ns; 0 for other ops."""
+        """Return float64[m], ns: the wait of each collective for its peers; 0 for other ops."""
         waited = np.zeros(len(self.graph.device.start))
         ops, start, last = np.array(self._collectives, np.int64).reshape(-1, 3).T
         waited[ops] = np.maximum(times[last] - times[start], 0.0)
         return waited
 
     def _find_launchers(self) -> dict[int, list[tuple[int, int]]]:
-        """Return by device run the host runs that launched into it, each with the pair's position in `_launched`."""
+        """Return device run → (host run that launched into it, position of this pair in `_launched`) of each."""
         runs, run_of, launch = self._schedule.runs, self._schedule.run_of, self.graph.device.launch
         kind = np.array([run.kind for run in runs], np.int64)
         self._blocks = np.flatnonzero(kind[run_of.node] == RunKind.HOST_BLOCK)
@@ -246,14 +246,14 @@ class System:
         return int(self._schedule.run_of.end[op]) + 1
 
     def _begin(self, index: int) -> int:
-        """Return the variable that a host run's launches are measured from: its predecessor, or a blocking call."""
+        """Return the variable from which a host run's launches are measured: its predecessor, or a blocking call."""
         run = self._schedule.runs[index]
         if run.kind == RunKind.HOST_BLOCK:
             return index + 1
         if run.before < run.first:
             return self._node(run.before)
-        # The predecessor is the chain's last node in the previous iteration. It needs a separate variable, because the
-        # chain's end is assigned anew before the device run that this launch belongs to.
+        # The predecessor is the chain's last node in the previous iteration. Its time needs a separate variable,
+        # because the variable of the chain's end may change before the device run of this launch uses it.
         if index not in self._begins:
             self._begins[index] = len(self.measured)
             self.measured.append(float(self.graph.host.time[run.before]) - 2 * self.graph.length_ns)

@@ -1,4 +1,4 @@
-"""The device ops of one track's analysed steps, stream by stream, and which ops of other streams they wait for."""
+"""Collect the device ops of a track's analysed steps by stream, and find the ops of other streams that they await."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpudiag.model.timeline import UNKNOWN, DeviceTrack
 
 
 class StreamHistory(msgspec.Struct, frozen=True):
-    """The ops of a stream in the analysed steps and, as long again, before; columns of equal length, in order.
+    """The ops of a stream in the analysed steps and as many ops before, as columns of equal length, in order.
 
-    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, such an op is
-    replaced by the op at the same distance before the end of the analysed steps: `op` is its index (of analysed ops,
-    their own).
+    The first analysed steps may wait for ops before them. Because the steps are simulated in a loop, an earlier op is
+    represented by the op at the same distance before the end of the analysed steps. `op` is the index of this
+    representative, or of the analysed op itself.
     """
 
     stream: int
@@ -33,17 +33,17 @@ class StreamHistory(msgspec.Struct, frozen=True):
 
 @dataclass(kw_only=True, eq=False)
 class TrackOps:
-    """Analysed ops of one track as columns of equal length m, each stream's together and in order.
+    """Analysed ops of one track as columns of equal length m, the ops of each stream together and in order.
 
     Attributes:
         track, trace: indices of the track and its trace.
         start, end, op_class, host_copy, row, step: as in `graph.DeviceNodes`.
-        launch_time, launch_thread: start of the launching call, and its thread.
-        before_end: when the op before it in its stream ended; -inf for the first of a trace.
+        launch_time, launch_thread: start of the launching call in ns, and its thread.
+        before_end: end of the previous op of the stream in ns; -inf for the first op of a trace.
         streams: (first, after last) op of each stream.
         histories: the history of each stream.
-        wait_a, wait_b: ops of this track that must have ended first, or `NONE`.
-        waited_end: when the last of those had ended, or -inf.
+        wait_a, wait_b: ops of this track that the op waits for, or `NONE`.
+        waited_end: end of the last op that the op waits for, in ns; -inf without any.
         launch: host node within the process's chain, filled in once the chain is known.
     """
 
@@ -87,8 +87,8 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
     for stream in distinct(ops.stream[inside]):
         on_stream = np.flatnonzero(ops.stream == stream)
         previous_end = np.concatenate([[-np.inf], ops.end[on_stream].astype(np.float64)[:-1]])
-        # Ops run in launch order, so a step's ops are together in their stream. Ops between them without a recorded
-        # launch took their time there too.
+        # Ops run in launch order, so a step's ops are together in their stream. Ops between them are included even
+        # without a recorded launch, because they take device time.
         analysed = np.flatnonzero(inside[on_stream])
         between = ops.step[on_stream] == UNKNOWN
         between[: analysed[0]] = between[analysed[-1] :] = False
@@ -130,8 +130,8 @@ def analysed_ops(track: DeviceTrack, index: int) -> TrackOps:
 class AwaitedOps(msgspec.Struct, frozen=True):
     """Ops that traced waits wait for: `wait[i]` waits for op `index[i]` of `TrackOps.histories[history[i]]`.
 
-    An event recorded in a stream follows the op launched there last. If that stream has since been made to wait, the
-    event also follows the ops of that wait. `call` is the row of the waiting call.
+    An event recorded in a stream follows the op launched there last. If the stream has been made to wait after this
+    launch, the event also follows the awaited ops. `call` is the row of the waiting call.
     """
 
     wait: Index
@@ -141,7 +141,7 @@ class AwaitedOps(msgspec.Struct, frozen=True):
 
 
 def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_calls: Index) -> AwaitedOps:
-    """Fill in which ops of other streams each op waits for; return the known waits of the host.
+    """Fill in the ops of other streams that each op waits for, and return the known waits of the host.
 
     Waits are read from the trace if it has any, and inferred otherwise.
 
@@ -162,12 +162,11 @@ def find_dependencies(ops: TrackOps, trace: Trace, track: DeviceTrack, wait_call
 
 
 def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
-    """Infer which ops of other streams each op waits for, for traces without events.
+    """Infer the ops of other streams that each op waits for, for traces without events.
 
-    A stream-wait call makes the next launch wait for the latest op launched in another stream before the call. Because
-    that may not be the right op, the alternative is the latest op that had ended when the waiting op started. An op
-    that starts right at the end of another stream's op, although launched long before, is taken to have waited for it
-    too.
+    A stream-wait call makes the next launch wait for the latest op launched in another stream before the call. If this
+    op ended after the waiting op started, the latest op that had ended by then is used instead. An op that was launched
+    long before and starts right at the end of another stream's op is assumed to have waited for this op too.
 
     Args:
         ops: the ops of one track.
@@ -207,14 +206,14 @@ def infer_waits(ops: TrackOps, wait_calls: Index) -> None:
 
 
 class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
-    """Waits of one track's streams, and of the host, for CUDA events, as traced: columns, by call.
+    """Traced waits of a track's streams, and of the host, for CUDA events, as columns in order of the calls.
 
     Attributes:
         call: int64[k], row of the call that makes a stream, or the host itself, wait.
-        called: int64[k], when it was called, on the common clock.
-        stream: int64[k], the stream that waits; `UNKNOWN` if the host does.
-        recorded: int64[k], when the event was recorded; `UNKNOWN` if not traced.
-        recorded_stream: int64[k], where it was recorded; `UNKNOWN` if neither traced nor derivable.
+        called: int64[k], start of the call, in ns on the common clock.
+        stream: int64[k], the stream that waits; `UNKNOWN` if the host waits.
+        recorded: int64[k], time of the event's record, in ns on the common clock; `UNKNOWN` if not traced.
+        recorded_stream: int64[k], stream of the event's record; `UNKNOWN` if neither traced nor derivable.
     """
 
     call: Index
@@ -227,9 +226,8 @@ class TracedWaits(msgspec.Struct, frozen=True, kw_only=True):
 def traced_waits(trace: Trace, track: DeviceTrack) -> TracedWaits | None:
     """Return the track's waits, or None if the trace has none.
 
-    A record without a stream is assigned to the stream of the op that the recording thread launched last, unless that
-    is the waiting stream, because a program records in the stream in which it works or has just queued work for another
-    stream.
+    A record without a stream is assigned to the stream, other than the waiting stream, in which the recording thread
+    launched last, because a program records an event right after the work that other streams need.
     """
     waits, events, ops = trace.event_waits, trace.events, track.ops
     if not len(waits):
@@ -259,15 +257,15 @@ class _RecordedEvents:
     def __init__(self, ops: TrackOps) -> None:
         self.launches = [history.launch_time.tolist() for history in ops.histories]
         self.position = {history.stream: position for position, history in enumerate(ops.histories)}
-        #: For each stream, the times of its waits, and the ops that it then waits for.
+        #: Stream → (times of its waits in ns, ops that it waits for from each time on).
         self.waits: dict[int, tuple[list[int], list[dict[int, int]]]] = defaultdict(lambda: ([], []))
 
     def before(self, time: int) -> dict[int, int]:
-        """Return what an event that was recorded at a time in an unknown stream follows: all earlier launches."""
+        """Return the ops that an event recorded in an unknown stream follows: the last op launched in each stream."""
         return {position: bisect_left(times, time) - 1 for position, times in enumerate(self.launches)}
 
     def in_stream(self, stream: int, time: int) -> dict[int, int]:
-        """Return what an event follows that was recorded in a stream at a time."""
+        """Return the ops that an event recorded in `stream` at `time` follows."""
         position = self.position.get(stream, UNKNOWN)
         index = bisect_left(self.launches[position], time) - 1 if position != UNKNOWN else UNKNOWN
         last_launch = self.launches[position][index] if index >= 0 else UNKNOWN
@@ -277,7 +275,7 @@ class _RecordedEvents:
         return follows | {position: max(index, follows.get(position, UNKNOWN))} if index >= 0 else follows
 
     def add_wait(self, stream: int, called: int, follows: dict[int, int]) -> None:
-        """Let the stream wait for an event from this call on."""
+        """Let the stream wait for the ops `follows` from the time `called` on."""
         times, awaited = self.waits[stream]
         pending = self.in_stream(stream, called)
         pending.pop(self.position.get(stream, UNKNOWN), None)
@@ -286,9 +284,9 @@ class _RecordedEvents:
 
 
 def awaited_by(ops: TrackOps, waits: TracedWaits) -> AwaitedOps:
-    """Return the ops that each wait waits for: what its event follows if known, else all that was launched before.
+    """Return the ops that each wait waits for: the ops that its event follows, else all ops launched before the record.
 
-    Without a record, "before" is before the call.
+    Without a record, all ops launched before the waiting call are used.
     """
     events = _RecordedEvents(ops)
     pairs: list[tuple[int, int, int]] = []
@@ -307,11 +305,11 @@ def awaited_by(ops: TrackOps, waits: TracedWaits) -> AwaitedOps:
 
 
 def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -> None:
-    """Fill in which ops of other streams each op waits for, from traced waits.
+    """Fill in the ops of other streams that each op waits for, from traced waits.
 
-    The op that any thread launches into the waiting stream next waits, but for no op that had not ended when it began:
-    if the record is not traced, the event meant is the latest that had ended. Of more than two awaited ops the two that
-    ended last count.
+    The next op that any thread launches into the waiting stream waits. If an awaited op ended after the waiting op
+    began, the latest op that had ended by then is used instead, because records may be missing. Of more than two
+    awaited ops, the two that ended last count.
     """
     waiting = np.full(len(awaited.wait), NONE, np.int64)
     for (first, after), history in zip(ops.streams, ops.histories, strict=True):
@@ -330,7 +328,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
         index = np.minimum(awaited.index[pair], np.searchsorted(history.end, began, side="right") - 1)
         pair, index = pair[index >= 0], index[index >= 0]
         target[pair], end[pair] = history.op[index], history.end[index]
-    # The latest of each stream, then the two of each op that ended last.
+    # Keep the latest awaited op of each stream, then the two of each waiting op that ended last.
     order = np.lexsort((-end, awaited.history, waiting))
     order = order[target[order] != NONE]
     order = order[_first_of_each(waiting[order], awaited.history[order])]
@@ -343,7 +341,7 @@ def apply_traced_waits(ops: TrackOps, waits: TracedWaits, awaited: AwaitedOps) -
 
 
 def _first_of_each(*columns: Index) -> NDArray[np.bool_]:
-    """Return which rows differ from the one before."""
+    """Return bool[k]: whether each row differs from the previous row."""
     first = np.ones(len(columns[0]), np.bool_)
     first[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return first

@@ -1,4 +1,4 @@
-"""Score counterfactual scenarios. The profiler overhead is fitted, so that simulated and unprofiled steps agree.
+"""Compute the savings of counterfactual scenarios, with a profiler overhead that is fitted to the unprofiled steps.
 
 Every scenario is compared with the *corrected* one, from which the profiler's estimated overhead is removed, because
 profiling slows the host and is not part of the job.
@@ -37,17 +37,17 @@ _TOLERANCE = 1e-3
 
 @dataclass(frozen=True, eq=False)
 class WhatIf:
-    """Scores scenarios of a job at an assumed profiler overhead. Savings are in ms per step and never negative.
+    """The savings of scenarios of a job at an assumed profiler overhead, in ms per step and never negative.
 
     Attributes:
         model: the job.
         per_event_ns: profiler overhead per recorded host event.
-        max_host_ns: by process, the longest that its host works for a step; the excess is profiler overhead.
+        max_host_ns: process → limit of its host's work per step; the excess is profiler overhead.
         unprofiled_ms: measured step time without the profiler, less `input_not_recorded_ms`.
-        later_input_ns: by process, the longest that it waits for input beyond its peers; as recorded if missing.
+        later_input_ns: process → limit, per step, of its excess input wait over its peers; no limit if missing.
         input_not_recorded_ms: input wait of unprofiled steps that recorded steps do not show.
         recorded_ms: mean recorded step time of the slowest device.
-        tracing_ns: float64[n], ns before each host node that recording source lines cost; None if none.
+        tracing_ns: float64[n], cost of recording source lines before each host node; None if none were recorded.
     """
 
     model: JobModel
@@ -61,12 +61,12 @@ class WhatIf:
 
     @property
     def graph(self) -> Graph:
-        """The model's graph."""
+        """Return the model's graph."""
         return self.model.graph
 
     @property
     def timeline(self) -> Timeline:
-        """The model's timeline."""
+        """Return the model's timeline."""
         return self.model.timeline
 
     def at_cost(self, per_event_ns: float) -> WhatIf:
@@ -79,12 +79,12 @@ class WhatIf:
 
     @cached_property
     def corrected(self) -> Scenario:
-        """The recorded durations without profiler overhead, on hosts and in kernels beside waiting collectives."""
+        """Return the recorded durations without profiler overhead on hosts and on kernels beside their collectives."""
         return self.model.with_less_contention(self.host_corrected)
 
     @cached_property
     def host_corrected(self) -> Scenario:
-        """The recorded durations without profiler overhead on hosts."""
+        """Return the recorded durations without profiler overhead on hosts."""
         recorded, host = self.model.recorded, self.graph.host
         overhead = profiler_cost(self.graph, self.per_event_ns, self.model.host_pace)
         busy, waiting = host.busy - overhead.busy, recorded.waiting - overhead.untraced
@@ -95,29 +95,29 @@ class WhatIf:
 
     @cached_property
     def untraced(self) -> NDArray[np.float64]:
-        """float64[n], ns: untraced host time before each node, outside communication."""
+        """Return float64[n], ns: untraced host time before each node, outside communication."""
         communication = self.model.communication.waiting
         return np.fmin(self.graph.host.untraced, np.maximum(self.host_corrected.waiting - communication, 0.0))
 
     @cached_property
     def simulated_ms(self) -> float:
-        """Simulated step time with the recorded durations."""
+        """Return the simulated step time with the recorded durations, in ms."""
         return self.step_ms(self.model.recorded)
 
     @cached_property
     def corrected_ms(self) -> float:
-        """Simulated step time without profiler overhead."""
+        """Return the simulated step time without profiler overhead, in ms."""
         return self.step_ms(self.corrected)
 
     @property
     def now_ms(self) -> float:
-        """The step time that savings refer to: the corrected one, or the unprofiled one if clearly shorter."""
+        """Return the step time from which savings count: corrected, or unprofiled if that is clearly shorter, in ms."""
         unprofiled = self.corrected_ms if self.unprofiled_ms is None else self.unprofiled_ms
         return unprofiled if self.corrected_ms > (1 + SIMULATION_ERROR) * unprofiled else self.corrected_ms
 
     @cached_property
     def estimated_ms(self) -> float:
-        """The step time without the profiler, estimated from the recording.
+        """Return the step time without the profiler, estimated from the recording, in ms.
 
         No step is longer without the profiler than with it, except for input waits that only unprofiled steps show.
         """
@@ -126,27 +126,27 @@ class WhatIf:
 
     @property
     def max_saving_ms(self) -> float:
-        """The step time that reports show, measured or estimated: no cause saves more."""
+        """Return the limit of savings: the step time that reports show, measured or estimated, in ms."""
         return self.estimated_ms if self.unprofiled_ms is None else self.unprofiled_ms + self.input_not_recorded_ms
 
     def step_ms(self, scenario: Scenario) -> float:
-        """Return the simulated step time."""
+        """Return the simulated step time, in ms."""
         return milliseconds(self.model.simulate(scenario).step_ns)
 
     def each_step_ms(self, scenarios: Iterable[Scenario]) -> list[float]:
-        """Return the simulated step time of each scenario."""
+        """Return the simulated step time of each scenario, in ms."""
         return [self.step_ms(scenario) for scenario in scenarios]
 
     def steps_ms(self, scenarios: Iterable[Scenario]) -> list[NDArray[np.float64]]:
-        """Return for each scenario float64[steps], the time of each analysed step; their mean is `step_ms`."""
+        """Return for each scenario float64[steps]: the ms of each analysed step, whose mean is `step_ms`."""
         return [self.model.simulate(scenario).steps_ns / NS_PER_MS for scenario in scenarios]
 
     def saving_ms(self, scenario: Scenario, base: Scenario | None = None) -> float:
-        """Return by how much the step is shorter in this scenario than in `base` (default: the corrected one)."""
+        """Return the savings of this scenario against `base` (default: the corrected one), in ms per step."""
         return self.savings_ms([scenario], base)[0]
 
     def savings_ms(self, scenarios: Iterable[Scenario], base: Scenario | None = None) -> list[float]:
-        """Return `saving_ms` of each scenario, at most the step time that reports show."""
+        """Return `saving_ms` of each scenario, limited to `max_saving_ms`."""
         scenarios = list(scenarios)
         before, *after = self.each_step_ms([self.corrected if base is None else base, *scenarios])
         now = before if base is not None else self.now_ms
@@ -157,14 +157,14 @@ class WhatIf:
         ]
 
     def _unprofiled_saving_ms(self, scenario: Scenario, before: float, now: float, after: float) -> float:
-        """Return the saving if unprofiled steps take `now`, less than the simulated `before`.
+        """Return the savings if an unprofiled step takes `now` ms, the simulated base `before`, the scenario `after`.
 
-        Recording slowed part of the job in a way that the trace does not show. The remaining work `after` is known, so
-        the cause costs the rest, `now - after`. If the remaining work was slowed too, that difference is too small, and
-        the cause costs at least its share of the step. On GPUs a step without communication keeps its kernels and
-        launches, which were not slowed; what was slowed unseen are the threads that sum and enqueue gradients. (On two
-        H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3, 9.1 and
-        9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
+        If `now` is less than `before`, recording slowed part of the job in a way that the trace does not show. The
+        cause costs the rest, `now - after`. If recording slowed the remaining work too, the rest is too small, and the
+        cause costs at least its share of the step. For communication on GPUs, only the rest counts, because recording
+        slows the threads that sum and enqueue gradients, but not the remaining kernels and launches.
+        (On two H200, communication of GPT with `ps-gpu` and `cpu-reduce` and of ResNet-50 with `cpu-reduce` costs 3.3,
+        9.1 and 9.4 ms. The rest is 2.2, 8.4 and 10.6 ms, the share 10.5, 17.0 and 17.4 ms.)
         """
         rest, share = now - after, (before - after) * now / before
         if not scenario.communicates and not any(track.is_cpu for track in self.timeline.tracks):
@@ -183,20 +183,20 @@ def build_what_if(
     recorded_ms: float | None = None,
     tracing: Callable[[HostNodes], NDArray[np.float64]] | None = None,
 ) -> WhatIf | None:
-    """Return the what-if of a timeline, or None if nothing in it can be simulated.
+    """Return the what-if simulation of a timeline, or None if nothing in it can be simulated.
 
-    If the unprofiled step time is known, the profiler overhead per event is chosen to lead to it; where the device sets
-    the pace, it is chosen so that no host takes longer than in its fastest unprofiled step.
+    If the unprofiled step time is known, the profiler overhead per event is chosen so that the corrected step takes
+    this time. If the device sets the pace, the overhead is chosen so that no host works longer than without profiler.
 
     Args:
         timeline: the job.
         unprofiled_ms: mean unprofiled step time of the slowest rank.
-        host_ms: by rank, the shortest time in which its host queued an unprofiled step.
+        host_ms: rank → shortest time in which its host enqueued an unprofiled step.
         devices_set_pace: whether every host ran far ahead of its device in unprofiled steps.
-        later_input_ms: by rank, how much longer than most ranks it waited for input in unprofiled steps.
-        unprofiled_input: how long unprofiled steps fetched batches.
+        later_input_ms: rank → limit of its excess input wait over its peers, from unprofiled steps.
+        unprofiled_input: the wait for input in unprofiled steps.
         recorded_ms: mean recorded step time of the slowest device.
-        tracing: returns what recording source lines cost before each host node, in ns.
+        tracing: returns float64[n], ns before each host node: the cost of recording source lines.
     """
     graph = build_graph(timeline)
     if graph is None:
@@ -221,9 +221,9 @@ def build_what_if(
 
 
 def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
-    """Choose the overhead per event, nearest to the present one, that leads to the mean unprofiled step time.
+    """Choose the overhead per event, nearest to the present one, at which the corrected step takes `step_ms`.
 
-    The corrected step time falls with the overhead until the device sets the pace; nothing beyond that is known. If a
+    A higher overhead shortens the corrected step until the device sets the pace. An even higher one has no effect. If a
     host were made exactly as slow as the device, it would seem to set the pace in every scenario.
     """
     if abs(what_if.corrected_ms - step_ms) <= SIMULATION_ERROR * step_ms:
@@ -240,17 +240,16 @@ def fit_step_time(what_if: WhatIf, step_ms: float) -> WhatIf:
 
 
 def fit_host_time(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float]) -> WhatIf:
-    """Choose the lowest higher overhead per event at which no host works longer for a step than in unprofiled steps.
+    """Raise the overhead per event until no host works longer for a step than in unprofiled steps.
 
-    If the device sets the pace, the unprofiled step time does not contain the host's time. But a thread that fills the
-    launch queue takes no longer than in the step in which it waited least for room. A host that recording slows beyond
-    that bound would hide the work that the device waits for. An overhead that leads to a step shorter than the
-    unprofiled one is rejected.
+    If the device sets the pace, the unprofiled step time does not show the host's work. But the host works no longer
+    than in the step in which it waited least for a full launch queue. If a simulated host worked longer than that, it
+    would hide the savings of device work. An overhead that leads to a step shorter than the unprofiled one is rejected.
 
     Args:
-        what_if: at the overhead that the unprofiled steps lead to.
+        what_if: the job at the overhead that `fit_step_time` chose.
         step_ms: mean unprofiled step time of the slowest rank.
-        host_ms: by rank, the shortest time in which its host queued a step (`fastest_host_ms`).
+        host_ms: rank → shortest time in which its host enqueued a step (`fastest_host_ms`).
     """
     near, far = what_if.per_event_ns, _highest_ns(what_if)
     if near >= far or not _hosts_exceed(what_if, host_ms):
@@ -268,7 +267,7 @@ def limit_each_host(what_if: WhatIf, step_ms: float, host_ms: Mapping[int, float
     Recording slows hosts differently, and the slowest host would seem to set the pace once device work is removed: for
     ResNet-50 with slow collectives on two H200, the hosts worked 24 and 35 ms for a recorded step, but at most 26 and
     30 ms for an unprofiled step. The limits are rejected if they lead to a step shorter than the unprofiled step,
-    because something other than them is then wrong. Arguments as for `fit_host_time`.
+    because then another figure is wrong. Arguments as for `fit_host_time`.
     """
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return what_if
@@ -283,7 +282,7 @@ def is_kernel_only(timeline: Timeline) -> bool:
 
 
 def _hosts_exceed(what_if: WhatIf, host_ms: Mapping[int, float]) -> bool:
-    """Return whether hosts beside GPUs work longer for a step than unprofiled, in the lower median over ranks."""
+    """Return whether hosts with GPUs work longer for a step than without the profiler, in the lower median of ranks."""
     graph = what_if.graph
     if all(track.is_cpu for track in what_if.timeline.tracks):
         return False
@@ -297,6 +296,6 @@ def _highest_ns(what_if: WhatIf) -> float:
 
 
 def _fetching_ms(graph: Graph) -> float:
-    """Return the mean over ranks of the time that a recorded step fetches batches, marked or not, in ms."""
+    """Return the time in which a recorded step fetches batches, marked or not, in ms, the mean over ranks."""
     fetching = float(graph.host.input.sum() + graph.host.before_first_op.sum())
     return milliseconds(fetching / max(graph.steps, 1) / len(graph.ranks))
