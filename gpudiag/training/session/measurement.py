@@ -30,7 +30,7 @@ _UNFINISHED = "the run did not finish"
 
 #: Seconds that rank 0 waits at the end for the other ranks' records.
 _WAIT_S = 60.0
-#: The same after a failure.
+#: Seconds that rank 0 waits for them after a failure.
 _WAIT_AFTER_FAILURE_S = 1.0
 
 
@@ -166,7 +166,7 @@ class RankMeasurement:
         return not self.over
 
     def mark_lines(self) -> None:
-        """Note the time of the profiler's mark of the step, which has just begun, among the line events."""
+        """Add the beginning of the step that has just begun to the line events."""
         if self._lines is not None:
             self._lines.mark()
 
@@ -200,7 +200,7 @@ class RankMeasurement:
                 self.progress.tell("done")
 
     def _end_lines(self) -> None:
-        """Stop receiving line events, which slow the program, because the phases may have ended while it did."""
+        """Stop receiving line events, because they slow the program, and the phases may have ended among them."""
         if self._lines is not None:
             self._lines.end()
 

@@ -176,9 +176,7 @@ class _ModuleRanges:
             return ""
         root = self._outermost(module)
         if next(root.children(), None) is None and next(root.parameters(), None) is None:
-            return _label(
-                _class_name(root), "", root
-            )  # such as a loss: not stored, because each step may make a new one
+            return _label(_class_name(root), "", root)  # not stored: a program may make a loss anew in each step
         tree = list(_tree(root, "", set()))
         kind = next(_class_name(child) for path, child in tree if path is not None)
         self._roots[kind] = number = self._roots.get(kind, 0) + 1
