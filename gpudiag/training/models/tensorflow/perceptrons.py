@@ -1,4 +1,4 @@
-"""Networks of fully connected layers in Keras: `mlp`, and `trivial`, which can also replace another workload's model."""
+"""Networks of fully connected layers in Keras: `mlp`, and `trivial`, which can replace another workload's model."""
 
 from __future__ import annotations
 

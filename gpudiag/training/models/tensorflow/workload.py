@@ -30,7 +30,7 @@ class KerasWorkload(ABC):
 
     @abstractmethod
     def samples(self, count: int, generator: np.random.Generator) -> Samples:
-        """Make `count` inputs and their targets along the first dimension, channels last, in the form read from disk."""
+        """Make `count` inputs and targets along the first dimension, channels last, in the form read from disk."""
 
     def prepare(self, inputs: Any) -> Any:
         """Convert a batch of inputs, on its device, to the model's input, for example by scaling bytes."""
