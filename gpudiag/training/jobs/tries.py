@@ -36,11 +36,9 @@ _BLOCK_MS = 400.0
 _LEAST_STEPS = 3
 #: Number of untimed steps after a switch, in which the host runs ahead again.
 _RUN_IN_STEPS = 2
-#: Number of first steps, which include compilation, autotuning and allocation. After the first step DDP rebuilds its
-#: buckets.
+#: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends if the step times of two consecutive blocks differ by less than this share; minimum and maximum number
-#: of blocks.
+#: Warm-up ends if step times of two consecutive blocks differ by less than this share; its fewest and most blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer ones.
 _SETTINGS = (
@@ -129,10 +127,7 @@ class _ChangeTrials:
     def _alternate(
         self, turns: JobTurns, step_ms: float, begun: int, of: int
     ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean step times in ms of the unchanged job's blocks, and those of the changed job's blocks.
-
-        Each time is that of the slowest rank.
-        """
+        """Return the mean step time in ms, on the slowest rank, of each block: (unchanged job, changed job)."""
         base: list[float] = []
         changed: list[float] = []
         steps = _steps(step_ms)
@@ -160,11 +155,7 @@ class _ChangeTrials:
             return None, problems[0].removeprefix(_FAILED)
 
     def _gather(self, text: str) -> list[str]:
-        """Return the texts of all ranks, by rank, on every rank.
-
-        Raises:
-            WorkerFailedError: another rank sent a failure while this rank did not, or a rank did not answer.
-        """
+        """Return the texts of all ranks. Raises WorkerFailedError if a rank does not answer or only others failed."""
         self._gathered += 1
         messages, failed = self._messages, text.startswith(_FAILED)
         messages.send(f"{self._gathered}/{messages.rank}", text)

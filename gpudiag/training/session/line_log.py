@@ -184,10 +184,7 @@ class LineLog:
 
 
 class _Compilations:
-    """Count the compilations of `torch.compile` by function.
-
-    PyTorch keeps only the last 64 compilations, so they are read after each step.
-    """
+    """Count compilations of `torch.compile` by function. They are read after each step; PyTorch keeps the last 64."""
 
     def __init__(self) -> None:
         self._seen: set[tuple[str, int]] = set()

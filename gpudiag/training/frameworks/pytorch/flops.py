@@ -201,7 +201,7 @@ def _why_not(model: torch.nn.Module) -> str | None:
 
 
 def _noting_replays(counts: _Counts) -> Any:
-    """Set `counts.replays` when a CUDA graph is replayed from now on. Return a function that ends this."""
+    """Set `counts.replays` when a CUDA graph is replayed from now on. Return a function that restores `replay`."""
     kind: Any = torch.cuda.CUDAGraph
     replay = kind.replay
 

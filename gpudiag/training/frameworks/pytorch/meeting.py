@@ -32,8 +32,8 @@ def meet_through_files() -> None:
 
     if not distributed.is_available():
         return
-    # `torch.distributed.rendezvous` as an attribute is a function of that module. A scheme that has a handler cannot be
-    # registered again.
+    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
+    # `register_rendezvous_handler` would refuse a scheme that already has a handler.
     rendezvous: Any = importlib.import_module("torch.distributed.rendezvous")
     rendezvous._rendezvous_handlers["env"] = _meet  # noqa: SLF001
 

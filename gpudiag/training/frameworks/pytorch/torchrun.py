@@ -33,7 +33,7 @@ def stores_on_their_hosts() -> None:
     from torch.distributed.elastic.rendezvous import c10d_rendezvous_backend, static_tcp_rendezvous
     from torch.distributed.elastic.utils import distributed as elastic
 
-    # `torch.distributed.rendezvous` as an attribute is a function of that module.
+    # As an attribute of the package, `rendezvous` is a function. `import_module` returns the module of this name.
     meeting = importlib.import_module("torch.distributed.rendezvous")
     plain: Any = distributed.TCPStore  # type: ignore[attr-defined]  # not in its `__all__`
     if getattr(plain, "on_its_host", False):

@@ -48,8 +48,7 @@ _INDEPENDENT = Candidate(strategy=INDEPENDENT)
 
 #: Number of untimed steps at the beginning of a turn, in which the host runs ahead again.
 _RUN_IN_STEPS = 2
-#: Number of first steps of a candidate, which include compilation, autotuning, allocation and connecting. After the
-#: first step DDP rebuilds its buckets.
+#: Number of first steps, which include compilation, autotuning, allocation, connecting and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
 #: Warm-up of a candidate ends if two consecutive step times differ by less than this share, or after this number of
 #: looks. A look is a measurement of the step time during warm-up.
@@ -232,10 +231,7 @@ class _Benchmark:
         return gradient_bandwidth.chosen_sizes([*buckets, min(buckets) // 2])
 
     def _admit(self, subject: Subject, candidate: Candidate, *, kept_s: float) -> None:
-        """Set up a candidate, and warm it up while more than `kept_s` seconds are left.
-
-        If the candidate fails on one rank, it fails on all ranks.
-        """
+        """Set up a candidate, and warm it up while over `kept_s` seconds are left. If it fails on one rank, drop it."""
         began = time.perf_counter()
         self._set_up(subject, candidate, kept_s)
         took = self.setup_s[candidate.label] = round(time.perf_counter() - began, 3)
@@ -358,10 +354,7 @@ class _Benchmark:
         return _RUN_IN_STEPS if self.world.on_gpu else 1
 
     def _steps_per_turn(self, running: Sequence[Candidate]) -> dict[str, int]:
-        """Return each candidate's number of timed steps per turn.
-
-        If the remaining time is too short for the minimum number of rounds, turns have fewer steps.
-        """
+        """Return each candidate's timed steps per turn: fewer than usual if there is no time for the minimum rounds."""
         turn_ms = 1e3 * self._left_s() / (self.plan.least_rounds * len(running))
         steps = {}
         for label in (candidate.label for candidate in running):

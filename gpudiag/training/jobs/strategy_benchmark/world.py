@@ -35,7 +35,7 @@ class World:
         self._groups: dict[str, Any] = {}
 
     def group(self, backend: str | None) -> Any:
-        """Return the group of a backend (None for the device's default). At its first use all ranks create it together."""
+        """Return the group of a backend (None: the device's default). All ranks must create it together."""
         name = backend or ("nccl" if self.on_gpu else "gloo")
         if name not in self._groups:
             self._groups[name] = dist.new_group(backend=name)

@@ -71,7 +71,7 @@ class UNet3d(nn.Module):
 
 
 def dice_loss(output: Tensor, target: Tensor) -> Tensor:
-    """Return the negative Sørensen-Dice coefficient, summed over channels; per channel -1 (equal) to 0 (disjoint).
+    """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint).
 
     The value of a channel is -2 sum(p t) / (sum(p^2) + sum(t^2)), with sums over samples and voxels. The sums are in
     single precision, because sums over millions of voxels overflow half precision.

@@ -18,10 +18,7 @@ DENSENET_STAGES = 3
 
 
 def residual_block(x: Any, width: int, *, narrows: bool) -> Any:
-    """Apply two 3x3 convolutions and a shortcut without parameters.
-
-    If the block narrows, the shortcut takes every other pixel, and its new channels are zero.
-    """
+    """Apply two 3x3 convolutions and a shortcut, which narrows by taking every other pixel and adding zero channels."""
     y = layers.ReLU()(normalised_convolution(x, width, 3, stride=2 if narrows else 1))
     y = normalised_convolution(y, width, 3)
     if narrows:

@@ -64,10 +64,7 @@ class KerasUNet3dTraining(KerasWorkload):
         return tf.transpose(scaled, (0, 4, 1, 2, 3)) if channels_first() else scaled
 
     def loss(self, output: Any, target: Any) -> Any:
-        """Return the negative Sørensen-Dice coefficient, summed over channels.
-
-        The value of a channel is -1 (equal) to 0 (disjoint).
-        """
+        """Return the negative Sørensen-Dice coefficient, summed over channels; each is -1 (equal) to 0 (disjoint)."""
         p = tf.cast(output, tf.float32)
         p = tf.transpose(p, (0, 2, 3, 4, 1)) if channels_first() else p
         t = tf.cast(target, tf.float32)

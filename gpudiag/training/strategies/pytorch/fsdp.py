@@ -37,9 +37,9 @@ class Fsdp(PytorchStrategy):
     """Keep 1/n of everything in each process; all-gather parameters before use, and reduce-scatter gradients after.
 
     The modules of `nn.Sequential` and `nn.ModuleList` (blocks, stages) are sharded one by one, so that gathering one
-    overlaps with computing another. Per step each process sends about three times the parameters' bytes, while
-    all-reduce sends twice; in return each process needs 1/n of the memory. `--compress` sets FSDP's `reduce_dtype`. In
-    traces communication has FSDP's own ranges (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
+    overlaps with computing another. Per step each process sends about three times the parameters' bytes. All-reduce
+    sends twice their bytes, but needs n times the memory. `--compress` sets FSDP's `reduce_dtype`. In traces
+    communication has FSDP's own ranges (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
     """
 
     name = "fsdp"

@@ -106,10 +106,7 @@ class Copies(PytorchStrategy):
         return _replicated(model, (self.device, *others))
 
     def exchange(self, model: nn.Module) -> None:
-        """Sum the replicas' gradients on the first device, and copy the sums back.
-
-        The loss is a mean over the whole batch, so the gradients are summed and not averaged.
-        """
+        """Sum the replicas' gradients on the first device, because the loss is a mean over all; copy the sums back."""
         import torch
 
         self.check_gradients(model)

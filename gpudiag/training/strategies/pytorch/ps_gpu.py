@@ -41,10 +41,7 @@ class PsGpu(PytorchStrategy):
     backend = None
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Put the parameters of each home into one tensor, and their gradients into another.
-
-        All ranks start with the parameters of rank 0.
-        """
+        """Broadcast rank 0's model. Put each home's parameters into one tensor, and their gradients into another."""
         from torch import distributed as dist
 
         from gpudiag.training.strategies.central_optimizer import owners

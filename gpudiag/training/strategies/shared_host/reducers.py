@@ -159,10 +159,7 @@ class TorchReducer:
                 time.sleep(0 if idle < 20 else 2e-5)
 
     def _reduce(self, number: int) -> None:
-        """Sum this rank's share of a chunk over the ranks, and divide the sum.
-
-        Sums are in float32, or in float64 for chunks of this type.
-        """
+        """Sum this rank's share of a chunk over the ranks in float32 (or float64 for float64), and divide the sum."""
         control = self._control
         count, kind, divisor = control.piece(control.rank, number)
         dtype, world = DTYPES[kind], control.layout.world
