@@ -39,7 +39,7 @@ _ENDED = 143
 
 
 def main(arguments: list[str]) -> int:
-    """Run this process's share of the job."""
+    """Run the requested program in this process, and return the exit code."""
     run_dir, request = Path(arguments[0]), msgspec.json.decode(Path(arguments[1]).read_bytes(), type=LaunchRequest)
     job = request.job
     die_with_parent()  # torchrun starts each worker in its own session

@@ -41,7 +41,7 @@ from gpudiag.training.session.step_counts import TimingTarget
 
 #: Maximum seconds to wait for all processes after a job. If a single process has failed, the launcher ends the sweep.
 _TOGETHER_S = 900.0
-#: Maximum seconds to wait after this process has failed, because its peers either hang or fail soon.
+#: Maximum seconds to wait after a process has failed, because its peers either hang or fail soon.
 _AFTER_FAILURE_S = 8.0
 
 

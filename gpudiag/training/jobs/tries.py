@@ -38,7 +38,7 @@ _LEAST_STEPS = 3
 _RUN_IN_STEPS = 2
 #: Number of first steps, which include compilation, autotuning, allocation and DDP's rebuilding of buckets.
 _FIRST_STEPS = 3
-#: Warm-up ends if step times of two consecutive blocks differ by less than this share; its fewest and most blocks.
+#: Warm-up ends if two consecutive step times differ by less than this share; its minimum and maximum blocks.
 _AGREE, _LEAST_LOOKS, _MOST_LOOKS = 0.03, 3, 8
 #: Settings of PyTorch's arithmetic in `torch.backends`. Older settings come first, because they change newer ones.
 _SETTINGS = (

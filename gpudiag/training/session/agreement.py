@@ -161,7 +161,7 @@ class SplittableAgreement(Agreement):
     _until_s = 0.0
 
     def decide(self, step_ms: list[float], judge: Judge) -> PhaseDecision:
-        """Return the decision of all ranks, or this rank's own after a split. The method raises no exceptions."""
+        """Return the decision of all ranks; after a split, return this rank's decision. Raise no exceptions."""
         if not self.split and self._store is not None:
             typical_s = statistics.median(step_ms) / 1e3 if step_ms else 0.0
             self._until_s = time.monotonic() + _MAX_WAIT_S + _MAX_WAIT_STEPS * typical_s

@@ -73,8 +73,8 @@ class UnprofiledSeries:
         input_ms: times to fetch the batch.
         host_ms: times to queue the step's work.
         lead_ms: times by which the host was ahead: from queueing a step's last work to the device's end of the step.
-        idle_host_ms: as `host_ms`, of the steps directly before the series. The first of these steps began on an idle
-            device, so no launch waited for a full launch queue.
+        idle_host_ms: times to queue the work of the steps directly before the series. The first of these steps began on
+            an idle device, so no launch waited for a full launch queue.
     """
 
     def __init__(self) -> None:

@@ -36,10 +36,10 @@ INPUT_BEGIN, INPUT_END = -15, -16
 #: Cost in ns of each of the first events of a step, cost of each later event (the processor's caches are filled then),
 #: and number of first events.
 _EVENT_NS, _FURTHER_EVENT_NS, _COLD_EVENTS = 1300, 400, 250
-#: Maximum overhead per step: a share of the step or, if that is larger, a time in ns that is limited to another share.
+#: Maximum overhead per step: 2 % of the step. Short steps may have up to 0.1 ms, but at most 6 % of the step.
 _MAX_SHARE, _MAX_NS, _MAX_SHARE_OF_SHORT = 0.02, 100_000, 0.06
-#: Maximum events of one step, and of each other thread in a section. The loop's own frames may have twice as many,
-#: because without them all other events would belong to wrong lines.
+#: Maximum events of the training thread in one step, and of each other thread in one section. The loop's own frames may
+#: have twice as many, because without them all other events would belong to wrong lines.
 _MAX_STEP_EVENTS = _MAX_THREAD_EVENTS = 60_000
 #: Repetitions of `calibrate`'s measurement, and calls in each repetition.
 _CALIBRATIONS, _CALIBRATION_CALLS = 4, 40
@@ -77,7 +77,7 @@ def _works() -> dict[CodeType, int]:
 
 
 def _by_id(works: dict[CodeType, int]) -> dict[int, int]:
-    """Return the values by `id` of the function's code, whose hash takes longer."""
+    """Return the values keyed by `id` of the code object, because hashing a code object takes longer."""
     return {id(code): kind for code, kind in works.items()}
 
 
@@ -220,7 +220,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread. Return False if this is not the training thread and has too many."""
+        """Append an event of the current thread. Return False if a thread other than the training thread has too many."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:

@@ -133,7 +133,7 @@ class LineLog:
     def _stop(self, reason: str) -> None:
         self.unavailable = self.unavailable or reason
         recording, self._recording = self._recording, False
-        if self._source is not None and recording:  # if it has ended, a tracer may be the user's
+        if self._source is not None and recording:  # after a section, a tracer may be the user's
             with contextlib.suppress(Exception):
                 self._source.stop()
 

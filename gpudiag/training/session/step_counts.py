@@ -22,7 +22,7 @@ from typing import Literal, get_args
 from gpudiag.model.structs import msgspec
 from gpudiag.statistics import MAD_TO_SIGMA, mean_of, student_t
 
-#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` one also has operators.
+#: A `light` (kernel-only) trace has device activity, runtime calls and annotations; a `full` trace also has operators.
 TraceKind = Literal["light", "full"]
 #: Trace kinds in the order of recording: the kind with the lower overhead first.
 TRACE_KINDS: tuple[TraceKind, ...] = get_args(TraceKind)
@@ -99,8 +99,8 @@ def has_converged(step_ms: Sequence[float], block: int) -> bool:
     if typical <= 0:
         return True
     shift = abs(statistics.median(older) - typical) / typical
-    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). That of the difference of two medians
-    # is sqrt(2) times as large.
+    # The standard error of a median of n normal values is 1.2533 sigma / sqrt(n). The difference of two medians has a
+    # standard error that is sqrt(2) times as large.
     scatter = statistics.fmean((_sigma(older), _sigma(newer))) / typical
     explained_shift = 2 * 1.2533 * math.sqrt(2 / block) * scatter
     return shift <= max(TOLERANCE, explained_shift) and not has_trend(recent)

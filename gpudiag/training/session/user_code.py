@@ -35,7 +35,7 @@ def is_own(file: str) -> bool:
 
 
 def shown_name(file: str) -> str:
-    """Return `Cell In[3]` for the file of a notebook's third cell. Return other file names unchanged."""
+    """Return `Cell In[3]` for the file of notebook cell 3, whose name has no number. Return other names unchanged."""
     if not any(cell in file for cell in _CELLS):
         return file
     with contextlib.suppress(Exception):  # IPython's compiler may differ between versions

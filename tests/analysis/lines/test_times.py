@@ -158,9 +158,9 @@ def test_slower_phase_scales_lines_and_does_not_count_as_tracing() -> None:
     log = msgspec.structs.replace(log_of([*rows, (100 * MS, -1, STEP)], by="traced"), call_ns=1000.0)
     process = ProcessTimes(log, step_ms=4.0)
     line = {process.tree.position[node][1]: node for node in range(1, len(process.tree.parent))}
-    assert process.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.01)  # 6 / 1.5 - 2
-    assert process.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.01)  # 3 / 1.5
-    alone = ProcessTimes(log)  # as in a worker, whose unprofiled time is unknown
+    assert process.self_ns[line[5]].mean() == pytest.approx(2 * MS, rel=0.01)  # 6 ms / 1.5 - 2 ms
+    assert process.self_ns[line[6]].mean() == pytest.approx(2 * MS, rel=0.01)  # 3 ms / 1.5
+    alone = ProcessTimes(log)  # without a step time, as in a worker
     assert alone.self_ns[line[5]].mean() == pytest.approx(4 * MS, rel=0.01)
 
 

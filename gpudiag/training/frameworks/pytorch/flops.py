@@ -221,7 +221,7 @@ def _tf32(backend: str, kind: str) -> bool:
 
 
 def _conv_backward(grad: Any, inputs: Any, weight: Any, *rest: Any, **_: Any) -> int:
-    """Return the FLOPs of a convolution's backward: those of forward for each of the two gradients if it is wanted."""
+    """Return the FLOPs of a convolution's backward. Each of the two gradients, if wanted, needs as many as forward."""
     transposed, wanted = rest[4], rest[7]
     each = flop_counter.conv_flop_count(list(inputs.shape), list(weight.shape), list(grad.shape), transposed)
     return int(each * (bool(wanted[0]) + bool(wanted[1])))

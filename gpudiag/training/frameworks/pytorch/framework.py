@@ -39,7 +39,7 @@ checkpointing pipeline tensor-and-data-parallel uneven-stages long-sequences hot
 
 
 class PyTorch(Framework):
-    """One process per device, started by gpudiag on one node, and by torchrun on several."""
+    """PyTorch with one process per device. gpudiag starts the processes on one node, torchrun on several nodes."""
 
     name: ClassVar[str] = "pytorch"
     package: ClassVar[str] = "torch"

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-#: The same value as PyTorch's listening socket.
+#: Maximum number of waiting connections, the same as of PyTorch's listening socket.
 _BACKLOG = 2048
 #: Variable with the secret that the nodes share.
 _SECRET = "GPUDIAG_SECRET"  # noqa: S105 # the name of a variable

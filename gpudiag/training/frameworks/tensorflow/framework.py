@@ -42,7 +42,7 @@ if tensorflow is not None and tensorflow.submodule_search_locations:
 
 
 class TensorFlow(Framework):
-    """One process for all devices of a node, or several processes with their addresses in `TF_CONFIG`."""
+    """TensorFlow with one process for all devices of a node, or with several processes that `TF_CONFIG` lists."""
 
     name: ClassVar[str] = "tensorflow"
     package: ClassVar[str] = "tensorflow"

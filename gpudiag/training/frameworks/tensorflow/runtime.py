@@ -191,7 +191,7 @@ class TensorflowRuntime:
         return TensorflowWindow(path, active=active, on_gpu=self.on_gpu(devices[0]), kernel_only=kind == "light")
 
     def flop_counter(self, devices: Sequence[Any], model: Any) -> None:
-        """Return None: operators of a graph cannot be observed during execution."""
+        """Return None, because operators of a graph cannot be observed during execution."""
 
     def describe(self, model: Any, gradient_sizes: Sequence[int]) -> ModelRecord:
         """Describe the trained variables of a Keras model. As in PyTorch, moving averages are not parameters."""

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 #: Number of distinct batches in host memory.
 _HOST_BATCHES = 4
-#: Length of a data set, so that no epoch ends within a measurement.
+#: Number of samples that a data set reports, so large that no epoch ends within a measurement.
 _ENDLESS = 1 << 40
 
 

@@ -26,7 +26,7 @@ class Fault(ABC, Generic[TrainerT]):
     Args:
         trainer: the training loop.
         amount_ms: size of the fault in ms per step.
-        affected: this rank has the fault. Other ranks only take part in what all ranks must do together.
+        affected: this rank has the fault. Other ranks only take part in the operations that all ranks must run.
     """
 
     def __init__(self, trainer: TrainerT, amount_ms: float, *, affected: bool) -> None:

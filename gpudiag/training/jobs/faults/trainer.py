@@ -98,7 +98,7 @@ class Trainer(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no device to hold")
 
     def marked(self, number: int) -> AbstractContextManager[object]:  # noqa: ARG002  # most profilers mark steps
-        """Return the context manager that marks recorded step `number` in the trace, if the profiler does not."""
+        """Return the context manager for recorded step `number`. It marks the step if the profiler does not."""
         return nullcontext()
 
     def close(self) -> None:

@@ -104,7 +104,7 @@ def _measure(
             all_reduce(values)
             world.settle()
             times.append((time.perf_counter() - from_s) * 1e6 / _CONCURRENT)
-        # An all-reduce takes as long as on its slowest rank.
+        # The time of an all-reduce is the time on its slowest rank.
         slowest = [max(by_rank) for by_rank in zip(*world.gather(times), strict=True)]
         time_us = statistics.median(slowest)
         factor = bus_factor("all_reduce", world.size) or 1.0

@@ -211,7 +211,7 @@ class _Benchmark:
             if len(self.step_ms) > 1 and free_s < each_s:  # `independent` and a candidate have been set up
                 self.failed.update({finalist.label: NO_TIME for finalist in finalists[number:]})
                 return
-            # The remaining candidates share the time equally, as far as the time suffices for them.
+            # Divide the free time equally among the remaining candidates, or among as many as it suffices for.
             share_s = free_s / max(1.0, min(len(finalists) - number, free_s / each_s))
             self._admit(subject, candidate, kept_s=left_s - share_s + turns_s)
 

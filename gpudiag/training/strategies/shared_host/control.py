@@ -30,7 +30,7 @@ class Control:
         self._words[(self.layout.control(self.rank) + counter) // 4] = value % at.WRAP
 
     def lane(self, counter: int, number: int) -> int:
-        """Return the offset of a counter that each lane has, for the lane of chunk `number`."""
+        """Return the offset of a per-lane counter for the lane of chunk `number`."""
         return counter + number % self.layout.lanes * at.LINE
 
     def put_piece(self, number: int, count: int, kind: int, divisor: int) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from gpudiag.model.run_directory import cache_home, is_private
 from gpudiag.training.strategies.shared_host.layout import LINE, MOST_LANES
 
-#: The same value as in reduce.c.
+#: Maximum number of summing threads. reduce.c has the same value.
 MOST_THREADS = 64
 
 _SOURCE = Path(__file__).with_name("reduce.c")

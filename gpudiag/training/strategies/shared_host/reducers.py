@@ -21,8 +21,8 @@ from gpudiag.training.strategies.shared_host.native import MOST_THREADS, library
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 DTYPES = {number: dtype for dtype, number in KINDS.items()}
 
-#: Rounds of spinning (15 to 70 ns each) before a thread sleeps, if there are enough processors (about 1 ms), and if
-#: threads must share processors.
+#: Rounds of spinning, 15 to 70 ns each, before a thread sleeps: if every thread has a processor (about 1 ms in total),
+#: and if threads share processors.
 _SPIN, _SPIN_IN_TURN = 20_000, 300
 
 #: Maximum number of threads of PyTorch's operators. More threads would wait for each other.

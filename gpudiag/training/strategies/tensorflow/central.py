@@ -41,7 +41,7 @@ class ParameterServer(TensorflowStrategy):
     within a step.
 
     TensorFlow's servers listen on every interface without authentication. A library that gpudiag preloads makes them
-    listen on the loopback address only (`frameworks/tensorflow/loopback.c`). They end with the process.
+    listen on the loopback address only (`frameworks/tensorflow/loopback.c`). The servers end with the process.
     """
 
     name = "parameter-server"

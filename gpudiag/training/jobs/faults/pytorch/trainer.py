@@ -76,10 +76,9 @@ class DdpTrainer(Trainer):
         communication: the hook that communicates gradients.
         gradient_bytes: bytes of all gradients.
         workload: the workload. `ddp` is its wrapped model; `optimizer` and `arithmetic` belong to it.
-        without_communication: mode of the baseline, in which communication costs nothing. GPUs of a clean job are
-            balanced, so in the baseline each GPU trains alone. CPU processes on shared cores are never balanced, so in
-            the baseline they still wait for each other, because the diagnosis does not count waits for stragglers as
-            communication.
+        without_communication: mode of the baseline, in which communication costs nothing. On GPUs it is `alone`. On
+            CPUs it is `meeting`: processes on shared cores are never balanced, and the diagnosis does not count waits
+            for stragglers as communication.
         before_update: function that is called between backward and the update, or None.
         after: function that is called when the update has been launched, or None.
         other_step: function that trains on a batch instead of DDP, or None.
@@ -164,7 +163,7 @@ class DdpTrainer(Trainer):
         optimizer.zero_grad(set_to_none=True)
 
     def hold(self, milliseconds: float) -> None:
-        """Launch a kernel that sleeps for at least this time. It counts 2 GHz, which no GPU's clock exceeds."""
+        """Launch a kernel that sleeps for at least this time. It counts cycles, and no GPU's clock exceeds 2 GHz."""
         sleep: Any = torch.cuda._sleep  # noqa: SLF001 # PyTorch has no public equivalent
         sleep(int(2e6 * milliseconds))
 
