@@ -220,7 +220,7 @@ class MonitoredEvents:
         self._api.set_local_events(self._tool, code, 0 if (id(code), 0) in self._disabled else wanted)
 
     def _note(self, code: CodeType | None, value: int) -> bool:
-        """Append an event of the current thread. Return False if a thread other than the training thread has too many."""
+        """Append an event of the current thread. Return False if this is another thread that has too many events."""
         thread = threading.get_ident()
         entries = self._entries
         if thread != self._thread:

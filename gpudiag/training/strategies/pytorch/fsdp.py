@@ -38,7 +38,7 @@ class Fsdp(PytorchStrategy):
 
     The modules of `nn.Sequential` and `nn.ModuleList` (blocks, stages) are sharded one by one, so that gathering one
     overlaps with computing another. Per step each process sends about three times the parameters' bytes. All-reduce
-    sends twice their bytes, but needs n times the memory. `--compress` sets FSDP's `reduce_dtype`. In traces
+    sends twice the parameters' bytes, but needs n times the memory. `--compress` sets FSDP's `reduce_dtype`. In traces
     communication has FSDP's own ranges (`FSDP::all_gather`, `FSDP::post_backward_reduce`).
     """
 
